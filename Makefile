@@ -1,0 +1,31 @@
+# Two commands for a fresh machine: `make ppo-math` runs the main job, `make test` the tests.
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+$(VENV)/.installed: pyproject.toml
+	python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
+	touch $@
+
+.PHONY: install ppo-math test test-fast check format
+install: $(VENV)/.installed
+
+ppo-math: install
+	$(BIN)/realsys launch ppo-math
+
+test: install
+	$(BIN)/python -m pytest
+
+test-fast: install
+	$(BIN)/python -m pytest tests/unit
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

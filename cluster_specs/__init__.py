@@ -1,0 +1,1 @@
+"""Site files: facts about clusters, as YAML."""

@@ -1,0 +1,1 @@
+"""RL post-training on Slurm: the runtime (see docs/architecture.md)."""

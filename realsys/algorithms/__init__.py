@@ -1,0 +1,1 @@
+"""Pure tensor functions, one paper reference each."""

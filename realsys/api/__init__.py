@@ -1,0 +1,1 @@
+"""The vocabulary: scheduling, experiments, dataflow, models, data, plans, errors, registries. No torch."""

@@ -1,0 +1,206 @@
+"""What is known of a batch without its tensors: ids, keys, lengths, dtypes.
+
+``SequenceMeta`` is all that the master ever holds; ``SequenceSample`` (realsys.data_plane) is the
+same with the tensors. Both are immutable: every method returns a new value. Index arithmetic lives
+here, once, and ``SequenceSample`` reuses it for slicing. No torch.
+
+Layout: every key is packed along dimension 0 in the order of ``ids``. One id (a prompt) may own
+several sequences (a group of answers): ``seqlens[key][i]`` lists the lengths of id ``i``'s pieces.
+A key with one value a sequence (a reward) has length-1 pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from realsys.api.errors import ConfigError, DataError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchSpec:
+    """How an engine cuts one batch into micro-batches.
+
+    At least ``n_mbs`` pieces, and as many more as it takes to keep each under
+    ``max_tokens_per_mb`` tokens (a single longer sequence makes a piece of its own).
+    """
+
+    n_mbs: int = 1
+    max_tokens_per_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_mbs < 1:
+            raise ConfigError(f"n_mbs is {self.n_mbs}", where="mb_spec.n_mbs", fix="use 1 or more")
+        if self.max_tokens_per_mb is not None and self.max_tokens_per_mb < 1:
+            raise ConfigError(
+                f"max_tokens_per_mb is {self.max_tokens_per_mb}",
+                where="mb_spec.max_tokens_per_mb",
+                fix="use 1 or more tokens, or none for no limit",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceMeta:
+    """A batch without its tensors.
+
+    Attributes:
+        ids: one per datapoint, unique within the batch.
+        seqlens: key → for each id the lengths of its pieces along dimension 0.
+        dtypes: key → torch dtype name, e.g. ``"int64"``, ``"float32"``, ``"bool"``.
+        trailing_shapes: key → shape behind dimension 0; ``()`` for one value a token.
+        metadata: name → one plain value (str, int, float, bool, None) per id.
+    """
+
+    ids: tuple[str, ...]
+    seqlens: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    trailing_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    metadata: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(set(self.ids)) != len(self.ids):
+            twice = sorted({i for i in self.ids if self.ids.count(i) > 1})
+            raise DataError(
+                f"ids appear twice in one batch: {twice[:5]}",
+                where="SequenceMeta.ids",
+                fix="give every datapoint an id of its own",
+            )
+        if set(self.seqlens) != set(self.dtypes) or set(self.seqlens) != set(self.trailing_shapes):
+            raise DataError(
+                f"keys differ: seqlens {sorted(self.seqlens)}, dtypes {sorted(self.dtypes)}, "
+                f"trailing_shapes {sorted(self.trailing_shapes)}",
+                where="SequenceMeta",
+                fix="describe every key in all three",
+            )
+        for name, values in (*self.seqlens.items(), *self.metadata.items()):
+            if len(values) != len(self.ids):
+                raise DataError(
+                    f"{name!r} has {len(values)} entries for {len(self.ids)} ids",
+                    where="SequenceMeta",
+                    fix="give one entry per id",
+                )
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Names of the tensors this batch has."""
+        return frozenset(self.seqlens)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of ids."""
+        return len(self.ids)
+
+    def rows_per_id(self, key: str) -> tuple[int, ...]:
+        """Rows along dimension 0 that each id owns under ``key``."""
+        self._need([key])
+        return tuple(sum(pieces) for pieces in self.seqlens[key])
+
+    def tokens_per_id(self) -> tuple[int, ...]:
+        """Rows of the longest key per id: the cost measure for balancing and packing."""
+        if not self.seqlens:
+            return (1,) * len(self.ids)
+        per_key = [self.rows_per_id(key) for key in self.seqlens]
+        return tuple(max(rows) for rows in zip(*per_key, strict=True))
+
+    def select(self, keys: Iterable[str]) -> SequenceMeta:
+        """The same ids with only ``keys``. Raises DataError naming a missing key."""
+        wanted = list(keys)
+        self._need(wanted)
+        return replace(
+            self,
+            seqlens={k: self.seqlens[k] for k in wanted},
+            dtypes={k: self.dtypes[k] for k in wanted},
+            trailing_shapes={k: self.trailing_shapes[k] for k in wanted},
+        )
+
+    def remap(self, names: Mapping[str, str]) -> SequenceMeta:
+        """Keys renamed by ``names`` (old → new); others keep their name."""
+        self._need(names)
+        new = {k: names.get(k, k) for k in self.seqlens}
+        if len(set(new.values())) != len(new):
+            raise DataError(
+                f"renaming by {dict(names)} makes two keys one",
+                where="key remap",
+                fix="give every key a name of its own",
+            )
+        return replace(
+            self,
+            seqlens={new[k]: v for k, v in self.seqlens.items()},
+            dtypes={new[k]: v for k, v in self.dtypes.items()},
+            trailing_shapes={new[k]: v for k, v in self.trailing_shapes.items()},
+        )
+
+    def take(self, indices: Sequence[int]) -> SequenceMeta:
+        """The ids at ``indices``, in that order (serves reorder, split and subset)."""
+        return SequenceMeta(
+            ids=tuple(self.ids[i] for i in indices),
+            seqlens={k: tuple(v[i] for i in indices) for k, v in self.seqlens.items()},
+            dtypes=dict(self.dtypes),
+            trailing_shapes=dict(self.trailing_shapes),
+            metadata={k: tuple(v[i] for i in indices) for k, v in self.metadata.items()},
+        )
+
+    def index_of(self, ids: Sequence[str]) -> list[int]:
+        """Positions of ``ids`` in this batch. Raises DataError for an id that is not here."""
+        position = {name: i for i, name in enumerate(self.ids)}
+        missing = [i for i in ids if i not in position]
+        if missing:
+            raise DataError(
+                f"ids {missing[:5]} are not in this batch of {len(self.ids)}",
+                where="SequenceMeta.index_of",
+                fix="ask for ids that the batch holds",
+            )
+        return [position[i] for i in ids]
+
+    def update(self, other: SequenceMeta) -> SequenceMeta:
+        """Adds (or replaces) the keys and metadata of ``other``, which has the same ids in order."""
+        if other.ids != self.ids:
+            raise DataError(
+                f"can't merge a batch of ids {other.ids[:3]}… into one of {self.ids[:3]}…",
+                where="SequenceMeta.update",
+                fix="reorder one of them first (take/index_of)",
+            )
+        return replace(
+            self,
+            seqlens={**self.seqlens, **other.seqlens},
+            dtypes={**self.dtypes, **other.dtypes},
+            trailing_shapes={**self.trailing_shapes, **other.trailing_shapes},
+            metadata={**self.metadata, **other.metadata},
+        )
+
+    @staticmethod
+    def gather(parts: Sequence[SequenceMeta]) -> SequenceMeta:
+        """Concatenates batches along ids. All must have the same keys, dtypes and shapes."""
+        if not parts:
+            raise DataError("nothing to gather", where="SequenceMeta.gather", fix="pass a batch")
+        first = parts[0]
+        for part in parts[1:]:
+            if (part.keys, dict(part.dtypes), dict(part.trailing_shapes), set(part.metadata)) != (
+                first.keys,
+                dict(first.dtypes),
+                dict(first.trailing_shapes),
+                set(first.metadata),
+            ):
+                raise DataError(
+                    f"batches differ: {sorted(first.keys)} {dict(first.dtypes)} "
+                    f"and {sorted(part.keys)} {dict(part.dtypes)}",
+                    where="SequenceMeta.gather",
+                    fix="select the same keys first",
+                )
+        return SequenceMeta(
+            ids=tuple(i for p in parts for i in p.ids),
+            seqlens={k: tuple(s for p in parts for s in p.seqlens[k]) for k in first.seqlens},
+            dtypes=dict(first.dtypes),
+            trailing_shapes=dict(first.trailing_shapes),
+            metadata={k: tuple(m for p in parts for m in p.metadata[k]) for k in first.metadata},
+        )
+
+    def _need(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if key not in self.seqlens:
+                raise DataError(
+                    f"no key {key!r} in this batch",
+                    where=f"batch with keys {sorted(self.seqlens)}",
+                    fix=did_you_mean(key, self.seqlens),
+                )

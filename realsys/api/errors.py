@@ -1,0 +1,163 @@
+"""Every error that realsys raises on purpose: what happened, where, what to do.
+
+The class says who must act::
+
+    RealsysError
+     ├─ ConfigError          the user: a field, a file or a graph is wrong; nothing was started
+     │   ├─ UnknownName      a name that is in no table; carries the nearest known ones
+     │   └─ ConfigErrors     several of them, reported at once
+     ├─ TrialError           the user: this trial can't do that now (live, finished, not there)
+     │   ├─ NoSuchTrial
+     │   └─ TrialIsLive
+     ├─ ClusterError         the cluster or its administrator (Slurm, file system, ports)
+     ├─ StoreError           the name-resolution store
+     │   ├─ KeyExists / KeyNotFound
+     │   ├─ StoreUnavailable
+     │   └─ LeaseLost        our own lease is gone: the holder must stop its side effects
+     ├─ WaitTimeout          a deadline passed; says who was missing
+     ├─ RemoteError          a request failed on another worker; carries that worker's traceback
+     ├─ WorkerLost           a process died or was cut off
+     ├─ StaleAttempt         the sender belongs to an attempt that was superseded (fencing)
+     ├─ CheckpointError      a checkpoint is torn, unreadable or of another shape
+     ├─ DataError            a data set or a sample is wrong
+     └─ InternalError        us: please report
+
+All of them pickle (they cross process borders in tests and in submitit) and carry
+``what``, ``where`` and ``fix`` as attributes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+
+class RealsysError(Exception):
+    """Base of every error realsys raises on purpose.
+
+    Args:
+        what: what happened, with both numbers where two of them clash.
+        where: the file, field, worker or key.
+        fix: what the reader should do next.
+    """
+
+    exit_code = 1  # of the CLI, see docs/cli.md
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        super().__init__(f"{what}\n  where: {where}\n  fix:   {fix}")
+        self.what, self.where, self.fix = what, where, fix
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), where=self.where, fix=self.fix), (self.what,)
+
+
+class ConfigError(RealsysError):
+    """The description of the experiment or of the cluster is wrong."""
+
+    exit_code = 4
+
+
+class UnknownName(ConfigError):
+    """A name that no table knows."""
+
+
+class ConfigErrors(ConfigError):
+    """All problems found in one configuration, so that a user repairs them in one go."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        self.problems = tuple(problems)
+        text = "\n".join(f"{i}. {p}" for i, p in enumerate(self.problems, 1))
+        Exception.__init__(self, text)
+        self.what = f"{len(self.problems)} problems in the configuration"
+        self.where = "; ".join(p.where for p in self.problems)
+        self.fix = "; ".join(p.fix for p in self.problems)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problems,)
+
+
+class TrialError(RealsysError):
+    """The trial is not in a state that allows the request."""
+
+
+class NoSuchTrial(TrialError):
+    """No trial of that name under the file root."""
+
+    exit_code = 3
+
+
+class TrialIsLive(TrialError):
+    """Another attempt of the trial is running."""
+
+
+class ClusterError(RealsysError):
+    """Slurm, the file system or a port refused; the site or its administrator must act."""
+
+    exit_code = 5
+
+
+class StoreError(RealsysError):
+    """The name-resolution store can't do that."""
+
+    exit_code = 6
+
+
+class KeyExists(StoreError):
+    """An exclusive add found the key taken."""
+
+
+class KeyNotFound(StoreError):
+    """The key is not there."""
+
+
+class StoreUnavailable(StoreError):
+    """The store does not answer. Says nothing about the workers registered in it."""
+
+
+class LeaseLost(StoreError):
+    """The caller's lease could not be renewed in time: it must stop its side effects."""
+
+
+class WaitTimeout(RealsysError):
+    """A deadline passed. ``what`` names whom we waited for and how long."""
+
+    exit_code = 7
+
+
+class RemoteError(RealsysError):
+    """A request failed on another worker; ``what`` carries that worker's own error text."""
+
+
+class WorkerLost(RealsysError):
+    """A worker process ended or was cut off while it was needed."""
+
+
+class StaleAttempt(RealsysError):
+    """The message belongs to an attempt that has been superseded."""
+
+
+class CheckpointError(RealsysError):
+    """A checkpoint is torn, unreadable, or does not fit this model."""
+
+
+class DataError(RealsysError):
+    """A data set or a record in it can't be used."""
+
+    exit_code = 4
+
+
+class InternalError(RealsysError):
+    """A broken promise of our own code."""
+
+    def __init__(self, what: str, *, where: str, fix: str = "report this as a bug") -> None:
+        super().__init__(what, where=where, fix=fix)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a sentence with the nearest known names, or all of them if none is near."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    return "use one of " + ", ".join(names) if names else "none is registered"

@@ -1,0 +1,534 @@
+"""Experiments: what each worker is, and the resolution of a whole from its parts.
+
+A user's ``Experiment`` (a frozen dataclass of options) answers two questions: which tasks
+(``scheduling_setup``) and what they do (``initial_setup``). ``ExperimentConfig.lazy_init`` then
+checks the whole, names the culprit of every mistake, and fills in what follows from the parts:
+graph, topologies, who holds which shard, which data and weights move between which models.
+Pure: values in, values out.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from realsys.api.dataflow import DataflowGraph, MFCDef, ParamReallocHook, build_graph
+from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
+from realsys.api.model import (
+    DatasetAbstraction,
+    GenerationHyperparameters,
+    ModelAbstraction,
+    ModelBackendAbstraction,
+    ModelName,
+    ModelShardID,
+    ProcessTopology,
+)
+from realsys.api.options import WandbOptions, option
+from realsys.api.scheduling import ExperimentScheduling, WorkerType
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSaveEvalControl:
+    """How long to train, and when to save, checkpoint and evaluate.
+
+    ``save`` writes Hugging Face folders to keep, ``ckpt`` what a resume needs. Each happens when any
+    of its three periods has passed; None switches a period off.
+    """
+
+    total_train_epochs: int = option(1, "passes over the data set", ge=1)
+    benchmark_steps: int | None = option(None, "stop after so many steps; none: by epochs", ge=1)
+    save_freq_epochs: int | None = option(None, "save every … epochs", ge=1)
+    save_freq_steps: int | None = option(None, "save every … steps", ge=1)
+    save_freq_secs: float | None = option(None, "save every …", unit="seconds", gt=0)
+    ckpt_freq_epochs: int | None = option(None, "checkpoint every … epochs", ge=1)
+    ckpt_freq_steps: int | None = option(None, "checkpoint every … steps", ge=1)
+    ckpt_freq_secs: float | None = option(60.0, "checkpoint every …", unit="seconds", gt=0)
+    ckpt_keep: int = option(2, "recovery checkpoints kept", ge=1)
+    eval_freq_epochs: int | None = option(None, "evaluate every … epochs", ge=1)
+    eval_freq_steps: int | None = option(None, "evaluate every … steps", ge=1)
+    eval_freq_secs: float | None = option(None, "evaluate every …", unit="seconds", gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInformation:
+    """Who a worker is and whom it depends on.
+
+    Attributes:
+        worker_tag: ``training`` or ``evaluation``.
+        host_key: name-resolution key that this worker keeps alive.
+        watch_keys: the worker exits when all of these keys are gone.
+    """
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    worker_type: str = ""
+    worker_index: int = -1
+    worker_count: int = 0
+    worker_tag: str = "training"
+    host_key: str | None = None
+    watch_keys: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``model_worker/3``."""
+        return f"{self.worker_type}/{self.worker_index}"
+
+    def system_setup(
+        self,
+        *,
+        experiment_name: str,
+        trial_name: str,
+        worker_type: WorkerType,
+        worker_index: int,
+        worker_count: int,
+        host_key: str | None = None,
+        watch_keys: tuple[str, ...] = (),
+    ) -> WorkerInformation:
+        """The same with the place of this worker filled in."""
+        return replace(
+            self,
+            experiment_name=experiment_name,
+            trial_name=trial_name,
+            worker_type=worker_type.value,
+            worker_index=worker_index,
+            worker_count=worker_count,
+            host_key=host_key or f"worker/{worker_type.value}/{worker_index}",
+            watch_keys=watch_keys,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShard:
+    """One shard on a model worker: which piece, how the module is made, which backend wraps it."""
+
+    id: ModelShardID
+    model: ModelAbstraction
+    backend: ModelBackendAbstraction
+    eval_dataset: DatasetAbstraction | None = None
+    eval_bs: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWorker:
+    """A process that holds model shards and, where a source call runs, the data set.
+
+    The fields under "resolved" are filled in by ``ExperimentConfig.resolve_worker_config``.
+    """
+
+    base_seed: int = 1
+    shards: tuple[ModelShard, ...] = ()
+    tokenizer_name_or_path: str | None = None
+    datasets: tuple[DatasetAbstraction, ...] = ()
+    shuffle_dataset: bool = True
+    num_threads: int | None = None
+    # resolved
+    model_rpcs: tuple[MFCDef, ...] = ()
+    model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
+    msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()
+    data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    sync_param_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    instantiate: tuple[ModelName, ...] = ()
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationServer:
+    """A process that serves generation requests."""
+
+    base_seed: int = 1
+    backend_type: str = "embedded"
+    backend_args: Mapping[str, Any] = field(default_factory=dict)
+    model_path: str = ""
+    tp_size: int = 1
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GserverManager:
+    """The process that routes rollouts to generation servers and bounds staleness."""
+
+    model_name: ModelName
+    n_servers: int
+    schedule_policy: str = "round_robin"
+    max_head_offpolicyness: int = 0
+    train_batch_size: int = 1
+    flush_request_timeout: float = 120.0
+    max_concurrent_rollouts: int = 1
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutWorker:
+    """A process that runs agents in environments."""
+
+    base_seed: int = 1
+    model_name: ModelName = ModelName("actor")
+    tokenizer_path: str = ""
+    new_tokens_per_chunk: int | None = None
+    rollout_request_timeout: float = 300.0
+    env: str = ""
+    agent: str = ""
+    gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    datasets: tuple[DatasetAbstraction, ...] = ()
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterWorker:
+    """The process that walks the dataflow graph."""
+
+    base_seed: int = 1
+    exp_ctrl: ExperimentSaveEvalControl = field(default_factory=ExperimentSaveEvalControl)
+    n_model_workers: int = 1
+    shuffle_dataset: bool = True
+    # resolved
+    model_rpcs: tuple[MFCDef, ...] = ()
+    model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
+    msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()
+    data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    sync_param_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutomaticEvaluator:
+    """Evaluation of saved checkpoints beside the training."""
+
+    dataset: DatasetAbstraction | None = None
+    max_concurrent_jobs: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What follows from an experiment's parts. See ``ExperimentConfig.lazy_init``."""
+
+    model_topos: tuple[tuple[ModelName, ProcessTopology], ...]
+    msid2mwid: tuple[tuple[ModelShardID, int], ...]
+    data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...]
+    sync_param_pairs: tuple[tuple[ModelName, ModelName], ...]
+    instantiate: tuple[ModelName, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """What every worker of an experiment does.
+
+    ``dataset_keys`` are the tensors that the data set gives each datapoint; ``main_roles`` are saved
+    as Hugging Face folders, the first of them is the run's product.
+    """
+
+    exp_ctrl: ExperimentSaveEvalControl
+    model_rpcs: tuple[MFCDef, ...]
+    model_worker: tuple[ModelWorker, ...]
+    dataset_keys: tuple[str, ...] = ("packed_prompts",)
+    generation_server: tuple[GenerationServer, ...] = ()
+    gserver_manager: tuple[GserverManager, ...] = ()
+    rollout_worker: tuple[RolloutWorker, ...] = ()
+    master_worker: tuple[MasterWorker, ...] = ()
+    wandb: WandbOptions = field(default_factory=WandbOptions)
+    tensorboard: bool = True
+    auto_eval: bool = False
+    evaluator: AutomaticEvaluator | None = None
+    resolved: Resolution | None = None
+
+    def graph(self) -> DataflowGraph:
+        """The checked dataflow graph."""
+        return build_graph(self.model_rpcs, dataset_keys=self.dataset_keys)
+
+    def lazy_init(self) -> ExperimentConfig:
+        """The same with one master worker and ``resolved`` filled in.
+
+        Raises:
+            ConfigErrors: every inconsistency, each with the worker, model or call that causes it.
+        """
+        problems: list[ConfigError] = []
+        try:
+            self.graph()
+        except ConfigErrors as errors:
+            problems.extend(errors.problems)
+        except ConfigError as error:
+            problems.append(error)
+        if not self.model_worker:
+            problems.append(
+                ConfigError("no model workers", where="ExperimentConfig", fix="add at least one")
+            )
+        topos = _collect_topologies(self.model_worker, problems)
+        _check_replicas(topos, problems)
+        trained = _trained_replicas(self.model_rpcs, problems)
+        _check_calls(self.model_rpcs, topos, problems)
+        sync_pairs = _sync_param_pairs(self.model_rpcs, topos, problems)
+        if problems:
+            raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+        resolved = Resolution(
+            model_topos=tuple(topos.items()),
+            msid2mwid=tuple(
+                (shard.id, i) for i, w in enumerate(self.model_worker) for shard in w.shards
+            ),
+            data_transfer_pairs=_data_transfer_pairs(self.graph()),
+            sync_param_pairs=sync_pairs,
+            instantiate=tuple(n for n in topos if trained.get(n.role, n) == n),
+        )
+        first = self.model_worker[0]
+        master = MasterWorker(
+            base_seed=first.base_seed,
+            exp_ctrl=self.exp_ctrl,
+            n_model_workers=len(self.model_worker),
+            shuffle_dataset=first.shuffle_dataset,
+        )
+        return replace(self, master_worker=(master,), resolved=resolved)
+
+    def workers(self, kind: WorkerType) -> tuple[Any, ...]:
+        """The configured workers of a kind."""
+        return getattr(self, kind.value)  # type: ignore[no-any-return]
+
+    def set_worker_information(self, experiment_name: str, trial_name: str) -> ExperimentConfig:
+        """The same with every worker told who and where it is. Workers watch the master's key."""
+        changed: dict[str, Any] = {}
+        for kind in WorkerType:
+            workers = self.workers(kind)
+            watch = () if kind is WorkerType.MASTER_WORKER else ("worker/master_worker/0",)
+            changed[kind.value] = tuple(
+                replace(
+                    w,
+                    worker_info=w.worker_info.system_setup(
+                        experiment_name=experiment_name,
+                        trial_name=trial_name,
+                        worker_type=kind,
+                        worker_index=i,
+                        worker_count=len(workers),
+                        watch_keys=watch,
+                    ),
+                )
+                for i, w in enumerate(workers)
+            )
+        return replace(self, **changed)
+
+    def resolve_worker_config(self, kind: WorkerType | str, index: int) -> Any:
+        """One worker's configuration with the resolved fields filled in.
+
+        Raises:
+            ConfigError: there is no such worker, or the configuration was not resolved.
+        """
+        kind = WorkerType(kind)
+        workers = self.workers(kind)
+        if self.resolved is None:
+            raise ConfigError(
+                "the experiment is not resolved", where="resolve_worker_config", fix="lazy_init()"
+            )
+        if not 0 <= index < len(workers):
+            raise ConfigError(
+                f"no {kind.value}/{index}; there are {len(workers)}",
+                where="resolve_worker_config",
+                fix="use an index below that",
+            )
+        worker = workers[index]
+        if not isinstance(worker, ModelWorker | MasterWorker):
+            return worker
+        shared: dict[str, Any] = {
+            "model_rpcs": self.model_rpcs,
+            "model_topos": self.resolved.model_topos,
+            "msid2mwid": self.resolved.msid2mwid,
+            "data_transfer_pairs": self.resolved.data_transfer_pairs,
+            "sync_param_pairs": self.resolved.sync_param_pairs,
+        }
+        if isinstance(worker, ModelWorker):
+            shared["instantiate"] = self.resolved.instantiate
+        return replace(worker, **shared)
+
+
+def _collect_topologies(
+    workers: Iterable[ModelWorker], problems: list[ConfigError]
+) -> dict[ModelName, ProcessTopology]:
+    """Topology of each model; its shards' ranks must be exactly 0 … world size − 1."""
+    topos: dict[ModelName, ProcessTopology] = {}
+    ranks: dict[ModelName, list[int]] = {}
+    for i, worker in enumerate(workers):
+        here = [s.id.model_name for s in worker.shards]
+        for name in sorted({n for n in here if here.count(n) > 1}):
+            problems.append(
+                ConfigError(
+                    f"two shards of {name} on one worker",
+                    where=f"model_worker/{i}",
+                    fix="place each shard of a model on a worker of its own",
+                )
+            )
+        for shard in worker.shards:
+            name = shard.id.model_name
+            known = topos.setdefault(name, shard.id.topo)
+            if known != shard.id.topo:
+                problems.append(
+                    ConfigError(
+                        f"shards of {name} disagree on the topology: {known} and {shard.id.topo}",
+                        where=f"model_worker/{i}",
+                        fix="use one topology for a model name, or another replica id",
+                    )
+                )
+            ranks.setdefault(name, []).append(shard.id.parallelism_rank)
+    for name, found in ranks.items():
+        expected = list(range(topos[name].world_size))
+        if sorted(found) != expected:
+            problems.append(
+                ConfigError(
+                    f"parallelism ranks of {name} are {sorted(found)}, "
+                    f"its topology {topos[name]} needs exactly {expected}",
+                    where=f"shards of {name}",
+                    fix="give each rank to one worker",
+                )
+            )
+    return topos
+
+
+def _check_replicas(topos: Iterable[ModelName], problems: list[ConfigError]) -> None:
+    by_role: dict[str, list[int]] = {}
+    for name in topos:
+        by_role.setdefault(name.role, []).append(name.replica_id)
+    for role, ids in by_role.items():
+        if sorted(ids) != list(range(len(ids))):
+            problems.append(
+                ConfigError(
+                    f"replica ids of role {role!r} are {sorted(ids)}",
+                    where=f"model names of role {role!r}",
+                    fix=f"number its replicas 0 … {len(ids) - 1}",
+                )
+            )
+
+
+def _trained_replicas(rpcs: Iterable[MFCDef], problems: list[ConfigError]) -> dict[str, ModelName]:
+    trained: dict[str, MFCDef] = {}
+    for rpc in rpcs:
+        if not rpc.is_train:
+            continue
+        other = trained.setdefault(rpc.role, rpc)
+        if other is not rpc:
+            problems.append(
+                ConfigError(
+                    f"role {rpc.role!r} has two train steps: {other.name} and {rpc.name}",
+                    where="model_rpcs",
+                    fix="train a role in one call, or use two roles",
+                )
+            )
+    return {role: rpc.model_name for role, rpc in trained.items()}
+
+
+def _check_calls(
+    rpcs: Iterable[MFCDef],
+    topos: Mapping[ModelName, ProcessTopology],
+    problems: list[ConfigError],
+) -> None:
+    for rpc in rpcs:
+        if rpc.model_name not in topos:
+            problems.append(
+                ConfigError(
+                    f"call {rpc.name} runs on {rpc.model_name}, which no worker holds",
+                    where=f"MFC {rpc.name!r}, model_name",
+                    fix=did_you_mean(str(rpc.model_name), [str(n) for n in topos]),
+                )
+            )
+            continue
+        data = topos[rpc.model_name].data
+        if rpc.n_seqs < data * rpc.min_n_seqs_per_pass:
+            problems.append(
+                ConfigError(
+                    f"{rpc.n_seqs} datapoints a call are too few for {data} data-parallel ranks "
+                    f"of at least {rpc.min_n_seqs_per_pass}",
+                    where=f"MFC {rpc.name!r}, n_seqs",
+                    fix=f"use {data * rpc.min_n_seqs_per_pass} or more, or fewer ranks",
+                )
+            )
+
+
+def _sync_param_pairs(
+    rpcs: Iterable[MFCDef],
+    topos: Mapping[ModelName, ProcessTopology],
+    problems: list[ConfigError],
+) -> tuple[tuple[ModelName, ModelName], ...]:
+    pairs: list[tuple[ModelName, ModelName]] = []
+    for rpc, hook in _realloc_hooks(rpcs):
+        source = hook.source or rpc.model_name
+        target = hook.target or rpc.model_name
+        if problem := _realloc_problem(rpc, source, target, topos):
+            problems.append(problem)
+        elif (source, target) not in pairs:
+            pairs.append((source, target))
+    return tuple(pairs)
+
+
+def _realloc_hooks(rpcs: Iterable[MFCDef]) -> Iterator[tuple[MFCDef, ParamReallocHook]]:
+    for rpc in rpcs:
+        for hook in (*rpc.pre_hooks, *rpc.post_hooks):
+            if isinstance(hook, ParamReallocHook):
+                yield rpc, hook
+
+
+def _realloc_problem(
+    rpc: MFCDef, source: ModelName, target: ModelName, topos: Mapping[ModelName, ProcessTopology]
+) -> ConfigError | None:
+    where = f"MFC {rpc.name!r}, ParamReallocHook {source} → {target}"
+    if source == target:
+        return ConfigError(
+            f"{source} would be copied onto itself", where=where, fix="name another replica"
+        )
+    for name in (source, target):
+        if name not in topos:
+            return ConfigError(
+                f"no worker holds {name}",
+                where=where,
+                fix=did_you_mean(str(name), [str(n) for n in topos]),
+            )
+    a, b = topos[source].tensor, topos[target].tensor
+    if a % b and b % a:
+        return ConfigError(
+            f"tensor-parallel sizes {a} and {b} do not divide one another",
+            where=where,
+            fix="choose sizes where one is a multiple of the other",
+        )
+    return None
+
+
+def _data_transfer_pairs(graph: DataflowGraph) -> tuple[tuple[ModelName, ModelName], ...]:
+    """Model → model for every edge, and from the first source call's model to the other sources'."""
+    pairs = [(graph[a].model_name, graph[b].model_name) for a, b, _ in graph.edges()]
+    first, *others = graph.sources
+    pairs += [(first.model_name, other.model_name) for other in others]
+    return tuple(dict.fromkeys(pairs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """An experiment that has to run first, once: its product is cached by content.
+
+    Attributes:
+        name: what the user sees as the phase's name.
+        experiment_name: name in the registry.
+        experiment: its options.
+    """
+
+    name: str
+    experiment_name: str
+    experiment: Experiment
+
+
+class Experiment(abc.ABC):
+    """A user's experiment: a frozen dataclass of options with these two answers."""
+
+    @abc.abstractmethod
+    def scheduling_setup(self) -> ExperimentScheduling:
+        """Which tasks, with which resources."""
+
+    @abc.abstractmethod
+    def initial_setup(self) -> ExperimentConfig:
+        """What the tasks do."""
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Mistakes that only this experiment can see, checked before anything starts. No torch."""
+        yield from ()
+
+    def preparations(self) -> tuple[Preparation, ...]:
+        """Experiments whose product this one starts from."""
+        return ()
+
+    def with_prepared(self, name: str, path: str) -> Experiment:
+        """The same, starting from the product of preparation ``name`` at ``path``."""
+        raise NotImplementedError(f"{type(self).__name__} has no preparation {name!r}")

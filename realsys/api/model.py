@@ -1,0 +1,366 @@
+"""Models: names and shapes of their copies, and what interfaces, backends and engines promise.
+
+An *interface* says what is computed (a PPO update, a reward), a *backend* how (FSDP, Megatron, a
+plain forward): it wraps a module into a ``PipelinableEngine``. Both are looked up by name
+(realsys.api.registry). No torch here: tensors appear in annotations only, so that an experiment can
+be described, and a custom interface declared, on a login node.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from realsys.data_plane.sequence_sample import SequenceSample
+
+LossFn = Callable[["torch.Tensor", "SequenceSample"], Any]
+LossWeightFn = Callable[["SequenceSample"], float]
+
+
+@dataclass(frozen=True, order=True)
+class ModelName:
+    """One copy of a role's model: replica 0, 1, … of ``actor``, ``critic``, …"""
+
+    role: str
+    replica_id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.role}@{self.replica_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessTopology:
+    """Axes of the processes that hold one model copy: pipeline × data × tensor.
+
+    Ranks count row-major, the tensor axis fastest: ``rank = (p · data + d) · tensor + t``.
+    """
+
+    pipeline: int = 1
+    data: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        bad = {a: n for a in ("pipeline", "data", "tensor") if (n := getattr(self, a)) < 1}
+        if bad:
+            raise ConfigError(f"degrees below 1: {bad}", where="ProcessTopology", fix="1 means off")
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.pipeline * self.data * self.tensor
+
+    def rank(self, *, pipeline: int, data: int, tensor: int) -> int:
+        """Rank of the process at these coordinates."""
+        return (pipeline * self.data + data) * self.tensor + tensor
+
+    def coordinate(self, rank: int) -> tuple[int, int, int]:
+        """(pipeline, data, tensor) of ``rank``."""
+        rest, tensor = divmod(rank, self.tensor)
+        pipeline, data = divmod(rest, self.data)
+        return pipeline, data, tensor
+
+    def data_parallel_heads(self) -> list[int]:
+        """One rank per data-parallel slot: last pipeline stage, tensor rank 0. They reply."""
+        last = self.pipeline - 1
+        return [self.rank(pipeline=last, data=d, tensor=0) for d in range(self.data)]
+
+    def __str__(self) -> str:
+        return f"d{self.data}t{self.tensor}p{self.pipeline}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShardID:
+    """The piece of a model copy that one process holds."""
+
+    model_name: ModelName
+    topo: ProcessTopology
+    parallelism_rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.model_name}/{self.topo}#{self.parallelism_rank}"
+
+
+@dataclass(frozen=True)
+class ModelAbstraction:
+    """How to make a module: a registered model name and its arguments."""
+
+    type_: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelBackendAbstraction:
+    """Which registered backend, with which arguments."""
+
+    type_: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelInterfaceAbstraction:
+    """Which registered interface, with which arguments: ``("ppo_actor", {"eps_clip": 0.2})``."""
+
+    type_: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DatasetAbstraction:
+    """Which registered data set, with which arguments."""
+
+    type_: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelInterfaceType(StrEnum):
+    """Kind of computation of a model function call."""
+
+    GENERATE = "generate"
+    INFERENCE = "inference"
+    TRAIN_STEP = "train_step"
+    EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSpec:
+    """Length of a training run; schedules (learning rate) are functions of it."""
+
+    total_train_epochs: int
+    dataset_size: int
+    train_batch_size: int
+    benchmark_steps: int | None = None  # stop after so many steps, whatever the epochs say
+
+    @property
+    def total_train_steps(self) -> int:
+        """Number of global steps. A rest smaller than one batch at the very end is not trained."""
+        steps = self.total_train_epochs * self.dataset_size // self.train_batch_size
+        return steps if self.benchmark_steps is None else min(steps, self.benchmark_steps)
+
+
+@dataclass
+class StepInfo:
+    """Which update made the weights of a model."""
+
+    epoch: int = 0
+    epoch_step: int = 0
+    global_step: int = 0
+
+
+@dataclass
+class Model:
+    """A model copy in one process: the module (or, once initialised, its engine) and its company.
+
+    ``module`` is a ``torch.nn.Module`` until a backend's ``initialize`` has replaced it by a
+    ``PipelinableEngine``. ``process_group`` spans the copy's processes; None when there is one.
+    """
+
+    name: ModelName
+    module: Any
+    tokenizer: Any
+    device: str
+    dtype: str
+    version: StepInfo = field(default_factory=StepInfo)
+    ft_spec: FinetuneSpec | None = None
+    topology: ProcessTopology = field(default_factory=ProcessTopology)
+    rank: int = 0
+    process_group: Any = None
+    base_seed: int = 1
+
+    def inc_version(self) -> None:
+        """Counts one update of the weights."""
+        self.version.global_step += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationHyperparameters:
+    """Sampling settings.
+
+    ``temperature`` scales logits before softmax; log-probs returned are those of the sampled
+    distribution at that temperature, over the whole vocabulary (``top_p`` and ``top_k`` do not
+    renormalise them).
+    """
+
+    n: int = 1
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    greedy: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        def refuse(name: str, rule: str) -> None:
+            raise ConfigError(
+                f"{name} is {getattr(self, name)}", where=f"generation.{name}", fix=f"use {rule}"
+            )
+
+        if self.n < 1:
+            refuse("n", "1 or more answers a prompt")
+        if self.max_new_tokens < 1:
+            refuse("max_new_tokens", "1 or more tokens")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            refuse("min_new_tokens", f"0 … max_new_tokens ({self.max_new_tokens})")
+        if self.temperature <= 0:
+            refuse("temperature", "a number above 0, or greedy=true")
+        if not 0 < self.top_p <= 1:
+            refuse("top_p", "a number in (0, 1]")
+        if self.top_k < 0:
+            refuse("top_k", "0 (off) or more")
+
+
+class PipelinableEngine(abc.ABC):
+    """A module that a backend made ready to train, run forward or generate.
+
+    Batches are packed ``SequenceSample``s; the key ``packed_input_ids`` (int64) is what the model
+    reads. Outputs are packed in the same order.
+    """
+
+    @abc.abstractmethod
+    def train_batch(
+        self,
+        input_: SequenceSample,
+        *,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        token_normalize_scope: Literal["global", "dp"] = "global",
+        mb_spec: MicroBatchSpec | None = None,
+        version_steps: int = 0,
+    ) -> dict[str, float]:
+        """One optimizer step on ``input_``.
+
+        Args:
+            loss_fn: (model output ``[tokens, …]``, micro-batch) → mean loss over the micro-batch's
+                weight (scalar tensor), or (loss, stats) with stats a dict of scalar tensors that are
+                averaged by weight.
+            loss_weight_fn: micro-batch → its weight (number of loss tokens).
+            token_normalize_scope: ``global`` divides by the weight of all data-parallel ranks,
+                ``dp`` by this rank's own.
+            version_steps: global step, for the learning-rate schedule.
+        Returns:
+            ``loss``, ``grad_norm``, ``lr`` and the averaged stats, equal on all ranks.
+        """
+
+    @abc.abstractmethod
+    def eval_batch(
+        self,
+        input_: SequenceSample,
+        *,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        mb_spec: MicroBatchSpec | None = None,
+    ) -> dict[str, float]:
+        """The same means as ``train_batch`` with no update."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        input_: SequenceSample,
+        *,
+        mb_spec: MicroBatchSpec | None = None,
+        post_hook: Callable[[torch.Tensor, SequenceSample], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Model output ``[tokens, …]`` in input order, no gradients.
+
+        ``post_hook`` (output, micro-batch) → reduced output runs on each micro-batch before they
+        are joined, so that logits of the whole batch never exist at once.
+        """
+
+    @abc.abstractmethod
+    def generate(
+        self,
+        input_: SequenceSample,
+        *,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        mb_spec: MicroBatchSpec | None = None,
+        seed: int = 0,
+    ) -> SequenceSample:
+        """Answers ``packed_prompts``, ``gconfig.n`` times each.
+
+        Returns a sample with the same ids and the keys ``packed_input_ids`` (int64, prompt and
+        answer), ``prompt_mask`` (bool, True on the prompt), ``packed_logprobs`` (float32, 0 on the
+        prompt; the log-prob of the token at that place) and ``seq_no_eos_mask`` (bool, one a
+        sequence: cut off without an end token). A pure function of weights, prompts, ids and seed.
+        """
+
+    @abc.abstractmethod
+    def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
+        """Writes a Hugging Face directory (all ranks call it; one writes)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state for recovery: weights, optimizer. Tensors and plain values only."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave, bit for bit."""
+
+
+class ModelBackend(abc.ABC):
+    """Wraps a module into an engine. Subclasses implement ``_initialize`` only."""
+
+    def initialize(self, model: Model, spec: FinetuneSpec) -> Model:
+        """Sets the run's length on ``model`` and makes its engine."""
+        model.ft_spec = spec
+        return self._initialize(model)
+
+    @abc.abstractmethod
+    def _initialize(self, model: Model) -> Model:
+        """Replaces ``model.module`` by a ``PipelinableEngine`` and returns the model."""
+
+    def destroy(self, model: Model) -> None:
+        """Frees what the backend holds for ``model``."""
+
+
+class ModelInterface(abc.ABC):
+    """What is computed on a model. Implement the methods your function calls need.
+
+    Usually a dataclass, so that ``ModelInterfaceAbstraction.args`` are its fields.
+    """
+
+    def generate(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample | None:
+        """Makes sequences. The reply's keys are the call's output keys."""
+        raise NotImplementedError(f"{type(self).__name__} has no generate")
+
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample | None:
+        """Computes new keys for ``data`` without changing the model."""
+        raise NotImplementedError(f"{type(self).__name__} has no inference")
+
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
+        """Updates the model on ``data``; returns statistics for the metrics."""
+        raise NotImplementedError(f"{type(self).__name__} has no train_step")
+
+    def evaluate(self, model: Model, eval_batches: Iterable[SequenceSample]) -> dict[str, Any]:
+        """Statistics on held-out data; the reserved key ``samples`` holds example records."""
+        return {}
+
+    def save(self, model: Model, save_dir: str) -> None:
+        """Writes the model for use elsewhere. Training interfaces implement it."""
+
+    def mock(
+        self, interface_type: ModelInterfaceType, model: Model, data: SequenceSample
+    ) -> SequenceSample:
+        """A made-up reply with the right keys and shapes, for timing runs without compute."""
+        raise NotImplementedError(f"{type(self).__name__} has no mock")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart besides the model (controllers, running moments)."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave."""

@@ -1,0 +1,160 @@
+"""Settings that experiments share: each field with its default, unit, meaning and range, once.
+
+An experiment is a frozen dataclass made of these. ``option`` keeps help, unit and limits beside the
+default, so that ``realsys show --config`` can print them and ``range_problems`` can check them all
+before anything starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from realsys.api.errors import ConfigError
+from realsys.api.model import GenerationHyperparameters
+
+
+def option(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field with its meaning, unit and allowed range."""
+    metadata = {"meaning": meaning, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices}
+    if isinstance(default, Mapping) or dataclasses.is_dataclass(default):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
+    """Every value of ``options`` (nested) outside the range that its field declares."""
+    for f in dataclasses.fields(options):
+        value, where = getattr(options, f.name), f"{path}{f.name}"
+        if dataclasses.is_dataclass(value):
+            yield from range_problems(value, path=f"{where}.")
+        if value is None:
+            continue
+        m = f.metadata
+        rules = (
+            (m.get("ge") is not None and value < m["ge"], f"{m.get('ge')} or more"),
+            (m.get("gt") is not None and value <= m["gt"], f"more than {m.get('gt')}"),
+            (m.get("le") is not None and value > m["le"], f"{m.get('le')} or less"),
+            (bool(m.get("choices")) and value not in m["choices"], f"one of {m.get('choices')}"),
+        )
+        for broken, rule in rules:
+            if broken:
+                yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = option(1e-5, "peak learning rate", gt=0)
+    weight_decay: float = option(0.01, "decoupled weight decay", ge=0)
+    beta1: float = option(0.9, "decay of the first moment", ge=0, le=1)
+    beta2: float = option(0.95, "decay of the second moment", ge=0, le=1)
+    eps: float = option(1e-8, "added to the denominator", gt=0)
+    lr_schedule: str = option(
+        "constant", "shape after the warm-up", choices=("constant", "linear", "cosine")
+    )
+    warmup_steps_proportion: float = option(
+        0.0, "share of all steps with a rising learning rate", ge=0, le=1
+    )
+    min_lr_ratio: float = option(0.0, "final learning rate over the peak", ge=0, le=1)
+    gradient_clipping: float = option(1.0, "largest norm of the gradient; 0 is off", ge=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """One role's model: where it comes from, how it is held and trained."""
+
+    path: str | None = option(None, "Hugging Face directory; none takes the experiment's default")
+    dtype: str = option(
+        "float32", "of weights and activations", choices=("float32", "bfloat16", "float64")
+    )
+    backend: str = option("fsdp", "registered training backend")
+    parallel: str = option("d1t1p1", "data, tensor and pipeline degrees, e.g. d2t1p1")
+    optimizer: OptimizerOptions = option(OptimizerOptions(), "AdamW and its schedule")
+    max_tokens_per_mb: int | None = option(
+        16384, "largest micro-batch; none for no limit", unit="tokens", ge=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOHyperparameters:
+    """PPO (arXiv:1707.06347) with a KL penalty in the reward (arXiv:1909.08593)."""
+
+    gen: GenerationHyperparameters = option(
+        GenerationHyperparameters(max_new_tokens=32), "how the actor samples"
+    )
+    ppo_n_minibatches: int = option(4, "optimizer steps a pass over the batch", ge=1)
+    ppo_epochs: int = option(1, "passes over the batch", ge=1)
+    eps_clip: float = option(0.2, "clip range of the importance ratio", gt=0)
+    eps_clip_higher: float | None = option(
+        None, "upper clip range if it differs (clip-higher, arXiv:2503.14476)", gt=0
+    )
+    c_clip: float | None = option(None, "dual clip bound (arXiv:1912.09729); none is off", gt=1)
+    value_eps_clip: float = option(0.2, "clip range of the value", gt=0)
+    entropy_coef: float = option(0.0, "weight of the entropy bonus", ge=0)
+    discount: float = option(1.0, "gamma", ge=0, le=1)
+    gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", ge=0, le=1)
+    adv_norm: bool = option(True, "whiten advantages over the whole batch")
+    kl_ctl: float = option(0.01, "weight of the KL penalty in the reward", ge=0)
+    use_adaptive_kl_ctl: bool = option(False, "adapt kl_ctl to adaptive_kl_target")
+    adaptive_kl_target: float = option(6.0, "KL per sequence aimed at", unit="nats", gt=0)
+    adaptive_kl_horizon: float = option(10000.0, "how slowly kl_ctl adapts", unit="sequences", gt=0)
+    max_reward_clip: float = option(5.0, "scores are clipped to ± this", gt=0)
+    reward_output_scaling: float = option(1.0, "score ← scaling · (score − bias)")
+    reward_output_bias: float = option(0.0, "see reward_output_scaling")
+    truncation: str = option(
+        "terminal",
+        "what follows an answer cut at max_new_tokens: nothing, or the critic's last value",
+        choices=("terminal", "bootstrap"),
+    )
+    score_on_truncated: bool = option(True, "give an answer that was cut its score")
+    value_norm: bool = option(False, "train the critic on normalised returns")
+    value_norm_beta: float = option(0.99995, "decay of the running moments", gt=0, le=1)
+    value_norm_eps: float = option(1e-5, "least variance", gt=0)
+    early_stop_imp_ratio: float | None = option(
+        5.0, "skip the rest of a batch when the mean ratio exceeds this; none is off", gt=1
+    )
+    early_stop_kl: float | None = option(
+        None, "skip the rest of a batch when the KL to the sampling policy exceeds this", gt=0
+    )
+    critic_warmup_steps: int = option(0, "first steps that update the critic only", ge=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathDatasetOptions:
+    """Questions with a checkable answer."""
+
+    path: str | None = option(
+        None, 'JSONL of {"prompt", "answer"} or GSM8K\'s {"question", "answer"}; none: arithmetic'
+    )
+    eval_path: str | None = option(
+        None, "JSONL of held-out questions; none takes the last eval_size of path"
+    )
+    train_size: int = option(16384, "questions to make when path is none", ge=1)
+    eval_size: int = option(500, "held-out questions", ge=0)
+    train_bs_n_seqs: int = option(64, "questions a step", ge=1)
+    max_prompt_len: int = option(
+        128, "longest question; a longer one is an error", unit="tokens", ge=1
+    )
+    shuffle: bool = option(True, "a new order each epoch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbOptions:
+    """Weights & Biases; needs the extra ``realsys[wandb]``."""
+
+    mode: str = option("disabled", "where to log", choices=("disabled", "offline", "online"))
+    project: str | None = option(None, "none: the experiment's name")
+    entity: str | None = option(None, "none: your default")

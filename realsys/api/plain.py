@@ -1,0 +1,169 @@
+"""Dataclasses to plain JSON values and back, exactly.
+
+For what is written to disk and read by workers (the launch plan, the trial record). Enums become
+their value, tuples become lists, and where a field may hold one of several dataclasses the value
+carries ``"type"``. ``from_plain`` refuses unknown fields and wrong types with the path to the value.
+User configuration goes through launcher/overrides.py instead, which reports all mistakes at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from realsys.api.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+_SEQUENCES = (list, tuple, frozenset, set)
+
+
+def to_plain(value: Any) -> Any:
+    """``value`` as dicts, lists, strings, numbers, booleans and None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields} if _is_variant(type(value)) else fields
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(to_plain(k)): to_plain(v) for k, v in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(to_plain(v) for v in value)
+    if isinstance(value, list | tuple):
+        return [to_plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"a {type(value).__name__} can't be written to a plan",
+        where=repr(value)[:80],
+        fix="use strings, numbers, booleans, lists, dicts or dataclasses",
+    )
+
+
+def from_plain(kind: type[T], data: Any, *, where: str = "") -> T:
+    """The value of type ``kind`` that ``to_plain`` turned into ``data``.
+
+    Raises:
+        ConfigError: naming the path of the value that does not fit.
+    """
+    return typing.cast(T, _read(kind, data, where or getattr(kind, "__name__", str(kind))))
+
+
+def _is_variant(kind: type) -> bool:
+    """True for the members of a union of dataclasses (they need a tag)."""
+    from realsys.api.dataflow import OffloadHook, ParamReallocHook
+
+    return kind in (ParamReallocHook, OffloadHook)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read(kind: Any, data: Any, where: str) -> Any:
+    if kind is Any or kind is object:
+        return data
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _read_union(args, data, where)
+    if origin is typing.Literal:
+        return data if data in args else _refuse(f"one of {list(args)}", data, where)
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind, data, where)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        if data not in [member.value for member in kind]:
+            _refuse(f"one of {[m.value for m in kind]}", data, where)
+        return kind(data)
+    container = origin or kind
+    if isinstance(container, type) and issubclass(container, Mapping):
+        return _read_mapping(args, data, where)
+    if container in _SEQUENCES or getattr(container, "__name__", "") == "Sequence":
+        return _read_sequence(container, args, data, where)
+    return _read_scalar(kind, data, where)
+
+
+def _read_union(args: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None:
+        return None if type(None) in args else _refuse("a value", data, where)
+    options = [a for a in args if a is not type(None)]
+    variants = {
+        a.__name__: a for a in options if isinstance(a, type) and dataclasses.is_dataclass(a)
+    }
+    if len(variants) > 1:
+        tag = data.get("type") if isinstance(data, dict) else None
+        if tag not in variants:
+            _refuse(f"a table with type: one of {sorted(variants)}", data, where)
+        return _read(variants[tag], data, where)
+    errors = []
+    for option in options:
+        try:
+            return _read(option, data, where)
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _read_dataclass(kind: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        _refuse(f"a table of {kind.__name__}", data, where)
+    if _is_variant(kind):
+        data = {k: v for k, v in data.items() if k != "type"}
+    known = {f.name for f in dataclasses.fields(kind) if f.init}
+    for name in data:
+        if name not in known:
+            raise ConfigError(
+                f"unknown field {name!r}", where=where, fix=did_you_mean(str(name), known)
+            )
+    hints = _hints(kind)
+    values = {name: _read(hints[name], v, f"{where}.{name}") for name, v in data.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ConfigError(str(error), where=where, fix="give the missing fields") from None
+
+
+def _read_mapping(args: tuple[Any, ...], data: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(data, dict):
+        _refuse("a table", data, where)
+    key_kind, value_kind = args if args else (Any, Any)
+    read_key = (lambda k: int(k)) if key_kind is int else (lambda k: _read(key_kind, k, where))
+    return {read_key(k): _read(value_kind, v, f"{where}[{k!r}]") for k, v in data.items()}
+
+
+def _read_sequence(container: Any, args: tuple[Any, ...], data: Any, where: str) -> Any:
+    if not isinstance(data, list | tuple):
+        _refuse("a list", data, where)
+    if container is tuple and args and args[-1] is not Ellipsis:
+        if len(args) != len(data):
+            _refuse(f"a list of {len(args)}", data, where)
+        return tuple(_read(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(args, data)))  # noqa: B905
+    item = args[0] if args else Any
+    items = [_read(item, v, f"{where}[{i}]") for i, v in enumerate(data)]
+    return (
+        items
+        if container is list
+        else (frozenset(items) if container in (set, frozenset) else tuple(items))
+    )
+
+
+def _read_scalar(kind: Any, data: Any, where: str) -> Any:
+    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    if kind is int and isinstance(data, bool):
+        _refuse("a whole number", data, where)
+    if isinstance(kind, type) and isinstance(data, kind):
+        return data
+    return _refuse(f"a {getattr(kind, '__name__', kind)}", data, where)
+
+
+def _refuse(expected: str, data: Any, where: str) -> Any:
+    raise ConfigError(
+        f"expected {expected}, found {type(data).__name__} {str(data)[:60]!r}",
+        where=where,
+        fix="correct the value",
+    )

@@ -1,0 +1,234 @@
+"""Plug-ins by name: interfaces, backends, models, data sets, agents, environments, rewards, experiments.
+
+Built-ins are listed as ``"module:attribute"`` text, so that a login node can check a name without
+importing torch; the module is imported when the thing is made. Users register their own objects
+with the ``register_*`` functions from a file given by ``--import`` or from an entry point of the
+group ``realsys.plugins`` (an entry point is imported once, by ``load_plugins``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import ConfigError, UnknownName, did_you_mean
+from realsys.api.model import (
+    DatasetAbstraction,
+    ModelAbstraction,
+    ModelBackend,
+    ModelBackendAbstraction,
+    ModelInterface,
+    ModelInterfaceAbstraction,
+)
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "interface": {
+        "ppo_actor": "realsys.interfaces.ppo_actor:PPOActorInterface",
+        "ppo_critic": "realsys.interfaces.ppo_critic:PPOCriticInterface",
+        "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
+        "sft": "realsys.interfaces.sft:SFTInterface",
+    },
+    "backend": {
+        "fsdp": "realsys.backends.fsdp:FSDPBackend",
+        "inference": "realsys.backends.inference:InferenceBackend",
+    },
+    "model": {
+        "hf_causal_lm": "realsys.models.build:hf_causal_lm",
+        "hf_critic": "realsys.models.build:hf_critic",
+        "tiny_llama": "realsys.models.build:tiny_llama",
+        "tokenizer_only": "realsys.models.build:tokenizer_only",
+    },
+    "dataset": {
+        "math_prompts": "realsys.datasets.math:MathPrompts",
+        "math_sft": "realsys.datasets.math:MathSFT",
+    },
+    "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
+    "agent": {},
+    "environment": {},
+    "experiment": {
+        "ppo-math": "experiments.ppo_math:PPOMathExperiment",
+        "sft-math": "experiments.sft_math:SFTMathExperiment",
+    },
+}
+_registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
+
+
+def register(kind: str, name: str, thing: Any) -> None:
+    """Adds ``thing`` under ``name``.
+
+    Raises:
+        ConfigError: the name is taken (by another thing).
+    """
+    table = _registered[kind]
+    if name in BUILTIN[kind] or table.get(name, thing) is not thing:
+        raise ConfigError(
+            f"{kind} {name!r} is registered already",
+            where=f"register_{kind}({name!r}, …)",
+            fix="choose another name",
+        )
+    table[name] = thing
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind, built-in and registered."""
+    return sorted({*BUILTIN[kind], *_registered[kind]})
+
+
+def check(kind: str, name: str, *, where: str) -> ConfigError | None:
+    """A ready-made error if nobody registered ``name``, else None. Imports nothing."""
+    if name in BUILTIN[kind] or name in _registered[kind]:
+        return None
+    return UnknownName(
+        f"no {kind} called {name!r}", where=where, fix=did_you_mean(name, names(kind))
+    )
+
+
+def find(kind: str, name: str, *, where: str = "registry") -> Any:
+    """The thing registered under ``name``; imports a built-in's module on first use.
+
+    Raises:
+        UnknownName: with the nearest names.
+    """
+    if problem := check(kind, name, where=where):
+        raise problem
+    if name in _registered[kind]:
+        return _registered[kind][name]
+    module, _, attribute = BUILTIN[kind][name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _make(kind: str, type_: str, args: dict[str, Any]) -> Any:
+    factory = find(kind, type_)
+    try:
+        return factory(**args)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise ConfigError(
+            f"{kind} {type_!r} does not take these arguments: {error}",
+            where=f"{kind} abstraction args {sorted(args)}",
+            fix="use the arguments (fields) that it declares",
+        ) from error
+
+
+def register_interface(name: str, cls: type[ModelInterface]) -> None:
+    """Makes ``ModelInterfaceAbstraction(name, args)`` mean ``cls(**args)``."""
+    register("interface", name, cls)
+
+
+def make_interface(cfg: ModelInterfaceAbstraction) -> ModelInterface:
+    """The interface that ``cfg`` describes."""
+    return _make("interface", cfg.type_, dict(cfg.args))  # type: ignore[no-any-return]
+
+
+def register_backend(name: str, cls: type[ModelBackend]) -> None:
+    """Makes ``ModelBackendAbstraction(name, args)`` mean ``cls(**args)``."""
+    register("backend", name, cls)
+
+
+def make_backend(cfg: ModelBackendAbstraction) -> ModelBackend:
+    """The backend that ``cfg`` describes."""
+    return _make("backend", cfg.type_, dict(cfg.args))  # type: ignore[no-any-return]
+
+
+def register_model(name: str, factory: Callable[..., Any]) -> None:
+    """Makes ``ModelAbstraction(name, args)`` mean ``factory(name=…, device=…, **args)`` → Model."""
+    register("model", name, factory)
+
+
+def make_model(cfg: ModelAbstraction, **company: Any) -> Any:
+    """The model that ``cfg`` describes; ``company`` is name, device, … of this process."""
+    return _make("model", cfg.type_, {**cfg.args, **company})
+
+
+def register_dataset(name: str, cls: Callable[..., Any]) -> None:
+    """Makes ``DatasetAbstraction(name, args)`` mean ``cls(tokenizer=…, seed=…, **args)``."""
+    register("dataset", name, cls)
+
+
+def make_dataset(cfg: DatasetAbstraction, **company: Any) -> Any:
+    """The data set that ``cfg`` describes."""
+    return _make("dataset", cfg.type_, {**cfg.args, **company})
+
+
+def register_agent(name: str, cls: Callable[..., Any]) -> None:
+    """Adds an agent."""
+    register("agent", name, cls)
+
+
+def make_agent(name: str, **args: Any) -> Any:
+    """The agent registered under ``name``."""
+    return _make("agent", name, args)
+
+
+def register_environment(name: str, cls: Callable[..., Any]) -> None:
+    """Adds an environment."""
+    register("environment", name, cls)
+
+
+def make_environment(name: str, **args: Any) -> Any:
+    """The environment registered under ``name``."""
+    return _make("environment", name, args)
+
+
+def register_reward(name: str, function: Callable[..., float]) -> None:
+    """Adds a rule: ``function(response=…, answer=…, **metadata)`` → score."""
+    register("reward", name, function)
+
+
+def find_reward(name: str) -> Callable[..., float]:
+    """The rule registered under ``name``."""
+    return find("reward", name)  # type: ignore[no-any-return]
+
+
+def register_experiment(name: str, cls: type) -> None:
+    """Makes ``realsys launch NAME`` run ``cls`` (a frozen dataclass, see realsys.api.experiment)."""
+    register("experiment", name, cls)
+
+
+def make_experiment(name: str, **options: Any) -> Any:
+    """The experiment registered under ``name`` with these options."""
+    return _make("experiment", name, options)
+
+
+def load_plugins(imports: Iterable[str] = ()) -> None:
+    """Imports the entry points of group ``realsys.plugins`` and the files or modules in ``imports``.
+
+    Raises:
+        ConfigError: an import fails; carries the reason.
+    """
+    for point in importlib.metadata.entry_points(group="realsys.plugins"):
+        _import(point.value.partition(":")[0], origin=f"entry point {point.name!r}")
+    for name in imports:
+        _import(name, origin=f"--import {name}")
+
+
+def _import(name: str, *, origin: str) -> None:
+    try:
+        if not name.endswith(".py"):
+            importlib.import_module(name)
+            return
+        path = Path(name).resolve()
+        module_name = "realsys_import_" + path.stem
+        if getattr(sys.modules.get(module_name), "__file__", None) == str(path):
+            return
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise FileNotFoundError(f"no file {path}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+    except Exception as error:  # user code: anything can come out of it
+        sys.modules.pop("realsys_import_" + Path(name).stem, None)
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"importing it failed: {type(error).__name__}: {error}",
+            where=origin,
+            fix="repair the file, or give a path ending in .py or an importable module name",
+        ) from error

@@ -1,0 +1,138 @@
+"""Resources of one task, groups of equal tasks, and the groups of an experiment.
+
+Field names and formats are sbatch's own (man sbatch). Defaults per worker type follow the field's
+habit for a GPU cluster; the container image of a default is filled in from the cluster spec, so it
+is None here. No checks against a site happen in this file: launcher/resolve.py has both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from realsys.api.errors import ConfigError
+
+
+class WorkerType(StrEnum):
+    """Kinds of worker processes."""
+
+    MASTER_WORKER = "master_worker"
+    MODEL_WORKER = "model_worker"
+    GENERATION_SERVER = "generation_server"
+    GSERVER_MANAGER = "gserver_manager"
+    ROLLOUT_WORKER = "rollout_worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduling:
+    """What one task needs.
+
+    Attributes:
+        cpu: CPU cores.
+        gpu: GPUs; a fraction below 1 means that several tasks share one.
+        mem: memory in MiB.
+        nodelist, exclude: Slurm hostlists the task may, or must not, run on.
+        container_image: image for the site's container runtime; None takes the cluster spec's.
+        env_vars: environment of the task; never for secrets (cluster spec ``secrets``).
+        time_limit, begin, deadline: sbatch's own formats for --time, --begin, --deadline.
+        partition, account, qos, reservation, constraint, gpu_type: as sbatch's options.
+        extra: further sbatch options, name → value, passed through unchanged.
+    """
+
+    cpu: int = 1
+    gpu: float = 0
+    mem: int = 1024
+    nodelist: str | None = None
+    exclude: str | None = None
+    container_image: str | None = None
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    time_limit: str | None = None
+    begin: str | None = None
+    deadline: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    gpu_type: str | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.cpu < 1:
+            raise ConfigError(
+                f"cpu is {self.cpu}", where="scheduling.cpu", fix="use 1 or more cores"
+            )
+        if self.mem < 1:
+            raise ConfigError(f"mem is {self.mem}", where="scheduling.mem", fix="MiB, 1 or more")
+        whole = float(self.gpu).is_integer()
+        if not math.isfinite(self.gpu) or self.gpu < 0 or (self.gpu > 1 and not whole):
+            raise ConfigError(
+                f"gpu is {self.gpu}",
+                where="scheduling.gpu",
+                fix="use 0, a fraction below 1 (tasks share one GPU), or a whole number",
+            )
+
+    @classmethod
+    def master_worker_default(cls, **overrides: object) -> Scheduling:
+        """16 cores, no GPU, 20 GiB."""
+        return cls(**{"cpu": 16, "gpu": 0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
+
+    @classmethod
+    def model_worker_default(cls, **overrides: object) -> Scheduling:
+        """2 cores, 1 GPU, 60 GiB."""
+        return cls(**{"cpu": 2, "gpu": 1, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
+
+    @classmethod
+    def generation_server_default(cls, **overrides: object) -> Scheduling:
+        """4 cores, 1 GPU, 60 GiB."""
+        return cls(**{"cpu": 4, "gpu": 1, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
+
+    @classmethod
+    def gserver_manager_default(cls, **overrides: object) -> Scheduling:
+        """4 cores, no GPU, 10 GiB."""
+        return cls(**{"cpu": 4, "gpu": 0, "mem": 10 * 1024, **overrides})  # type: ignore[arg-type]
+
+    @classmethod
+    def rollout_worker_default(cls, **overrides: object) -> Scheduling:
+        """4 cores, no GPU, 20 GiB."""
+        return cls(**{"cpu": 4, "gpu": 0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksGroup:
+    """``count`` tasks of one shape."""
+
+    count: int
+    scheduling: Scheduling
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ConfigError(
+                f"count is {self.count}", where="tasks group", fix="use 0 or more tasks"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentScheduling:
+    """The groups of an experiment, one per worker type; None where there is none."""
+
+    model_worker: TasksGroup
+    master_worker: TasksGroup
+    generation_server: TasksGroup | None = None
+    gserver_manager: TasksGroup | None = None
+    rollout_worker: TasksGroup | None = None
+    controller_image: str | None = None
+
+    def groups(self) -> dict[WorkerType, TasksGroup]:
+        """The groups that have tasks, in start order (those that others wait for come first)."""
+        order = (
+            WorkerType.GENERATION_SERVER,
+            WorkerType.GSERVER_MANAGER,
+            WorkerType.MODEL_WORKER,
+            WorkerType.MASTER_WORKER,
+            WorkerType.ROLLOUT_WORKER,
+        )
+        found = {kind: getattr(self, kind.value) for kind in order}
+        return {kind: group for kind, group in found.items() if group is not None and group.count}

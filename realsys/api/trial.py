@@ -1,0 +1,289 @@
+"""A trial's folder and the records in it: what makes every verb work from any terminal or node.
+
+``TrialFiles`` names every path, once. The records are small JSON files (or name-resolution values)
+written by one process and read by many; each is written whole (temporary file, then rename).
+
+    <file root>/runs/<user>/<experiment>/<trial>/
+      plan.json  trial.json                 the plan and its hash; who launched it, when, where
+      secrets/                              the trial's own keys, 0600
+      attempts/0001/                        attempt.json, exit.json, logs/<type>-<index>.log,
+      latest -> attempts/0001                 last_words/<type>-<index>.json
+      metrics.jsonl events.jsonl ledger.jsonl samples.jsonl   (of the main phase)
+      tensorboard/  checkpoints/<role>/step-000200/  recover/step-000100/
+      dataflow_graph.png  report.html
+      prepare/<phase>/                      the same files of a preparing phase
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from realsys.api.errors import TrialError
+from realsys.api.plain import from_plain, to_plain
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PhaseFiles:
+    """Files of one phase."""
+
+    root: Path
+
+    metrics = property(lambda self: self.root / "metrics.jsonl")
+    events = property(lambda self: self.root / "events.jsonl")
+    ledger = property(lambda self: self.root / "ledger.jsonl")
+    samples = property(lambda self: self.root / "samples.jsonl")
+    timeline = property(lambda self: self.root / "timeline.json")
+    tensorboard = property(lambda self: self.root / "tensorboard")
+    checkpoints = property(lambda self: self.root / "checkpoints")
+    recover = property(lambda self: self.root / "recover")
+    graph_picture = property(lambda self: self.root / "dataflow_graph.png")
+    done = property(lambda self: self.root / "done.json")
+
+
+@dataclass(frozen=True)
+class AttemptFiles:
+    """Files of one attempt (one incarnation of a trial)."""
+
+    root: Path
+
+    record = property(lambda self: self.root / "attempt.json")
+    exit = property(lambda self: self.root / "exit.json")
+    logs = property(lambda self: self.root / "logs")
+    last_words = property(lambda self: self.root / "last_words")
+    rendezvous = property(lambda self: self.root / "rendezvous")
+
+    @property
+    def number(self) -> int:
+        """The attempt's number, from 1."""
+        return int(self.root.name)
+
+    def log(self, worker: str) -> Path:
+        """Log file of ``model_worker/3`` (or ``supervisor``)."""
+        return self.logs / (worker.replace("/", "-") + ".log")
+
+    def words(self, worker: str) -> Path:
+        """Where ``model_worker/3`` says why it died."""
+        return self.last_words / (worker.replace("/", "-") + ".json")
+
+
+@dataclass(frozen=True)
+class TrialFiles:
+    """Every path under a trial."""
+
+    root: Path
+
+    plan = property(lambda self: self.root / "plan.json")
+    record = property(lambda self: self.root / "trial.json")
+    secrets = property(lambda self: self.root / "secrets")
+    curve_keys = property(lambda self: self.root / "secrets" / "curve.json")
+    submitit = property(lambda self: self.root / "submitit")
+    attempts = property(lambda self: self.root / "attempts")
+    latest = property(lambda self: self.root / "latest")
+    report = property(lambda self: self.root / "report.html")
+
+    def attempt(self, number: int) -> AttemptFiles:
+        """Files of attempt ``number``."""
+        return AttemptFiles(self.attempts / f"{number:04d}")
+
+    def all_attempts(self) -> list[AttemptFiles]:
+        """Attempts so far, oldest first."""
+        if not self.attempts.is_dir():
+            return []
+        names = sorted(p.name for p in self.attempts.iterdir() if p.name.isdigit())
+        return [AttemptFiles(self.attempts / n) for n in names]
+
+    @staticmethod
+    def phase(folder: str | Path) -> PhaseFiles:
+        """Files of the phase whose plan names ``folder``."""
+        return PhaseFiles(Path(folder))
+
+
+def trial_dir(file_root: str | Path, user: str, experiment: str, trial: str) -> Path:
+    """Folder of a trial."""
+    return Path(file_root) / "runs" / user / experiment / trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """``trial.json``: written once, by the launch."""
+
+    experiment_name: str
+    trial_name: str
+    user: str
+    cluster: str
+    plan_hash: str
+    created_at: float  # seconds since the epoch
+    launch_host: str
+    command: tuple[str, ...] = ()
+    realsys_version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """``attempt.json``: written by the supervisor when it has taken the attempt."""
+
+    number: int
+    token: str  # random, hex: fences this incarnation off from any other
+    host: str
+    supervisor_pid: int
+    supervisor_start: int  # clock ticks after boot, /proc/<pid>/stat field 22
+    started_at: float
+    job_id: str = ""
+    resumed_from_step: int | None = None
+
+
+class Result(StrEnum):
+    """How an attempt ended, as far as its supervisor could say."""
+
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One worker's end: which, where, why, and the last lines of its log."""
+
+    worker: str
+    host: str
+    pid: int
+    why: str  # one sentence: exit code or signal, or the error's own text
+    at: float
+    fix: str = ""
+    log: str = ""
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitMarker:
+    """``exit.json``: the supervisor's last act."""
+
+    result: Result
+    attempt: int
+    ended_at: float
+    phase: str
+    step: int = 0
+    first_failure: Failure | None = None
+    other_failures: tuple[Failure, ...] = ()
+    resume: str = ""  # the command that goes on
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRecord:
+    """Name-resolution value of a registered worker (key ``worker/<type>/<index>``)."""
+
+    worker: str
+    host: str
+    pid: int
+    start: int
+    attempt: int
+    token: str
+    control: str = ""  # ZMQ endpoint for requests
+    data: str = ""  # ZMQ endpoint that serves tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStatus:
+    """Name-resolution value of a worker's state (key ``worker_status/<type>/<index>``)."""
+
+    state: str
+    mfc: str = ""
+    step: int = 0
+    since: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Name-resolution value of a run's progress (key ``progress``), for the live view."""
+
+    attempt: int
+    phase: str
+    step: int  # finished steps
+    total_steps: int
+    epoch: int = 0
+    step_seconds: float = 0.0
+    eta_seconds: float | None = None
+    tokens_per_second: float = 0.0
+    running: Mapping[str, str] = field(default_factory=dict)  # MFC → worker names
+    headline: Mapping[str, float] = field(default_factory=dict)  # reward, KL, accuracy, …
+    doing: str = ""  # between steps: "evaluating", "saving", …
+    updated_at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """Name-resolution value that asks for an end (key ``stop``)."""
+
+    grace_seconds: float
+    by: str
+    at: float
+    attempt: int
+
+
+def dumps(record: Any) -> bytes:
+    """A record as JSON bytes."""
+    return json.dumps(to_plain(record), ensure_ascii=False).encode()
+
+
+def loads(kind: type[T], data: bytes, *, where: str) -> T:
+    """A record from JSON bytes. Raises TrialError when they are not one."""
+    try:
+        return from_plain(kind, json.loads(data), where=where)
+    except ValueError as error:
+        raise TrialError(
+            f"not a {kind.__name__}: {error}",
+            where=where,
+            fix="the file was damaged; see its folder",
+        ) from error
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Writes a record whole: temporary file beside it, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(json.dumps(to_plain(record), ensure_ascii=False, indent=1).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_record(kind: type[T], path: Path) -> T | None:
+    """The record at ``path``; None when there is none. Raises TrialError when it is damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return loads(kind, data, where=str(path))
+
+
+def process_start(pid: int) -> int | None:
+    """Start of a process on this host in clock ticks after boot (proc(5), stat field 22).
+
+    (pid, start) names a process for good: a pid alone is reused. None when it is gone or a zombie.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """True while exactly that process runs on this host."""
+    return process_start(pid) == start

@@ -1,0 +1,1 @@
+"""Tensors: packed samples, the store of a worker, transfers between workers."""

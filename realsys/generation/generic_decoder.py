@@ -1,0 +1,56 @@
+"""The forward pass of generation through a Hugging Face model's own code and cache.
+
+For every causal language model that decoder.py has no fast path for. Slower, because the cache
+grows by copying and each step goes through the library's bookkeeping.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class GenericDecoder:
+    """Decoder (see decoder.py) over any module with the forward of a transformers causal LM."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        accepted = inspect.signature(module.forward).parameters
+        self.takes_positions = "position_ids" in accepted
+        # Without it prefill computes the logits of every prompt token, only to drop them.
+        self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+
+    def prefill(self, input_ids: Tensor, real: Tensor, room: int) -> Tensor:
+        self.cache: Any = None
+        self.attention_mask = real.long()
+        positions = (self.attention_mask.cumsum(dim=1) - 1).clamp_(min=0)
+        self.next_position = positions[:, -1:] + 1
+        return self._forward(input_ids, positions)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        seen = self.attention_mask.new_ones(len(tokens), 1)
+        self.attention_mask = torch.cat([self.attention_mask, seen], dim=1)
+        positions, self.next_position = self.next_position, self.next_position + 1
+        return self._forward(tokens[:, None], positions)
+
+    def select(self, rows: Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        self.attention_mask = self.attention_mask[rows]
+        self.next_position = self.next_position[rows]
+
+    def _forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        extra = {"position_ids": positions} if self.takes_positions else {}
+        output = self.module(
+            input_ids=input_ids,
+            attention_mask=self.attention_mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+            **extra,
+            **self.last_only,
+        )
+        self.cache = output.past_key_values
+        return output.logits[:, -1]

@@ -1,0 +1,1 @@
+"""The master worker: walks the dataflow graph, holds metadata only."""

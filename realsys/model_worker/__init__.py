@@ -1,0 +1,1 @@
+"""Model workers: hold shards and tensors, run interfaces on engines."""

@@ -1,0 +1,1 @@
+"""Modules: Hugging Face in and out, small models from scratch."""

@@ -1,0 +1,105 @@
+"""A small Llama with its own tokenizer, built on the spot: nothing is downloaded.
+
+For `realsys launch ppo-math` and the tests. The result is an ordinary Hugging Face directory, so
+that every other part of the system treats it as it would a real model. Weights are random:
+training them is the job of the experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from realsys.api.errors import DataError
+
+PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = "<pad>", "<bos>", "<eos>"  # ids 0, 1, 2
+MAX_TOKENS = 256  # prompt + response
+
+# One digit, a word with the space before it, or a run of neither (" + ", "\n#### "). Digits stand
+# alone so that the model can learn column arithmetic, and no merge crosses these borders: the
+# tokens of prompt + answer are those of the prompt followed by those of the answer.
+_PIECE = Regex(r"\p{N}| ?\p{L}+|[^\p{N}\p{L}]+")
+
+
+def build_tiny_llama(
+    save_dir: str | Path,
+    *,
+    seed: int,
+    corpus: Iterable[str],
+    hidden_size: int = 128,
+    num_layers: int = 4,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    vocab_size: int = 512,
+) -> None:
+    """Writes config, random float32 weights and a tokenizer to ``save_dir``.
+
+    The same arguments give the same bytes. The global random state is left as it was.
+
+    Args:
+        save_dir: made if missing; files of the same names are replaced.
+        seed: of the weights.
+        corpus: texts the tokenizer is trained on.
+        hidden_size: a multiple of ``num_heads``; the MLP is three times as wide.
+        num_kv_heads: a divisor of ``num_heads``.
+        vocab_size: of both model and tokenizer.
+    Raises:
+        DataError: the corpus has too few distinct words for ``vocab_size`` tokens.
+    """
+    train_tokenizer(corpus, vocab_size=vocab_size).save_pretrained(save_dir)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        max_position_embeddings=MAX_TOKENS,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(save_dir)
+
+
+def train_tokenizer(corpus: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE: any text comes back unchanged, each digit is one token.
+
+    It adds no special tokens by itself; padding is on the left, as generation wants it.
+
+    Raises:
+        DataError: the corpus has too few distinct words for ``vocab_size`` tokens.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Split(_PIECE, behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, BOS_TOKEN, EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    if (size := tokenizer.get_vocab_size()) != vocab_size:
+        what = f"the corpus gives a vocabulary of {size} tokens, vocab_size={vocab_size}"
+        raise DataError(what, where="train_tokenizer", fix="pass more text or a smaller number")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD_TOKEN,
+        bos_token=BOS_TOKEN,
+        eos_token=EOS_TOKEN,
+        padding_side="left",
+        model_max_length=MAX_TOKENS,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,178 @@
+"""The contents of a store as a value: operations go in, entries and events come out.
+
+Shared by the memory and the file store, so that both mean the same by a lease, a revision or a
+transaction. Pure: no clock, no file, no lock; its owner guards it and says which revision a list of
+operations has. Whether a lease is still alive is not known here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from realsys.api.errors import LeaseLost
+from realsys.name_resolve.process_identity import ProcessIdentity
+from realsys.name_resolve.store import Compare, Entry, Event, EventKind, is_under
+
+MAX_HISTORY_EVENTS = 8192  # a watcher further behind gets the difference (keyspace_store.py)
+
+
+class PutKey(msgspec.Struct, frozen=True, tag="put"):
+    key: str
+    value: bytes
+    lease_id: str | None
+
+
+class DeleteKey(msgspec.Struct, frozen=True, tag="delete"):
+    key: str
+
+
+class GrantLease(msgspec.Struct, frozen=True, tag="grant"):
+    lease_id: str
+    ttl_s: float
+    holder: ProcessIdentity
+
+
+class EndLease(msgspec.Struct, frozen=True, tag="end"):
+    lease_id: str
+    expired: bool  # False: given back by its holder
+
+
+Operation = PutKey | DeleteKey | GrantLease | EndLease
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All contents at one revision."""
+
+    revision: int
+    entries: list[Entry]
+    leases: list[GrantLease]
+
+
+class KeySpace:
+    """Entries, leases and the last events of a store.
+
+    Args:
+        snapshot: what to begin with; its revision is also where the history begins.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self.revision = snapshot.revision if snapshot else 0
+        self.entries = {e.key: e for e in snapshot.entries} if snapshot else {}
+        self.leases = {g.lease_id: g for g in snapshot.leases} if snapshot else {}
+        self.keys_of_lease: dict[str, set[str]] = {lease_id: set() for lease_id in self.leases}
+        for entry in self.entries.values():
+            if entry.lease_id is not None:
+                self.keys_of_lease[entry.lease_id].add(entry.key)
+        self._history: deque[Event] = deque()
+        self._history_floor = self.revision  # events of later revisions are all in the history
+
+    def snapshot(self) -> Snapshot:
+        entries, leases = list(self.entries.values()), list(self.leases.values())
+        return Snapshot(revision=self.revision, entries=entries, leases=leases)
+
+    def subtree(self, prefix: str) -> list[Entry]:
+        found = [entry for key, entry in self.entries.items() if is_under(key, prefix)]
+        return sorted(found, key=lambda entry: entry.key)
+
+    def leases_under(self, prefix: str) -> list[str]:
+        """Leases with a key at or below ``prefix``."""
+        held = self.keys_of_lease.items()
+        return [lease for lease, keys in held if any(is_under(key, prefix) for key in keys)]
+
+    def holds(self, compare: Compare) -> bool:
+        entry = self.entries.get(compare.key)
+        if compare.value is not None:
+            return entry is not None and entry.value == compare.value
+        return (entry.revision if entry else 0) == compare.revision
+
+    def events_from(self, revision: int) -> list[Event] | None:
+        """Events of ``revision`` and later; None when the history no longer reaches back."""
+        if revision > self.revision:
+            return []
+        if revision <= self._history_floor:
+            return None
+        newer = []
+        for event in reversed(self._history):
+            if event.revision < revision:
+                break
+            newer.append(event)
+        return newer[::-1]
+
+    def apply(self, revision: int, operations: Iterable[Operation]) -> None:
+        """Makes the operations happen, as ``revision``."""
+        self.revision = revision
+        for operation in operations:
+            match operation:
+                case PutKey():
+                    self._put(operation)
+                case DeleteKey(key=key):
+                    self._end_key(key, EventKind.DELETE)
+                case GrantLease(lease_id=lease_id):
+                    self.leases[lease_id] = operation
+                    self.keys_of_lease[lease_id] = set()
+                case EndLease(lease_id=lease_id, expired=expired):
+                    kind = EventKind.EXPIRE if expired else EventKind.DELETE
+                    for key in sorted(self.keys_of_lease.get(lease_id, ())):
+                        self._end_key(key, kind)
+                    self.leases.pop(lease_id, None)
+                    self.keys_of_lease.pop(lease_id, None)
+        while len(self._history) > MAX_HISTORY_EVENTS:
+            self._history_floor = self._history.popleft().revision
+
+    def _put(self, put: PutKey) -> None:
+        old = self.entries.get(put.key)
+        if old is not None and old.lease_id is not None:
+            self.keys_of_lease[old.lease_id].discard(put.key)
+        if put.lease_id is not None:
+            self.keys_of_lease[put.lease_id].add(put.key)
+        self.entries[put.key] = Entry(
+            key=put.key,
+            value=put.value,
+            revision=self.revision,
+            version=old.version + 1 if old else 1,
+            lease_id=put.lease_id,
+        )
+        self._record(EventKind.PUT, put.key, put.value)
+
+    def _end_key(self, key: str, kind: EventKind) -> None:
+        old = self.entries.pop(key, None)
+        if old is None:
+            return
+        if old.lease_id is not None:
+            self.keys_of_lease[old.lease_id].discard(key)
+        self._record(kind, key, old.value)
+
+    def _record(self, kind: EventKind, key: str, value: bytes) -> None:
+        self._history.append(Event(kind=kind, key=key, value=value, revision=self.revision))
+
+
+def difference(known: dict[str, int], entries: Sequence[Entry], *, revision: int) -> list[Event]:
+    """What a watcher missed, from the keys and revisions it knew and what is there now.
+
+    Args:
+        revision: given to the endings, whose own revision (and kind and value) is no longer known.
+    """
+    events = [
+        Event(kind=EventKind.PUT, key=e.key, value=e.value, revision=e.revision)
+        for e in entries
+        if known.get(e.key) != e.revision
+    ]
+    gone = known.keys() - {e.key for e in entries}
+    events += [
+        Event(kind=EventKind.DELETE, key=key, value=b"", revision=revision) for key in sorted(gone)
+    ]
+    return sorted(events, key=lambda event: event.revision)
+
+
+def require_lease(space: KeySpace, lease_id: str | None, *, where: str) -> str | None:
+    """Returns ``lease_id`` if it is None or alive."""
+    if lease_id is not None and lease_id not in space.leases:
+        raise LeaseLost(
+            f"lease {lease_id} has ended",
+            where=where,
+            fix="stop this process's side effects and let it exit; others take it for dead",
+        )
+    return lease_id

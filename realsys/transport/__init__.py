@@ -1,0 +1,1 @@
+"""Small typed control messages between processes; no tensors."""

@@ -1,0 +1,1 @@
+"""What every worker process does, whatever its kind."""
