@@ -98,7 +98,7 @@ def _read_union(args: tuple[Any, ...], data: Any, where: str) -> Any:
         tag = data.get("type") if isinstance(data, dict) else None
         if tag not in variants:
             _refuse(f"a table with type: one of {sorted(variants)}", data, where)
-        return _read(variants[tag], data, where)
+        return _read(variants[str(tag)], data, where)
     errors = []
     for option in options:
         try:

@@ -31,22 +31,33 @@ from realsys.api.plain import from_plain, to_plain
 T = TypeVar("T")
 
 
+class _Under:
+    """A path under ``root`` of the object it stands in."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+    def __get__(self, files: Any, owner: type | None = None) -> Path:
+        root: Path = files.root
+        return root.joinpath(*self.parts)
+
+
 @dataclass(frozen=True)
 class PhaseFiles:
     """Files of one phase."""
 
     root: Path
 
-    metrics = property(lambda self: self.root / "metrics.jsonl")
-    events = property(lambda self: self.root / "events.jsonl")
-    ledger = property(lambda self: self.root / "ledger.jsonl")
-    samples = property(lambda self: self.root / "samples.jsonl")
-    timeline = property(lambda self: self.root / "timeline.json")
-    tensorboard = property(lambda self: self.root / "tensorboard")
-    checkpoints = property(lambda self: self.root / "checkpoints")
-    recover = property(lambda self: self.root / "recover")
-    graph_picture = property(lambda self: self.root / "dataflow_graph.png")
-    done = property(lambda self: self.root / "done.json")
+    metrics = _Under("metrics.jsonl")
+    events = _Under("events.jsonl")
+    ledger = _Under("ledger.jsonl")
+    samples = _Under("samples.jsonl")
+    timeline = _Under("timeline.json")
+    tensorboard = _Under("tensorboard")
+    checkpoints = _Under("checkpoints")
+    recover = _Under("recover")
+    graph_picture = _Under("dataflow_graph.png")
+    done = _Under("done.json")
 
 
 @dataclass(frozen=True)
@@ -55,11 +66,11 @@ class AttemptFiles:
 
     root: Path
 
-    record = property(lambda self: self.root / "attempt.json")
-    exit = property(lambda self: self.root / "exit.json")
-    logs = property(lambda self: self.root / "logs")
-    last_words = property(lambda self: self.root / "last_words")
-    rendezvous = property(lambda self: self.root / "rendezvous")
+    record = _Under("attempt.json")
+    exit = _Under("exit.json")
+    logs = _Under("logs")
+    last_words = _Under("last_words")
+    rendezvous = _Under("rendezvous")
 
     @property
     def number(self) -> int:
@@ -81,14 +92,14 @@ class TrialFiles:
 
     root: Path
 
-    plan = property(lambda self: self.root / "plan.json")
-    record = property(lambda self: self.root / "trial.json")
-    secrets = property(lambda self: self.root / "secrets")
-    curve_keys = property(lambda self: self.root / "secrets" / "curve.json")
-    submitit = property(lambda self: self.root / "submitit")
-    attempts = property(lambda self: self.root / "attempts")
-    latest = property(lambda self: self.root / "latest")
-    report = property(lambda self: self.root / "report.html")
+    plan = _Under("plan.json")
+    record = _Under("trial.json")
+    secrets = _Under("secrets")
+    curve_keys = _Under("secrets", "curve.json")
+    submitit = _Under("submitit")
+    attempts = _Under("attempts")
+    latest = _Under("latest")
+    report = _Under("report.html")
 
     def attempt(self, number: int) -> AttemptFiles:
         """Files of attempt ``number``."""

@@ -96,9 +96,7 @@ def _least_loaded(
     return [sorted(part) for part in parts]
 
 
-def _first_fit(
-    order: Sequence[int], lengths: Sequence[int], *, capacity: int
-) -> list[list[int]]:
+def _first_fit(order: Sequence[int], lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
     parts: list[list[int]] = []
     loads: list[int] = []
     for item in order:

@@ -36,9 +36,7 @@ def pad_packed(
     return padded
 
 
-def unpad_to_packed(
-    x: torch.Tensor, lengths: Sequence[int], side: Side = "right"
-) -> torch.Tensor:
+def unpad_to_packed(x: torch.Tensor, lengths: Sequence[int], side: Side = "right") -> torch.Tensor:
     """Packed ``[N, …]`` from ``x [B, T, …]``, the inverse of ``pad_packed``. T may be wider.
 
     Raises:

@@ -133,13 +133,11 @@ class SequenceSample:
         Raises:
             DataError: the parts don't hold every id exactly once.
         """
-        if all(isinstance(part, int) for part in parts):
-            bounds = list(accumulate(parts, initial=0))  # type: ignore[arg-type]
-            lists: list[Sequence[int]] = [
-                range(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-            ]
-        else:
-            lists = list(parts)  # type: ignore[arg-type]
+        lists: list[Sequence[int]] = []
+        start = 0
+        for part in parts:
+            lists.append(range(start, start + part) if isinstance(part, int) else part)
+            start = lists[-1][-1] + 1 if lists[-1] else start
         if sorted(i for part in lists for i in part) != list(range(self.batch_size)):
             raise DataError(
                 f"parts {[list(p) for p in lists][:4]} don't cut {self.batch_size} ids",
@@ -170,7 +168,9 @@ class SequenceSample:
         meta = SequenceMeta.gather([p.meta for p in parts])
         if len(parts) == 1:
             return parts[0]
-        return SequenceSample(meta, {k: torch.cat([p.data[k] for p in parts]) for k in meta.seqlens})
+        return SequenceSample(
+            meta, {k: torch.cat([p.data[k] for p in parts]) for k in meta.seqlens}
+        )
 
     def _cut(self, parts: Sequence[Sequence[int]]) -> list[SequenceSample]:
         if bad := [i for part in parts for i in part if not 0 <= i < self.batch_size]:
@@ -199,9 +199,7 @@ class SequenceSample:
             what = f"{key!r} has trailing shape {found[1]}, described as {described[1]}"
         else:
             return
-        raise DataError(
-            what, where="SequenceSample", fix="correct the tensor or its description"
-        )
+        raise DataError(what, where="SequenceSample", fix="correct the tensor or its description")
 
 
 def _rows(x: torch.Tensor, starts: Sequence[int], part: Sequence[int]) -> torch.Tensor:
