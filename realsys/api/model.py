@@ -9,6 +9,7 @@ be described, and a custom interface declared, on a login node.
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -75,6 +76,24 @@ class ProcessTopology:
 
     def __str__(self) -> str:
         return f"d{self.data}t{self.tensor}p{self.pipeline}"
+
+    @classmethod
+    def parse(cls, text: str, *, where: str = "parallel") -> ProcessTopology:
+        """Reads ``d2t1p1`` (letters in any order, each at most once, missing means 1).
+
+        Raises:
+            ConfigError: anything else.
+        """
+        axes = {"d": "data", "t": "tensor", "p": "pipeline"}
+        parts = re.findall(r"([dtp])([1-9][0-9]*)", text)
+        letters = [letter for letter, _ in parts]
+        if not parts or "".join(a + n for a, n in parts) != text or len(set(letters)) != len(parts):
+            raise ConfigError(
+                f"{text!r} is no parallel layout",
+                where=where,
+                fix="write data, tensor and pipeline degrees, e.g. d2t1p1",
+            )
+        return cls(**{axes[letter]: int(number) for letter, number in parts})
 
 
 @dataclass(frozen=True, kw_only=True)

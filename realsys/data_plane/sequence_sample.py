@@ -137,7 +137,7 @@ class SequenceSample:
         start = 0
         for part in parts:
             lists.append(range(start, start + part) if isinstance(part, int) else part)
-            start = lists[-1][-1] + 1 if lists[-1] else start
+            start += len(lists[-1])
         if sorted(i for part in lists for i in part) != list(range(self.batch_size)):
             raise DataError(
                 f"parts {[list(p) for p in lists][:4]} don't cut {self.batch_size} ids",

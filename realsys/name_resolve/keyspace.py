@@ -16,7 +16,9 @@ from realsys.api.errors import LeaseLost
 from realsys.name_resolve.process_identity import ProcessIdentity
 from realsys.name_resolve.store import Compare, Entry, Event, EventKind, is_under
 
-MAX_HISTORY_EVENTS = 8192  # a watcher further behind gets the difference (keyspace_store.py)
+# A watcher further behind gets the difference (watch.py).
+MAX_HISTORY_EVENTS = 8192
+MAX_HISTORY_BYTES = 64 * 1024 * 1024
 
 
 class PutKey(msgspec.Struct, frozen=True, tag="put"):
@@ -67,6 +69,7 @@ class KeySpace:
             if entry.lease_id is not None:
                 self.keys_of_lease[entry.lease_id].add(entry.key)
         self._history: deque[Event] = deque()
+        self._history_bytes = 0
         self._history_floor = self.revision  # events of later revisions are all in the history
 
     def snapshot(self) -> Snapshot:
@@ -119,8 +122,10 @@ class KeySpace:
                         self._end_key(key, kind)
                     self.leases.pop(lease_id, None)
                     self.keys_of_lease.pop(lease_id, None)
-        while len(self._history) > MAX_HISTORY_EVENTS:
-            self._history_floor = self._history.popleft().revision
+        while len(self._history) > MAX_HISTORY_EVENTS or self._history_bytes > MAX_HISTORY_BYTES:
+            oldest = self._history.popleft()
+            self._history_floor = oldest.revision
+            self._history_bytes -= len(oldest.value)
 
     def _put(self, put: PutKey) -> None:
         old = self.entries.get(put.key)
@@ -146,6 +151,7 @@ class KeySpace:
         self._record(kind, key, old.value)
 
     def _record(self, kind: EventKind, key: str, value: bytes) -> None:
+        self._history_bytes += len(value)
         self._history.append(Event(kind=kind, key=key, value=value, revision=self.revision))
 
 

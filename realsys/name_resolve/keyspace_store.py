@@ -1,8 +1,7 @@
 """The store's calls over a KeySpace: everything that memory and file stores have in common.
 
 A subclass says how to bring the KeySpace up to date, how to make a write happen, and how to judge a
-lease; all else stands here, in lease.py and in watch.py once. etcd does these things itself and does
-not use this file. Two locks: ``_write_lock``
+lease; all else stands here, in lease.py and in watch.py once. Two locks: ``_write_lock``
 is taken first and may be held while waiting for other processes, ``lock`` guards the KeySpace and is
 held for microseconds, so that reads and lease renewals are never behind a slow write.
 """

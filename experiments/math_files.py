@@ -1,0 +1,98 @@
+"""Checks of the files that the math experiments read, before anything is submitted. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from realsys.api import registry
+from realsys.api.errors import ConfigError, DataError, RealsysError
+from realsys.api.options import MathDatasetOptions, ModelOptions
+
+
+def dataset_args(options: MathDatasetOptions) -> dict[str, Any]:
+    """Arguments of the registered math data sets, the same for training and held-out splits."""
+    return {
+        "path": absolute(options.path),
+        "eval_path": absolute(options.eval_path),
+        "train_size": options.train_size,
+        "eval_size": options.eval_size,
+        "max_prompt_len": options.max_prompt_len,
+    }
+
+
+def absolute(path: str | None) -> str | None:
+    """The path as every worker can use it, whatever its working directory."""
+    return None if path is None else str(Path(path).expanduser().resolve())
+
+
+def model_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
+    """An unknown backend, or a directory that holds no whole model."""
+    if problem := registry.check("backend", options.backend, where=f"{where}.backend"):
+        yield problem
+    if options.path is not None:
+        from realsys.models.hf_directory import check_hf_directory
+
+        yield from _as_problem(check_hf_directory, options.path, f"{where}.path")
+
+
+def dataset_problems(
+    options: MathDatasetOptions, *, tokenizer_dir: str | None
+) -> Iterator[ConfigError]:
+    """Unreadable, empty or incomplete files, too few questions, questions over the limit."""
+    for name in ("path", "eval_path"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        try:
+            records = _records(path)
+        except DataError as error:
+            yield ConfigError(error.what, where=f"dataset.{name}, {error.where}", fix=error.fix)
+            continue
+        needed = options.train_bs_n_seqs if name == "path" else options.eval_size
+        spare = options.eval_size if name == "path" and options.eval_path is None else 0
+        if len(records) - spare < needed:
+            yield ConfigError(
+                f"{len(records)} questions are too few: {needed} a batch"
+                + (f" and {spare} held out" if spare else ""),
+                where=f"dataset.{name}, {path}",
+                fix="lower dataset.train_bs_n_seqs or dataset.eval_size, or give more questions",
+            )
+        if tokenizer_dir is not None:
+            yield from _length_problems(records, path, tokenizer_dir, options.max_prompt_len)
+
+
+def _records(path: str) -> list[dict[str, str]]:
+    from realsys.datasets.records import read_records
+
+    return read_records(Path(path).expanduser())
+
+
+def _length_problems(
+    records: list[dict[str, str]], path: str, tokenizer_dir: str, limit: int
+) -> Iterator[ConfigError]:
+    """The longest question over the limit, counted without a chat template (that adds to it)."""
+    file = Path(tokenizer_dir).expanduser() / "tokenizer.json"
+    if not file.is_file():
+        return
+    from tokenizers import Tokenizer
+
+    encodings = Tokenizer.from_file(str(file)).encode_batch([r["prompt"] for r in records])
+    lengths = [len(e.ids) for e in encodings]
+    worst = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[worst] > limit:
+        too_long = sum(n > limit for n in lengths)
+        yield ConfigError(
+            f"{too_long} of {len(lengths)} questions are longer than {limit} tokens; "
+            f"record {worst + 1} has {lengths[worst]}",
+            where=f"dataset.max_prompt_len and {path}",
+            fix=f"raise dataset.max_prompt_len to {lengths[worst]}, or drop these questions",
+        )
+
+
+def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:
+    try:
+        check(Path(path).expanduser())
+    except RealsysError as error:
+        yield ConfigError(error.what, where=f"{where}, {error.where}", fix=error.fix)

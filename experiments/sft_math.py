@@ -1,0 +1,154 @@
+"""``sft-math``: supervised fine-tuning on questions with step-by-step answers.
+
+From a Hugging Face directory (``model.path=``) or, without one, a small Llama made from scratch.
+``ppo-math`` runs it once to make its starting policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from experiments.math_files import dataset_args, dataset_problems, model_problems
+from experiments.placement import RolePlacement, place_roles
+from realsys.api.data import MicroBatchSpec
+from realsys.api.dataflow import MFCDef
+from realsys.api.errors import ConfigError
+from realsys.api.experiment import Experiment, ExperimentConfig, ExperimentSaveEvalControl
+from realsys.api.model import (
+    DatasetAbstraction,
+    ModelAbstraction,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+    ModelInterfaceType,
+    ModelName,
+    ProcessTopology,
+)
+from realsys.api.options import (
+    MathDatasetOptions,
+    ModelOptions,
+    OptimizerOptions,
+    WandbOptions,
+    option,
+)
+from realsys.api.plain import to_plain
+from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyLlamaOptions:
+    """Shape of the model made from scratch when there is no ``path``."""
+
+    hidden_size: int = option(128, "width", ge=8)
+    num_layers: int = option(4, "layers", ge=1)
+    num_heads: int = option(4, "attention heads", ge=1)
+    num_kv_heads: int = option(2, "key-value heads", ge=1)
+    vocab_size: int = option(512, "tokens of the byte-level BPE tokenizer", ge=300)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTMathExperiment(Experiment):
+    """Supervised fine-tuning on math questions."""
+
+    seed: int = option(1, "of initialisation, data order and everything drawn", ge=0)
+    exp_ctrl: ExperimentSaveEvalControl = option(
+        ExperimentSaveEvalControl(total_train_epochs=1, benchmark_steps=200),
+        "how long to train, when to save and evaluate",
+    )
+    model: ModelOptions = option(
+        ModelOptions(optimizer=OptimizerOptions(lr=1e-3, lr_schedule="linear")), "the model"
+    )
+    init: TinyLlamaOptions = option(TinyLlamaOptions(), "the model made when model.path is none")
+    dataset: MathDatasetOptions = option(
+        MathDatasetOptions(train_bs_n_seqs=128, eval_size=0), "questions and answers"
+    )
+    max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
+    cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
+    gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
+    mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    tensorboard: bool = option(True, "write TensorBoard files")
+    wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
+
+    @property
+    def _topo(self) -> ProcessTopology:
+        return ProcessTopology.parse(self.model.parallel, where="model.parallel")
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Unreadable files, unknown names, batches that do not divide."""
+        yield from model_problems(self.model, "model")
+        yield from dataset_problems(self.dataset, tokenizer_dir=self.model.path)
+        if self.dataset.train_bs_n_seqs % self._topo.data:
+            yield ConfigError(
+                f"a batch of {self.dataset.train_bs_n_seqs} does not divide over "
+                f"{self._topo.data} data-parallel ranks",
+                where="dataset.train_bs_n_seqs and model.parallel",
+                fix=f"use a multiple of {self._topo.data}",
+            )
+
+    def scheduling_setup(self) -> ExperimentScheduling:
+        """One master, as many model workers as the model's layout has processes."""
+        return math_scheduling(
+            self._topo.world_size,
+            cpu=self.cpus_per_model_worker,
+            gpu=self.gpus_per_model_worker,
+            mem=self.mem_per_model_worker,
+        )
+
+    def initial_setup(self) -> ExperimentConfig:
+        """One model, one call."""
+        data = {**dataset_args(self.dataset), "max_answer_len": self.max_answer_len}
+        if self.model.path is None:
+            model = ModelAbstraction(
+                "tiny_llama", {"dtype": self.model.dtype, "seed": self.seed, **to_plain(self.init)}
+            )
+        else:
+            model = ModelAbstraction(
+                "hf_causal_lm", {"path": self.model.path, "dtype": self.model.dtype}
+            )
+        role = RolePlacement(
+            topo=self._topo,
+            model=model,
+            backend=ModelBackendAbstraction(
+                self.model.backend, {"optimizer": to_plain(self.model.optimizer)}
+            ),
+            eval_dataset=DatasetAbstraction("math_sft", {**data, "split": "test"})
+            if self.dataset.eval_size
+            else None,
+        )
+        train = MFCDef(
+            name="sft_train",
+            n_seqs=self.dataset.train_bs_n_seqs,
+            interface_type=ModelInterfaceType.TRAIN_STEP,
+            interface_impl=ModelInterfaceAbstraction("sft"),
+            model_name=ModelName("model"),
+            input_keys=("packed_input_ids", "prompt_mask"),
+            mb_spec=MicroBatchSpec(max_tokens_per_mb=self.model.max_tokens_per_mb),
+        )
+        return ExperimentConfig(
+            exp_ctrl=self.exp_ctrl,
+            model_rpcs=(train,),
+            dataset_keys=("packed_input_ids", "prompt_mask"),
+            model_worker=place_roles(
+                {"model": role},
+                base_seed=self.seed,
+                datasets=(DatasetAbstraction("math_sft", {**data, "split": "train"}),),
+                tokenizer=self.model.path,
+                shuffle_dataset=self.dataset.shuffle,
+                num_threads=self.cpus_per_model_worker,
+            ),
+            wandb=self.wandb,
+            tensorboard=self.tensorboard,
+        )
+
+
+def math_scheduling(num_workers: int, *, cpu: int, gpu: float, mem: int) -> ExperimentScheduling:
+    """One small master beside ``num_workers`` model workers."""
+    return ExperimentScheduling(
+        model_worker=TasksGroup(
+            count=num_workers,
+            scheduling=Scheduling.model_worker_default(cpu=cpu, gpu=gpu, mem=mem),
+        ),
+        master_worker=TasksGroup(
+            count=1, scheduling=Scheduling.master_worker_default(cpu=1, mem=2048)
+        ),
+    )

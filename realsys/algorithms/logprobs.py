@@ -1,0 +1,112 @@
+"""Log-probabilities and entropy from logits, in float32 and at the sampling temperature.
+
+Shapes: N packed tokens, V vocabulary. The trainer must divide by the temperature the tokens were
+sampled with, otherwise the importance ratio of an unchanged policy is not 1.
+
+Work goes through the rows in chunks, so that without gradients at most one chunk of float32
+logits exists beside the (often bfloat16) original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from realsys.algorithms.tensor_checks import require_same_shape
+from realsys.api.errors import ConfigError, DataError
+
+_CHUNK_ELEMENTS = 2**25  # 128 MiB of float32
+
+
+def gather_logprobs(
+    logits: torch.Tensor, labels: torch.Tensor, *, temperature: float = 1.0
+) -> torch.Tensor:
+    """float32 ``[N]``: log softmax(logits / temperature) at ``labels``.
+
+    Computed as the label's logit minus logsumexp: the ``[N, V]`` log-probabilities never exist.
+
+    Args:
+        logits: ``[N, V]``, any floating dtype. Row t belongs to label t: nothing is shifted here.
+        labels: int64 ``[N]``.
+    """
+    require_same_shape("gather_logprobs", labels=labels, logits_rows=logits[:, 0])
+    picked = [
+        scaled.gather(1, rows[:, None]).squeeze(1) - scaled.logsumexp(dim=1)
+        for scaled, rows in zip(
+            _scaled_chunks(logits, temperature),
+            torch.split(labels, _rows_per_chunk(logits)),
+            strict=True,
+        )
+    ]
+    return torch.cat(picked)
+
+
+def entropy(logits: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
+    """float32 ``[N]``: entropy in nats of softmax(logits / temperature), ``logits [N, V]``.
+
+    Tokens ruled out by a logit of -inf contribute 0.
+    """
+    entropies = []
+    for scaled in _scaled_chunks(logits, temperature):
+        finite = scaled.clamp(min=torch.finfo(torch.float32).min)  # 0 · -inf would be nan
+        mean_logit = (finite.softmax(dim=1) * finite).sum(dim=1)
+        entropies.append(finite.logsumexp(dim=1) - mean_logit)
+    return torch.cat(entropies)
+
+
+def next_token_logprobs(
+    logits: torch.Tensor,
+    packed_input_ids: torch.Tensor,
+    lengths: Sequence[int],
+    *,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """float32 ``[N]``: at position t of a sequence, log p(token t | tokens before t).
+
+    Position 0 of every sequence, which nothing predicts, is 0.
+
+    Args:
+        logits: ``[N, V]``; row t predicts the token at t + 1, as causal models put it out.
+        packed_input_ids: int64 ``[N]``.
+        lengths: of the packed sequences; they add up to N.
+    """
+    next_ids = packed_input_ids.roll(-1)  # the label at a sequence's end is dropped by the shift
+    return shift_to_next_token(gather_logprobs(logits, next_ids, temperature=temperature), lengths)
+
+
+def shift_to_next_token(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """``[N]``: ``x [N]`` moved one token on within each sequence; 0 at each first position.
+
+    It turns "computed from the prefix that ends at t" into "belongs to the token at t + 1": so a
+    critic's output becomes the value of the state before each token.
+    """
+    if sum(lengths) != x.shape[0]:
+        raise DataError(
+            f"x has {x.shape[0]} rows, lengths add up to {sum(lengths)}",
+            where="shift_to_next_token",
+            fix="pass the lengths of the packed sequences",
+        )
+    firsts, start = [], 0
+    for length in lengths:
+        if length:  # an empty sequence has no first token
+            firsts.append(start)
+        start += length
+    is_first = torch.zeros(x.shape[0], dtype=torch.bool, device=x.device)
+    is_first[torch.tensor(firsts, dtype=torch.int64, device=x.device)] = True
+    return x.roll(1).masked_fill(is_first, 0)
+
+
+def _rows_per_chunk(logits: torch.Tensor) -> int:
+    return max(1, _CHUNK_ELEMENTS // logits.shape[1])
+
+
+def _scaled_chunks(logits: torch.Tensor, temperature: float) -> Iterator[torch.Tensor]:
+    if not temperature > 0:
+        raise ConfigError(
+            f"temperature is {temperature}",
+            where="log-probabilities",
+            fix="use the temperature of sampling; 1.0 for greedy answers",
+        )
+    for chunk in torch.split(logits, _rows_per_chunk(logits)):
+        yield chunk.float() if temperature == 1.0 else chunk.float() / temperature

@@ -1,0 +1,65 @@
+"""Question-and-answer records from a JSONL file. No torch: the launcher checks files with it too.
+
+Two spellings are read: ``{"prompt": …, "answer": …}`` and GSM8K's ``{"question": …, "answer": …}``
+whose answer works step by step and ends in ``#### 42``. A data set may carry further fields; they
+are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from realsys.api.errors import DataError, did_you_mean
+
+FINAL = "####"
+
+
+def read_records(path: str | Path) -> list[dict[str, str]]:
+    """All records as ``{"prompt", "answer"}`` (the answer with its steps, as written).
+
+    Raises:
+        DataError: no such file, not JSON, no prompt or no answer (with the line number), no records.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the data set can't be read: {error}",
+            where=str(path),
+            fix="give a JSONL file in UTF-8 that this user may read",
+        ) from error
+    records = [_record(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not records:
+        raise DataError(
+            "the data set is empty", where=str(path), fix='add lines of {"prompt": …, "answer": …}'
+        )
+    return records
+
+
+def final_answer(answer: str) -> str:
+    """What follows the last ``####``; the whole text when there is none."""
+    return answer.rpartition(FINAL)[2].strip()
+
+
+def _record(line: str, where: str) -> dict[str, str]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}", where=where, fix="write one object a line") from error
+    if not isinstance(record, dict):
+        raise DataError(
+            f"a {type(record).__name__}, not an object", where=where, fix="write one object a line"
+        )
+    prompt = record.get("prompt", record.get("question"))
+    answer = record.get("answer")
+    for name, value in (("prompt", prompt), ("answer", answer)):
+        if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+            found = "is missing" if value in (None, "") else f"is a {type(value).__name__}"
+            raise DataError(
+                f"{name!r} {found}",
+                where=where,
+                fix=f"every record needs a prompt and an answer ({did_you_mean(name, record)})",
+            )
+    return {"prompt": str(prompt), "answer": str(answer)}

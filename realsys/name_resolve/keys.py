@@ -1,0 +1,232 @@
+"""Every key that realsys writes into name resolution, who writes it, who reads it, how long it lives.
+
+The one place where keys are put together; ``KEY_TABLE`` is what the documentation prints. Values are
+not described here: their writers encode them. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from realsys.api.errors import ConfigError, StoreError
+from realsys.name_resolve.store import canonical
+
+PREFIX = "realsys/v1"  # a change of any value's meaning takes a new number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialKeys:
+    """The keys of one trial. ``clear_subtree(keys.root)`` removes them and nothing else.
+
+    ``user`` is the submitting user as the plan has it, never asked from the operating system: in a
+    container it would be root, and two halves of one run would not find each other.
+    """
+
+    cluster: str
+    user: str
+    experiment: str
+    trial: str
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            segment(getattr(self, field.name), what=field.name)
+
+    @property
+    def root(self) -> str:
+        return f"{PREFIX}/{self.cluster}/{self.user}/{self.experiment}/{self.trial}"
+
+    @property
+    def attempt(self) -> str:
+        return f"{self.root}/attempt"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.root}/worker"
+
+    def worker(self, worker_type: str, index: int) -> str:
+        return f"{self.workers}/{_worker(worker_type, index)}"
+
+    @property
+    def worker_statuses(self) -> str:
+        return f"{self.root}/worker_status"
+
+    def worker_status(self, worker_type: str, index: int) -> str:
+        return f"{self.worker_statuses}/{_worker(worker_type, index)}"
+
+    @property
+    def experiment_status(self) -> str:
+        return f"{self.root}/experiment_status"
+
+    @property
+    def progress(self) -> str:
+        return f"{self.root}/progress"
+
+    @property
+    def stop(self) -> str:
+        return f"{self.root}/stop"
+
+    @property
+    def done(self) -> str:
+        return f"{self.root}/done"
+
+    def model_version(self, role: str) -> str:
+        return f"{self.root}/model_version/{segment(role, what='role')}"
+
+    def process_group(self, name: str) -> str:
+        return f"{self.root}/process_group/{segment(name, what='process group')}"
+
+    @property
+    def gen_servers(self) -> str:
+        return f"{self.root}/gen_server"
+
+    def gen_server(self, index: int) -> str:
+        return f"{self.gen_servers}/{_index(index)}"
+
+    @property
+    def gserver_manager(self) -> str:
+        return f"{self.root}/gserver_manager"
+
+    @property
+    def training_samples(self) -> str:
+        return f"{self.root}/training_samples"
+
+    @property
+    def streams(self) -> str:
+        return f"{self.root}/stream"
+
+    def stream(self, receiver: str) -> str:
+        return f"{self.streams}/{segment(receiver, what='receiver')}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyRow:
+    """One row of the table of keys. ``pattern`` is below the trial's root."""
+
+    name: str  # of the TrialKeys member
+    pattern: str
+    writer: str
+    reader: str
+    lifetime: str
+
+
+_LEASE = "the writer's lease"
+_TRIAL = "until the trial is cleared"
+
+KEY_TABLE: tuple[KeyRow, ...] = (
+    KeyRow(
+        name="attempt",
+        pattern="attempt",
+        writer="supervisor, by transaction n -> n+1",
+        reader="every worker, the next supervisor",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="worker",
+        pattern="worker/<type>/<index>",
+        writer="the worker: host, pid, endpoint, attempt",
+        reader="master, supervisor, status",
+        lifetime=_LEASE,
+    ),
+    KeyRow(
+        name="worker_status",
+        pattern="worker_status/<type>/<index>",
+        writer="the worker, at each change of its state",
+        reader="supervisor, status",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="experiment_status",
+        pattern="experiment_status",
+        writer="supervisor",
+        reader="launcher: status, wait",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="progress",
+        pattern="progress",
+        writer="master, after each step",
+        reader="status, supervisor (is it hung?)",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="stop",
+        pattern="stop",
+        writer="launcher: stop; supervisor on a signal",
+        reader="master, workers",
+        lifetime="until the next attempt",
+    ),
+    KeyRow(
+        name="done",
+        pattern="done",
+        writer="master, when all steps are done",
+        reader="supervisor, launcher: wait",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="model_version",
+        pattern="model_version/<role>",
+        writer="model worker, after publishing weights",
+        reader="gserver manager, generation servers",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="process_group",
+        pattern="process_group/<name>",
+        writer="rank 0 of the group: its rendezvous address",
+        reader="the group's other ranks",
+        lifetime=_LEASE,
+    ),
+    KeyRow(
+        name="gen_server",
+        pattern="gen_server/<index>",
+        writer="generation server: its URL",
+        reader="gserver manager",
+        lifetime=_LEASE,
+    ),
+    KeyRow(
+        name="gserver_manager",
+        pattern="gserver_manager",
+        writer="gserver manager: its endpoint",
+        reader="rollout workers",
+        lifetime=_LEASE,
+    ),
+    KeyRow(
+        name="training_samples",
+        pattern="training_samples",
+        writer="master: samples consumed so far",
+        reader="gserver manager (staleness)",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="stream",
+        pattern="stream/<receiver>",
+        writer="the receiver of trajectories: its endpoint",
+        reader="rollout workers, makers",
+        lifetime=_LEASE,
+    ),
+)
+
+
+def segment(name: str, *, what: str) -> str:
+    """Returns ``name`` if it can be one segment of a key."""
+    try:
+        canonical(name)
+    except StoreError as error:
+        raise ConfigError(
+            f"{what} {name!r} can't be part of a key: {error.what}",
+            where=what,
+            fix="use a name without '/', not empty, not '.' or '..'",
+        ) from error
+    if "/" in name:
+        raise ConfigError(f"{what} {name!r} has a '/'", where=what, fix="use '-' or '_' instead")
+    return name
+
+
+def _worker(worker_type: str, index: int) -> str:
+    return f"{segment(worker_type, what='worker type')}/{_index(index)}"
+
+
+def _index(index: int) -> int:
+    if index < 0:
+        raise ConfigError(f"index {index} is below 0", where="worker index", fix="count from 0")
+    return index

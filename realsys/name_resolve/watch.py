@@ -1,0 +1,76 @@
+"""A watch of a KeySpaceStore: which events a watcher has not seen yet.
+
+For keyspace_store.py, which makes them. A watcher asks; nothing is pushed. Events come from the
+KeySpace's history; a watcher that fell out of it gets the difference to what it knew (coalesced: one
+PUT per changed key, and for a key that went away a DELETE without its last value).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
+
+from realsys.name_resolve.keyspace import difference
+from realsys.name_resolve.store import Entry, Event, EventKind, is_under
+
+if TYPE_CHECKING:
+    from realsys.name_resolve.keyspace_store import KeySpaceStore
+
+
+class KeySpaceWatch:
+    """A Watch of a KeySpaceStore. Used by one thread; ``close`` may come from another."""
+
+    def __init__(self, store: KeySpaceStore, prefix: str, from_revision: int | None) -> None:
+        self._store, self._prefix, self._closed = store, prefix, False
+        with store.lock:
+            space = store.opened()
+            self._next = space.revision + 1 if from_revision is None else from_revision
+            behind = space.events_from(self._next) is None
+            known = [] if behind else space.subtree(prefix)
+        self._known = {entry.key: entry.revision for entry in known}
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        deadline_s = time.monotonic() + timeout_s
+        while not self._closed:
+            if events := self._take():
+                return events
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                break
+            self._store.pause(left_s)
+        return []
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __iter__(self) -> Iterator[Event]:
+        while not self._closed:
+            yield from self.poll(1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _take(self) -> list[Event]:
+        with self._store.lock:
+            leases = self._store.opened().leases_under(self._prefix)
+        self._store.end_dead(leases)
+        with self._store.lock:
+            space = self._store.opened()
+            events = space.events_from(self._next)
+            if events is None:
+                now = [e for e in space.subtree(self._prefix) if self._is_news(e)]
+                events = difference(self._known, now, revision=space.revision)
+            self._next = space.revision + 1
+        events = [event for event in events if is_under(event.key, self._prefix)]
+        for event in events:
+            if event.kind is EventKind.PUT:
+                self._known[event.key] = event.revision
+            else:
+                self._known.pop(event.key, None)
+        return events
+
+    def _is_news(self, entry: Entry) -> bool:
+        return entry.key in self._known or entry.revision >= self._next
