@@ -169,6 +169,7 @@ class Failure:
     pid: int
     why: str  # one sentence: exit code or signal, or the error's own text
     at: float
+    kind: str = ""  # class of the error; "" for an end without last words
     fix: str = ""
     log: str = ""
     log_tail: tuple[str, ...] = ()

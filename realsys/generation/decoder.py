@@ -9,7 +9,7 @@ slower generic_decoder.py; ``fast_path_obstacle`` says why. Both keep the same t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +43,7 @@ class Decoder(Protocol):
 
 def fast_path_obstacle(module: nn.Module) -> str | None:
     """Why ``FastDecoder`` can't compute this model, or None."""
-    config = module.config
+    config: Any = module.config
     # FSDP2 wraps by subclassing, so the class itself may bear another name.
     classes = [cls.__name__ for cls in type(module).__mro__]
     if FAST_FAMILIES.get(getattr(config, "model_type", "")) not in classes:
@@ -77,7 +77,7 @@ class _LayerWeights:
     down: Tensor
 
 
-def _layer_weights(layer: nn.Module) -> _LayerWeights:
+def _layer_weights(layer: Any) -> _LayerWeights:
     attn, mlp = layer.self_attn, layer.mlp
     qkv = (attn.q_proj, attn.k_proj, attn.v_proj)
     biased = attn.q_proj.bias is not None
@@ -104,16 +104,18 @@ class FastDecoder:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        config = module.config
+        config: Any = module.config
+        backbone: Any = module.model
+        head: Any = module.lm_head
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
-        self.head_dim = module.model.layers[0].self_attn.head_dim
+        self.head_dim: int = backbone.layers[0].self_attn.head_dim
         self.eps = config.rms_norm_eps
-        self.rotary = module.model.rotary_emb
-        self.embedding = module.model.embed_tokens.weight
-        self.final_norm = module.model.norm.weight
-        self.lm_head = module.lm_head.weight
-        self.layers = [_layer_weights(layer) for layer in module.model.layers]
+        self.rotary = backbone.rotary_emb
+        self.embedding: Tensor = backbone.embed_tokens.weight
+        self.final_norm: Tensor = backbone.norm.weight
+        self.lm_head: Tensor = head.weight
+        self.layers = [_layer_weights(layer) for layer in backbone.layers]
 
     def prefill(self, input_ids: Tensor, real: Tensor, room: int) -> Tensor:
         num_rows, length = input_ids.shape
@@ -164,38 +166,36 @@ class FastDecoder:
             self.step_mask = zeros.masked_fill_(padding, -torch.inf)
 
     def _forward(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
-        start, self.length = self.length, self.length + input_ids.shape[1]
-        cos, sin = self.cos[:, start : self.length], self.sin[:, start : self.length]
-        x = F.embedding(input_ids, self.embedding)
+        num_rows, num_new = input_ids.shape
+        self.length += num_new
+        x = F.embedding(input_ids.flatten(), self.embedding)
         size = (x.shape[-1],)
         for w, cache in zip(self.layers, self.cache, strict=True):
             y = F.rms_norm(x, size, w.attn_norm, self.eps)
-            y = self._attention(F.linear(y, w.qkv, w.qkv_bias), w, cache, cos, sin, mask)
-            x = x + F.linear(y, w.attn_out)
+            qkv = F.linear(y, w.qkv, w.qkv_bias).view(num_rows, num_new, -1)
+            y = self._attention(qkv, w, cache, mask).reshape(num_rows * num_new, -1)
+            x = torch.addmm(x, y, w.attn_out.t())
             y = F.rms_norm(x, size, w.mlp_norm, self.eps)
             gate, up = F.linear(y, w.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, w.down)
-        return F.linear(F.rms_norm(x[:, -1], size, self.final_norm, self.eps), self.lm_head)
+            x = torch.addmm(x, F.silu(gate).mul_(up), w.down.t())
+        last = x.view(num_rows, num_new, -1)[:, -1]
+        return F.linear(F.rms_norm(last, size, self.final_norm, self.eps), self.lm_head)
 
     def _attention(
-        self,
-        qkv: Tensor,
-        w: _LayerWeights,
-        cache: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor | None,
+        self, qkv: Tensor, w: _LayerWeights, cache: Tensor, mask: Tensor | None
     ) -> Tensor:
+        """Writes the new keys and values; what the new queries see, ``[B, N, H, D]``."""
         num_rows, num_new, _ = qkv.shape
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
-        qkv_BNHD = qkv.view(num_rows, num_new, heads + 2 * kv_heads, dim)
-        qk_BNHD, v_BNKD = qkv_BNHD.split([heads + kv_heads, kv_heads], dim=2)
+        qkv = qkv.view(num_rows, num_new, heads + 2 * kv_heads, dim)
+        qk_BNHD, v_BNKD = qkv.split([heads + kv_heads, kv_heads], dim=2)
         if w.q_norm is not None and w.k_norm is not None:
             q, k = qk_BNHD.split([heads, kv_heads], dim=2)
             q = F.rms_norm(q, (dim,), w.q_norm, self.eps)
             qk_BNHD = torch.cat([q, F.rms_norm(k, (dim,), w.k_norm, self.eps)], dim=2)
-        qk_BNHD = qk_BNHD * cos + qk_BNHD.roll(dim // 2, dims=-1) * sin  # rotate_half: see sin
         new = slice(self.length - num_new, self.length)
+        halves_swapped = qk_BNHD.roll(dim // 2, dims=-1)  # sin holds rotate_half's minus
+        qk_BNHD = (qk_BNHD * self.cos[:, new]).addcmul_(halves_swapped, self.sin[:, new])
         cache[:, 0, :, new] = qk_BNHD[:, :, heads:].transpose(1, 2)
         cache[:, 1, :, new] = v_BNKD.transpose(1, 2)
         k_BKTD, v_BKTD = cache[:, 0, :, : self.length], cache[:, 1, :, : self.length]
@@ -204,7 +204,7 @@ class FastDecoder:
             # The query heads that share a key head see the same keys: they stand in as positions.
             q_BKGD = q_BNHD.reshape(num_rows, kv_heads, heads // kv_heads, dim)
             y_BKGD = F.scaled_dot_product_attention(q_BKGD, k_BKTD, v_BKTD, attn_mask=mask)
-            return y_BKGD.reshape(num_rows, 1, heads * dim)
+            return y_BKGD.view(num_rows, 1, heads, dim)
         y_BHND = F.scaled_dot_product_attention(
             q_BNHD.transpose(1, 2),
             k_BKTD.repeat_interleave(heads // kv_heads, dim=1),
@@ -212,4 +212,4 @@ class FastDecoder:
             attn_mask=mask,
             is_causal=mask is None,
         )
-        return y_BHND.transpose(1, 2).reshape(num_rows, num_new, heads * dim)
+        return y_BHND.transpose(1, 2)

@@ -87,13 +87,9 @@ def generate(
             ended, lengths = _lengths(answers, stop_ids)
             truncated[rows] = ~ended
             for i, length, a, b in zip(rows, lengths, answers, answer_logprobs, strict=True):
-                tokens[i], logprobs[i] = a[:length].clone(), b[:length].clone()
-    return GenerationResult(_usable(tokens), _usable(logprobs), truncated)
-
-
-def _usable(tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors made in inference mode, copied out of it: autograd refuses to save those."""
-    return [t.clone() for t in tensors]
+                tokens[i], logprobs[i] = a[:length], b[:length]
+    # Copied outside of inference mode: autograd refuses to save tensors made in it.
+    return GenerationResult([t.clone() for t in tokens], [t.clone() for t in logprobs], truncated)
 
 
 def _check(
@@ -114,7 +110,7 @@ def _check(
             where="generate",
             fix="drop it, or begin prompts with a BOS token",
         )
-    limit = getattr(module.config, "max_position_embeddings", None)
+    limit: int | None = getattr(module.config, "max_position_embeddings", None)
     if limit is not None and lengths and (longest := max(lengths)) + gconfig.max_new_tokens > limit:
         raise DataError(
             f"a prompt of {longest} tokens and max_new_tokens={gconfig.max_new_tokens} "

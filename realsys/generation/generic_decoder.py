@@ -17,7 +17,7 @@ class GenericDecoder:
     """Decoder (see decoder.py) over any module with the forward of a transformers causal LM."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module: Any = module
         accepted = inspect.signature(module.forward).parameters
         self.takes_positions = "position_ids" in accepted
         # Without it prefill computes the logits of every prompt token, only to drop them.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
 from realsys.name_resolve.keyspace import difference
-from realsys.name_resolve.store import Entry, Event, EventKind, is_under
+from realsys.name_resolve.store import Event, EventKind, is_under
 
 if TYPE_CHECKING:
     from realsys.name_resolve.keyspace_store import KeySpaceStore
@@ -26,9 +26,8 @@ class KeySpaceWatch:
         with store.lock:
             space = store.opened()
             self._next = space.revision + 1 if from_revision is None else from_revision
-            behind = space.events_from(self._next) is None
-            known = [] if behind else space.subtree(prefix)
-        self._known = {entry.key: entry.revision for entry in known}
+            older = [e for e in space.subtree(prefix) if e.revision < self._next]
+        self._known = {entry.key: entry.revision for entry in older}
 
     def poll(self, timeout_s: float) -> list[Event]:
         deadline_s = time.monotonic() + timeout_s
@@ -61,7 +60,7 @@ class KeySpaceWatch:
             space = self._store.opened()
             events = space.events_from(self._next)
             if events is None:
-                now = [e for e in space.subtree(self._prefix) if self._is_news(e)]
+                now = space.subtree(self._prefix)
                 events = difference(self._known, now, revision=space.revision)
             self._next = space.revision + 1
         events = [event for event in events if is_under(event.key, self._prefix)]
@@ -71,6 +70,3 @@ class KeySpaceWatch:
             else:
                 self._known.pop(event.key, None)
         return events
-
-    def _is_news(self, entry: Entry) -> bool:
-        return entry.key in self._known or entry.revision >= self._next

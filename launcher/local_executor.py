@@ -1,0 +1,73 @@
+"""submitit's local executor, started so that the job outlives the terminal that launched it.
+
+Differs from the original in how the controller process begins: in a session of its own (Ctrl-C and
+hang-up of the terminal do not reach it), with its output in files instead of on the terminal, and
+with CUDA_VISIBLE_DEVICES as the user had it. The controller ends a job by its own clock, set far
+away here: a run ends by its supervisor's decision.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from submitit.local.local import LocalExecutor, LocalJob
+
+# submitit counts this down in steps of 1/24 s (a Python int, no overflow).
+TIMEOUT_MIN = 10 * 365 * 24 * 60
+
+
+class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
+    """Runs a function in a process of its own session on this machine.
+
+    Args:
+        folder: where submitit keeps the pickled call and the output; created if missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        _check_folder(folder)
+        super().__init__(folder)
+        self.update_parameters(timeout_min=TIMEOUT_MIN, tasks_per_node=1)
+
+    def _submit_command(self, command: str) -> LocalJob:
+        process = _start_controller(self.folder, command)
+        return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
+
+
+def _check_folder(folder: Path) -> None:
+    """submitit replaces %j, %t, %a, %A anywhere in a path; such a folder would be another one."""
+    if "%" in str(folder):
+        from realsys.api.errors import ClusterError
+
+        raise ClusterError(
+            "the file root has a '%' in its name, which submitit reads as a pattern",
+            where=str(folder),
+            fix="use a file_root without '%'",
+        )
+
+
+def _start_controller(folder: Path, command: str) -> subprocess.Popen[bytes]:
+    """submitit.local.local.start_controller, with the differences of this file's header."""
+    settings: dict[str, Any] = {
+        "SUBMITIT_EXECUTOR": "local",
+        "SUBMITIT_LOCAL_COMMAND": command,
+        "SUBMITIT_LOCAL_NTASKS": 1,
+        "SUBMITIT_LOCAL_NODEID": 0,
+        "SUBMITIT_LOCAL_JOB_NUM_NODES": 1,
+        "SUBMITIT_LOCAL_TIMEOUT_S": TIMEOUT_MIN * 60,
+        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": 30,
+        "SUBMITIT_STDERR_TO_STDOUT": "",
+        "SUBMITIT_LOCAL_WITH_SHELL": "",
+    }
+    with open(folder / "controller.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "submitit.local._local", str(folder)],
+            env={**os.environ, **{name: str(value) for name, value in settings.items()}},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

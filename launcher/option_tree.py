@@ -1,0 +1,161 @@
+"""The options of an experiment as a tree of types: every dotted name, its type, default and meaning.
+
+For overrides.py (what may be written, the nearest name to a wrong one) and `realsys show --config`.
+Pure; reads dataclass fields and the metadata that realsys.api.options puts beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import functools
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRow:
+    """One option as `show --config` prints it."""
+
+    path: str
+    type: str
+    default: Any
+    unit: str
+    range: str
+    meaning: str
+    section: bool = False  # a group of options, not a value
+
+
+@functools.cache
+def hints(kind: type) -> dict[str, Any]:
+    """Types of the fields of a dataclass, resolved."""
+    return typing.get_type_hints(kind)
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the type itself."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return typing.get_args(kind)
+    return (kind,)
+
+
+def nested(kind: Any) -> type | None:
+    """The dataclass of a type ``X`` or ``X | None``; None for a plain value."""
+    found = [k for k in members(kind) if isinstance(k, type) and dataclasses.is_dataclass(k)]
+    return found[0] if len(found) == 1 else None
+
+
+def is_mapping(kind: Any) -> bool:
+    """Whether values of the type are tables with free keys."""
+    origin = typing.get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def rows(options: Any, *, path: str = "") -> Iterator[OptionRow]:
+    """Every option of a dataclass instance, nested, with its value there as the default."""
+    for f in dataclasses.fields(options):
+        kind, value, name = hints(type(options))[f.name], getattr(options, f.name), path + f.name
+        group = dataclasses.is_dataclass(value)
+        yield OptionRow(
+            path=name,
+            type=type_text(kind),
+            default=None if group else value,
+            unit=f.metadata.get("unit", ""),
+            range=range_text(f.metadata),
+            meaning=f.metadata.get("meaning", ""),
+            section=group,
+        )
+        if group:
+            yield from rows(value, path=f"{name}.")
+
+
+def paths(kind: type, *, path: str = "") -> Iterator[str]:
+    """Every dotted name below a dataclass, groups included."""
+    for f in dataclasses.fields(kind):
+        yield path + f.name
+        if inner := nested(hints(kind)[f.name]):
+            yield from paths(inner, path=f"{path}{f.name}.")
+
+
+def nearest(wrong: str, kind: type) -> str:
+    """What the writer of an unknown dotted name probably meant, as a sentence."""
+    known = list(paths(kind))
+    last = wrong.rpartition(".")[2]
+    same = [p for p in known if p.rpartition(".")[2] == last]
+    close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
+    ends = {p.rpartition(".")[2] for p in known}
+    similar = difflib.get_close_matches(last, ends, n=2, cutoff=0.7)
+    alike = [p for end in similar for p in known if p.rpartition(".")[2] == end]
+    found = same or [*close, *alike]
+    if "." in wrong or not same:  # a bare word that fits exactly keeps the order of the file
+        found = sorted(found, key=lambda p: -_likeness(wrong, p))
+    best = list(dict.fromkeys(found))[:3]
+    if best:
+        return "did you mean " + " or ".join(repr(p) for p in best) + "?"
+    return "see `realsys show --config EXPERIMENT`; top-level: " + ", ".join(
+        p for p in known if "." not in p
+    )
+
+
+def _likeness(wrong: str, path: str) -> float:
+    return difflib.SequenceMatcher(None, wrong, path).ratio()
+
+
+def type_text(kind: Any) -> str:
+    """A type in a user's words: ``number``, ``text or none``, ``list of whole numbers``."""
+    names = {
+        int: "whole number",
+        float: "number",
+        str: "text",
+        bool: "true or false",
+        type(None): "none",
+    }
+    parts = [k for k in members(kind) if k is not type(None)]
+    if len(parts) > 1 or parts != [kind]:
+        ordered = [*parts, *([type(None)] if type(None) in members(kind) else [])]
+        return " or ".join(type_text(k) for k in ordered)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, args))
+    if is_mapping(kind):
+        return "table"
+    if (origin or kind) in (tuple, list, frozenset, set):
+        item = type_text(args[0]) if args and args[0] is not Any else "values"
+        return f"list of {item}"
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return "group"
+    return names.get(kind, "any value")
+
+
+def range_text(metadata: Mapping[str, Any]) -> str:
+    """``0 … 1``, ``> 0``, ``constant | linear``."""
+    if metadata.get("choices"):
+        return " | ".join(map(str, metadata["choices"]))
+    low, above, high = metadata.get("ge"), metadata.get("gt"), metadata.get("le")
+    if low is not None and high is not None:
+        return f"{low:g} … {high:g}"
+    bounds = (("≥", low), (">", above), ("≤", high))
+    return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+
+def value_text(value: Any) -> str:
+    """A default as a user would type it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {value_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return "[" + ", ".join(value_text(v) for v in value) + "]"
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return str(value)

@@ -1,0 +1,277 @@
+"""Settings from a YAML file and from `a.b=value` words, put onto an experiment's frozen dataclass.
+
+For launch and plan, and for cluster specs. All mistakes are found at once: unknown names (with the
+nearest one anywhere in the tree), wrong types, values out of range, and what a dataclass's own
+checks refuse. Words on the command line win over the file. Opens only the YAML file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.option_tree import hints, is_mapping, nearest, nested
+from launcher.problems import collected, raise_all
+from launcher.typed_values import Text, Written, from_node, parse_flow, read
+from realsys.api.errors import ConfigError, UnknownName
+from realsys.api.options import range_problems
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value that a user wrote for a dotted name, and where."""
+
+    path: str
+    written: Written
+    origin: str  # `command line`, or file:line
+
+
+@dataclass
+class Applied:
+    """Options with the settings on them, and everything that is wrong with the settings.
+
+    ``options`` keep their former value where a setting was wrong; ``origins`` tell where the
+    others were written.
+    """
+
+    options: Any
+    problems: list[ConfigError] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def apply_settings(
+    kind: type, *, words: Sequence[str] = (), config: Path | None = None
+) -> Applied:
+    """A ``kind`` with its defaults, the file's settings and then the words' on it.
+
+    Raises:
+        ConfigError: the file can't be read as YAML, or ``kind`` has options without a default.
+    """
+    problems: list[ConfigError] = []
+    settings = list(read_yaml(config, problems)) if config else []
+    settings += read_words(words, problems)
+    try:
+        options = kind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{kind.__name__} can't be made without arguments: {error}",
+            where=f"{kind.__module__}:{kind.__qualname__}",
+            fix="give every option a default, e.g. = option(None, …)",
+        ) from error
+    applied = put_on(options, settings)
+    applied.problems[:0] = problems
+    return applied
+
+
+def with_settings(kind: type, *, words: Sequence[str] = (), config: Path | None = None) -> Any:
+    """The same, raising all problems as one ConfigErrors."""
+    applied = apply_settings(kind, words=words, config=config)
+    raise_all(applied.problems)
+    return applied.options
+
+
+def put_on(options: Any, settings: Iterable[Setting]) -> Applied:
+    """The settings on a dataclass instance; later ones win. Collects every problem."""
+    kind = type(options)
+    applied = Applied(options)
+    leaves: dict[str, Any] = {}
+    for setting in settings:
+        for leaf in _leaves(kind, setting, "", applied.problems, kind):
+            with collected(applied.problems):
+                leaves[leaf.path] = _value(kind, leaf)
+                applied.origins[leaf.path] = leaf.origin
+    bad = {p.where.partition(",")[0] for p in applied.problems}
+    applied.options = _replaced(options, leaves, "", applied, bad)
+    for problem in range_problems(applied.options):
+        origin = applied.origins.get(problem.where)
+        where = f"{problem.where}, {origin}" if origin else problem.where
+        applied.problems.append(ConfigError(problem.what, where=where, fix=problem.fix))
+    return applied
+
+
+def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Setting]:
+    """Settings of `a.b=value` words."""
+    seen: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip()
+        if not equals or not re.fullmatch(r"\w+(\.[^.\s=]+)*", name):
+            problems.append(
+                ConfigError(
+                    f"{word!r} is not a setting" + ("" if equals else ": it has no '='"),
+                    where="command line",
+                    fix=f"write NAME=VALUE, e.g. {name or 'seed'}=1" if not equals else "write "
+                    "NAME=VALUE with a dotted name, e.g. actor.optimizer.lr=1e-5",
+                )
+            )
+            continue
+        if seen.get(name, text) != text:
+            problems.append(
+                ConfigError(
+                    f"{name} is given twice: {seen[name]!r} and {text!r}",
+                    where=f"{name}, command line",
+                    fix="keep one of them",
+                )
+            )
+            continue
+        seen[name] = text
+        yield Setting(name, parse_flow(text), f"command line {word!r}")
+
+
+def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
+    """Settings of a YAML file, nested or dotted, each with its line.
+
+    Raises:
+        ConfigError: no such file, not readable, or not YAML (with the line).
+    """
+    import yaml
+
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError(
+            f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(
+            f"not YAML: {reason}",
+            where=f"{path}:{mark.line + 1}" if mark else str(path),
+            fix="repair that line; strings with ': ' or '#' need quotes",
+        ) from error
+    if node is None:
+        return
+    if node.id != "mapping":
+        raise ConfigError(
+            "the file is no table of settings", where=str(path), fix="write NAME: VALUE lines"
+        )
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.value in seen:
+            problems.append(
+                ConfigError(
+                    f"{key.value} is given twice, in lines {seen[key.value]} and {line}",
+                    where=f"{path}:{line}",
+                    fix="keep one of them",
+                )
+            )
+        seen[str(key.value)] = line
+        yield from _yaml_settings(str(key.value), value, path)
+
+
+def _yaml_settings(name: str, node: Any, path: Path) -> Iterator[Setting]:
+    """One setting a leaf, so that each has its own line; empty tables and lists are leaves."""
+    if node.id == "mapping" and node.value:
+        for key, value in node.value:
+            yield from _yaml_settings(f"{name}.{key.value}", value, path)
+    else:
+        yield Setting(name, from_node(node), f"{path}:{node.start_mark.line + 1}")
+
+
+def _leaves(
+    kind: type, setting: Setting, done: str, problems: list[ConfigError], root: type
+) -> Iterator[Setting]:
+    """The setting itself if it names a value; one a member if it gives a table for a group."""
+    head, _, rest = setting.path.removeprefix(done).partition(".")
+    if head not in {f.name for f in dataclasses.fields(kind)}:
+        problems.append(
+            UnknownName(
+                f"no option called {setting.path!r}",
+                where=setting.origin,
+                fix=nearest(setting.path, root),
+            )
+        )
+        return
+    hint, here = hints(kind)[head], f"{done}{head}"
+    inner = nested(hint)
+    if rest and inner:
+        yield from _leaves(inner, setting, f"{here}.", problems, root)
+    elif rest and not is_mapping(hint):
+        problems.append(
+            UnknownName(
+                f"{here} is a single value, it has no {rest!r}",
+                where=setting.origin,
+                fix=f"write {here}=VALUE",
+            )
+        )
+    elif inner and isinstance(setting.written, dict):
+        for name, written in setting.written.items():
+            below = Setting(f"{here}.{name}", written, setting.origin)
+            yield from _leaves(inner, below, f"{here}.", problems, root)
+    elif inner and not _clears(hint, setting.written):
+        members = ", ".join(f"{here}.{f.name}" for f in dataclasses.fields(inner)[:4])
+        problems.append(
+            ConfigError(
+                f"{here} is a group of options, not a value",
+                where=f"{here}, {setting.origin}",
+                fix=f"set its members: {members}, …",
+            )
+        )
+    else:
+        yield setting
+
+
+def _clears(hint: Any, written: Written) -> bool:
+    """Whether ``none`` was written for a group that may be absent."""
+    word = written.text.lower() if isinstance(written, Text) else ""
+    return word in ("none", "null") and nested(hint) is not hint
+
+
+def _value(kind: type, leaf: Setting) -> Any:
+    """The typed value of a leaf; an entry of a table becomes (name, value)."""
+    names = leaf.path.split(".")
+    for i, name in enumerate(names):
+        hint = hints(kind)[name]
+        inner = nested(hint)
+        if inner and i + 1 < len(names):
+            kind = inner
+        elif i + 1 < len(names):
+            return read(hint, {".".join(names[i + 1 :]): leaf.written}, path=leaf.path, origin=leaf.origin)
+        elif inner:
+            return None
+        else:
+            return read(hint, leaf.written, path=leaf.path, origin=leaf.origin)
+    raise AssertionError(leaf)
+
+
+def _replaced(
+    options: Any, leaves: dict[str, Any], path: str, applied: Applied, bad: set[str]
+) -> Any:
+    """``options`` with the values below ``path`` replaced, innermost first."""
+    changed: dict[str, Any] = {}
+    for f in dataclasses.fields(options):
+        name, hint = f"{path}{f.name}", hints(type(options))[f.name]
+        value, inner = getattr(options, f.name), nested(hint)
+        below = {p: v for p, v in leaves.items() if p.startswith(f"{name}.")}
+        if name in leaves:
+            changed[f.name] = value = leaves[name]
+        if below and inner:
+            base = inner() if value is None else value
+            changed[f.name] = _replaced(base, leaves, f"{name}.", applied, bad)
+        elif below:
+            changed[f.name] = {**value, **{k: v for table in below.values() for k, v in table.items()}}
+    if not changed:
+        return options
+    own: list[ConfigError] = []
+    with collected(own):
+        return dataclasses.replace(options, **changed)
+    if not any(b.startswith(path) and "." not in b.removeprefix(path) for b in bad):
+        # With a member refused already, checks between members would speak of a mixture.
+        applied.problems.extend(_located(p, path, applied.origins, changed) for p in own)
+    return options
+
+
+def _located(
+    problem: ConfigError, path: str, origins: dict[str, str], changed: dict[str, Any]
+) -> ConfigError:
+    """A dataclass's own complaint, with the settings that it is about."""
+    group = path.rstrip(".") or "options"
+    told = [origins[path + name] for name in changed if path + name in origins]
+    where = f"{group} ({problem.where})" + (f", {'; '.join(told)}" if told else "")
+    return ConfigError(problem.what, where=where, fix=problem.fix)

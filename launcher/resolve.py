@@ -1,0 +1,224 @@
+"""Experiment + site → LaunchPlan: every decision and every check, all mistakes reported at once.
+
+For `realsys plan` and `launch`. Nothing is started or written here; apart from the files that an
+experiment's own checks read, values in, values out. An experiment that needs another one's product
+gets a phase for it, whose product is published under a hash of what makes it: equal content is
+prepared once. Whether it is there already is the supervisor's question, not the plan's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from launcher.problems import collected, flat, raise_all
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError
+from realsys.api.experiment import Experiment, ExperimentConfig
+from realsys.api.options import range_problems
+from realsys.api.plain import to_plain
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.scheduling import ExperimentScheduling, WorkerType
+from realsys.api.trial import trial_dir
+
+MAIN_PHASE = "main"
+MAX_NAME_CHARS = 64
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+def resolve(
+    experiment_name: str,
+    experiment: Experiment,
+    *,
+    cluster: ClusterSpec,
+    trial_name: str,
+    user: str,
+    imports: Sequence[str] = (),
+    machine_cpus: int | None = None,
+    earlier: Sequence[ConfigError] = (),
+) -> LaunchPlan:
+    """The whole trial, decided.
+
+    Args:
+        cluster: with an absolute file root (launcher/clusters.py).
+        imports: files (absolute) and modules that every worker imports.
+        machine_cpus: cores of this machine; a local run that asks for more gets a warning.
+        earlier: problems found while reading the settings, reported together with ours.
+    Raises:
+        ConfigErrors: everything that is wrong.
+    """
+    problems = [*earlier, *_name_problems("experiment", experiment_name)]
+    problems += _name_problems("trial", trial_name)
+    folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
+    known = {p.what for p in problems}
+    problems += [p for p in _option_problems(experiment) if p.what not in known]
+    phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems)
+    phases.add(MAIN_PHASE, experiment_name, experiment)
+    raise_all(problems)
+    return LaunchPlan(
+        experiment_name=experiment_name,
+        trial_name=trial_name,
+        user=user,
+        trial_dir=str(folder),
+        cluster=cluster,
+        phases=tuple(phases.done),
+        options=to_plain(experiment),
+        imports=tuple(imports),
+        warnings=tuple(_warnings(phases.done, cluster, machine_cpus)),
+    )
+
+
+class _Phases:
+    """Resolves an experiment after everything it starts from. ``done`` is in running order."""
+
+    def __init__(
+        self,
+        file_root: str,
+        experiment_name: str,
+        trial_name: str,
+        folder: Path,
+        problems: list[ConfigError],
+    ) -> None:
+        self.file_root, self.folder = file_root, folder
+        self.experiment_name, self.trial_name = experiment_name, trial_name
+        self.problems = problems
+        self.done: list[PhasePlan] = []
+
+    def add(self, name: str, experiment_name: str, experiment: Experiment) -> str | None:
+        """Adds the phase and those it needs; returns where its product is published.
+
+        None for the main phase, and for one with problems.
+        """
+        before = len(self.problems)
+        for preparation in experiment.preparations():
+            self.problems += _name_problems("preparation", preparation.name)
+            with _in_phase(preparation.name, self.problems):
+                published = self.add(
+                    preparation.name, preparation.experiment_name, preparation.experiment
+                )
+            # A stand-in for a product that can't be made lets the rest be checked all the same.
+            product = published or f"{self.file_root}/cache/{preparation.name}/unresolved"
+            experiment = experiment.with_prepared(preparation.name, product)
+        if name != MAIN_PHASE:
+            self.problems += _option_problems(experiment)
+        resolved = self._resolved(experiment)
+        if resolved is None or len(self.problems) > before:
+            return None
+        config, scheduling = resolved
+        publish = None
+        if name != MAIN_PHASE:
+            publish = f"{self.file_root}/cache/{name}/{content_hash(config)}"
+        self.done.append(
+            PhasePlan(
+                name=name,
+                experiment_name=experiment_name,
+                folder=str(self.folder if publish is None else self.folder / "prepare" / name),
+                publish=publish,
+                scheduling=scheduling,
+                config=config.set_worker_information(self.experiment_name, self.trial_name),
+            )
+        )
+        return publish
+
+    def _resolved(
+        self, experiment: Experiment
+    ) -> tuple[ExperimentConfig, ExperimentScheduling] | None:
+        before = len(self.problems)
+        with collected(self.problems):
+            try:
+                scheduling = experiment.scheduling_setup()
+                config = experiment.initial_setup().lazy_init()
+            except ConfigError:
+                raise
+            except Exception:
+                # An experiment may count on its options being right; if they are not, the
+                # problems found so far are the answer. Otherwise it is its own bug.
+                if before:
+                    return None
+                raise
+            self.problems += scheduling_problems(scheduling, config)
+        return None if len(self.problems) > before else (config, scheduling)
+
+
+def content_hash(config: ExperimentConfig) -> str:
+    """Names a product by what makes it: equal configurations, equal names. 16 hex digits."""
+    text = json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def scheduling_problems(
+    scheduling: ExperimentScheduling, config: ExperimentConfig
+) -> Iterator[ConfigError]:
+    """Worker types with another number of tasks than of configured workers."""
+    groups = scheduling.groups()
+    for kind in WorkerType:
+        tasks = groups[kind].count if kind in groups else 0
+        workers = len(config.workers(kind))
+        if tasks != workers:
+            yield ConfigError(
+                f"{tasks} {kind.value} tasks are scheduled for {workers} configured workers",
+                where=f"scheduling_setup().{kind.value}.count and initial_setup().{kind.value}",
+                fix=f"make both {workers}" if workers else "remove the group",
+            )
+
+
+def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
+    found: list[ConfigError] = list(range_problems(experiment))
+    in_range = not found
+    try:
+        for problem in experiment.problems():
+            found += flat(problem)
+    except ConfigError as error:
+        found += flat(error)
+    except Exception:
+        if in_range:  # as in _Phases._resolved
+            raise
+    return found
+
+
+class _in_phase:  # noqa: N801 - reads as a statement
+    """Says in the ``where`` of problems found inside which phase they are about."""
+
+    def __init__(self, phase: str, problems: list[ConfigError]) -> None:
+        self.phase, self.problems = phase, problems
+
+    def __enter__(self) -> None:
+        self.before = len(self.problems)
+
+    def __exit__(self, *exc_info: object) -> None:
+        seen = {p.what for p in self.problems[: self.before]}
+        new = self.problems[self.before :]
+        self.problems[self.before :] = [
+            type(p)(p.what, where=f"phase {self.phase}: {p.where}", fix=p.fix)
+            for p in new
+            if not any(p.what in told for told in seen)
+        ]
+
+
+def _name_problems(what: str, name: str) -> Iterator[ConfigError]:
+    if len(name) <= MAX_NAME_CHARS and _NAME.fullmatch(name):
+        return
+    yield ConfigError(
+        f"{what} name {name!r} can't be used in paths and keys",
+        where=f"{what} name",
+        fix=f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_' or '.', not '.' first",
+    )
+
+
+def _warnings(
+    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_cpus: int | None
+) -> Iterator[str]:
+    if cluster.scheduler != "local" or machine_cpus is None:
+        return
+    for phase in phases:
+        groups = phase.scheduling.groups()
+        workers = groups.get(WorkerType.MODEL_WORKER)
+        cpus = workers.count * workers.scheduling.cpu if workers else 0
+        if cpus > machine_cpus:
+            yield (
+                f"phase {phase.name}: model workers ask for {cpus} cores, this machine has "
+                f"{machine_cpus}; they will share them and be slower"
+            )

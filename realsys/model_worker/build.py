@@ -1,0 +1,67 @@
+"""Wires a model worker together: store, servers, shards, loop."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from realsys.data_plane.tensor_store import TensorStore
+from realsys.data_plane.transfer import TensorClient, TensorServer
+from realsys.model_worker.control import ControlThread
+from realsys.model_worker.model_worker import ModelWorkerLoop
+from realsys.model_worker.ordered_requests import OrderedRequests
+from realsys.model_worker.process_groups import make_process_groups
+from realsys.model_worker.shards import Shards
+from realsys.transport.keys import TrialKeypairs
+from realsys.worker import exit_codes
+from realsys.worker.runner import WorkerRunner
+
+COLLECTIVE_TIMEOUT_S = 1800.0
+
+
+def run(runner: WorkerRunner) -> int:
+    """Runs the model worker to its end; returns its exit code."""
+    device = _set_up_torch(runner)
+    keypairs = TrialKeypairs.load(runner.trial_files.curve_keys)
+    who = {
+        "trial": runner.plan.trial,
+        "attempt": runner.attempt.number,
+        "keypairs": keypairs,
+    }
+    tensors, ordered = TensorStore(), OrderedRequests()
+    tensor_server = TensorServer(tensors, name=runner.name, **who).start()  # type: ignore[arg-type]
+    control = ControlThread(ordered, tensors, name=runner.name, **who)  # type: ignore[arg-type]
+    runner.register(control=control.start(), data=tensor_server.endpoint)
+    loop = ModelWorkerLoop(
+        runner,
+        shards=Shards(runner.config, device=device),
+        tensors=tensors,
+        ordered=ordered,
+        make_groups=lambda: make_process_groups(
+            runner.config.msid2mwid,
+            worker=runner.index,
+            num_workers=runner.config.worker_info.worker_count,
+            rendezvous=runner.attempt_files.rendezvous / runner.phase.name,
+            device=device,
+            timeout_s=COLLECTIVE_TIMEOUT_S,
+        ),
+        make_client=lambda endpoints: TensorClient(endpoints, **who),  # type: ignore[arg-type]
+    )
+    try:
+        loop.run()
+    finally:
+        control.stop()
+        tensor_server.stop()
+    return exit_codes.DONE
+
+
+def _set_up_torch(runner: WorkerRunner) -> str:
+    """Threads, determinism, device. Everything random is seeded by what it belongs to."""
+    if runner.config.num_threads is not None:
+        torch.set_num_threads(runner.config.num_threads)
+    torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    warnings.filterwarnings("once", category=UserWarning)
+    wants_gpu = runner.phase.scheduling.model_worker.scheduling.gpu > 0
+    return "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"

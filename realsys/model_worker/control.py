@@ -1,0 +1,92 @@
+"""The control thread of a model worker: serves requests while the main thread computes.
+
+Ordered requests go to the compute thread; the others are answered here at once, so that a worker in a
+long training step still answers a ping and an exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from realsys.api.errors import InternalError
+from realsys.data_plane.tensor_store import TensorStore
+from realsys.model_worker.ordered_requests import OrderedRequests
+from realsys.transport.channel import RequestServer
+from realsys.transport.keys import TrialKeypairs
+from realsys.transport.requests import ClearData, Done, Exit, Ping, Request
+
+
+class ControlThread:
+    """Owns the request server and its event loop."""
+
+    def __init__(
+        self,
+        requests: OrderedRequests,
+        tensors: TensorStore,
+        *,
+        name: str,
+        trial: str,
+        attempt: int,
+        keypairs: TrialKeypairs,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self._requests, self._tensors = requests, tensors
+        self._server = RequestServer(
+            name=name,
+            trial=trial,
+            attempt=attempt,
+            keypairs=keypairs,
+            request_type=Request,
+            bind_host=host,
+        )
+        self._name = name
+        self._thread = threading.Thread(target=self._main, name=f"control {name}", daemon=True)
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> str:
+        """Binds and serves from now on; returns the endpoint."""
+        self._thread.start()
+        if not self._ready.wait(10.0):
+            raise InternalError("the control thread did not start in 10 s", where=self._name)
+        if self._failure is not None:
+            raise self._failure
+        return self._server.endpoint
+
+    def stop(self) -> None:
+        """Sends what is still to be sent and ends the thread."""
+        if self._loop is not None and self._task is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(5.0)
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # told to whoever called start
+            self._failure = error
+        finally:
+            self._ready.set()
+            self._requests.close()
+
+    async def _serve(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        async with self._server:
+            self._ready.set()
+            await self._server.serve(self._handle)
+
+    async def _handle(self, request: Any) -> Any:
+        if isinstance(request, Ping):
+            return Done()
+        if isinstance(request, ClearData):
+            self._tensors.clear(request.ids)
+            return Done()
+        if isinstance(request, Exit):
+            self._requests.close()
+            return Done()
+        return await asyncio.wrap_future(self._requests.put(request))

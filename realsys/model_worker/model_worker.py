@@ -1,0 +1,232 @@
+"""The model worker: runs one ordered request after another, keeps tensors, replies metadata.
+
+    take next request → get missing tensors from peers → interface on engine → keep outputs → reply
+
+This is the compute thread; requests come from control.py, tensors leave through
+realsys/data_plane/transfer.py, both on threads of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from realsys.api import registry
+from realsys.api.data import SequenceMeta
+from realsys.api.dataflow import MFCDef
+from realsys.api.errors import InternalError
+from realsys.api.experiment import ModelShard, ModelWorker
+from realsys.api.model import FinetuneSpec, Model, ModelInterface, ModelInterfaceType
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data_plane.tensor_store import TensorStore
+from realsys.data_plane.transfer import TensorClient
+from realsys.model_worker.ordered_requests import OrderedRequests
+from realsys.model_worker.recovery import load_state, save_state
+from realsys.model_worker.shards import Shards
+from realsys.transport import requests as rq
+from realsys.worker.lifecycle import WorkerEvent
+from realsys.worker.runner import WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+TRANSFER_TIMEOUT_S = 600.0
+IDLE_POLL_S = 1.0
+
+
+class ModelWorkerLoop:
+    """Serves ordered requests until told to exit. ``build.run`` makes one and calls ``run``."""
+
+    def __init__(
+        self,
+        runner: WorkerRunner,
+        *,
+        shards: Shards,
+        tensors: TensorStore,
+        ordered: OrderedRequests,
+        make_groups: Callable[[], Any],
+        make_client: Callable[[tuple[str, ...]], TensorClient],
+    ) -> None:
+        self.runner, self.shards, self.tensors, self.ordered = runner, shards, tensors, ordered
+        self._make_groups, self._make_client = make_groups, make_client
+        self._config: ModelWorker = runner.config
+        self._client: TensorClient | None = None
+        self._dataset: Any = None
+        self._eval_sets: dict[str, list[SequenceSample]] = {}
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            rq.Setup: self._setup,
+            rq.Initialize: self._initialize,
+            rq.Fetch: self._fetch,
+            rq.RunCall: self._run_call,
+            rq.Evaluate: self._evaluate,
+            rq.SaveModel: self._save_model,
+            rq.SaveRecover: self._save_recover,
+            rq.LoadRecover: self._load_recover,
+        }
+
+    def run(self) -> None:
+        """Returns when the master said exit. A request that fails is told and ends the worker."""
+        while not self.ordered.closed:
+            ordered = self.ordered.take(IDLE_POLL_S)
+            if ordered is None:
+                continue
+            request = ordered.request
+            name = getattr(request, "call", type(request).__name__)
+            step = getattr(request, "step", 0)
+            self.runner.set_log_step(step)
+            self.runner.move(WorkerEvent.STARTED, mfc=name, step=step)
+            try:
+                reply = self._handlers[type(request)](request)
+            except Exception as error:
+                ordered.reply.set_exception(error)
+                raise
+            ordered.reply.set_result(reply)
+            self.runner.move(WorkerEvent.FINISHED_CALL, step=step)
+
+    # ---- set-up -----------------------------------------------------------------------------
+
+    def _setup(self, request: rq.Setup) -> rq.SetupDone:
+        self._client = self._make_client(request.data_endpoints)
+        self.shards.make_models(self._make_groups())
+        if self._feeds_the_graph():
+            (abstraction,) = self._config.datasets
+            self._dataset = registry.make_dataset(
+                abstraction, tokenizer=self._tokenizer(), seed=self._config.base_seed
+            )
+        logger.info(
+            "models made models=%s dataset=%s",
+            ",".join(map(str, self.shards.models)),
+            len(self._dataset) if self._dataset is not None else None,
+        )
+        return rq.SetupDone(
+            dataset_size=len(self._dataset) if self._dataset is not None else 0,
+            dataset_keys=tuple(self._dataset.keys) if self._dataset is not None else (),
+        )
+
+    def _feeds_the_graph(self) -> bool:
+        """True when a source call's data-parallel head is here: it loads the data set."""
+        made = {key for call in self._config.model_rpcs for key in call.output_keys}
+        sources = {
+            call.model_name
+            for call in self._config.model_rpcs
+            if not made.intersection(call.input_keys)
+        }
+        return any(
+            shard.id.model_name in sources
+            and shard.id.parallelism_rank in shard.id.topo.data_parallel_heads()
+            for shard in self._config.shards
+        )
+
+    def _tokenizer(self) -> Any:
+        """The tokenizer of this worker's first model that has one."""
+        for model in self.shards.models.values():
+            if model.tokenizer is not None:
+                return model.tokenizer
+        raise InternalError("no model here has a tokenizer", where=self.runner.name)
+
+    def _initialize(self, request: rq.Initialize) -> rq.Done:
+        self.shards.initialize(
+            FinetuneSpec(
+                total_train_epochs=request.total_train_epochs,
+                dataset_size=request.dataset_size,
+                train_batch_size=request.train_batch_size,
+                benchmark_steps=request.benchmark_steps,
+            )
+        )
+        return rq.Done()
+
+    # ---- a step -----------------------------------------------------------------------------
+
+    def _fetch(self, request: rq.Fetch) -> rq.Fetched:
+        sample = self._dataset.batch(request.indices, request.ids)
+        self.tensors.put(sample)
+        return rq.Fetched(meta=sample.meta)
+
+    def _run_call(self, request: rq.RunCall) -> rq.CallDone:
+        call, model, interface = self.shards.call(request.call)
+        started = time.time()
+        self._get_from_peers(request)
+        sample = self.tensors.get(request.meta.select(call.input_keys))
+        began = time.perf_counter()
+        stats, output = _compute(call, model, interface, sample.remap(call.input_key_remap))
+        compute_s = time.perf_counter() - began
+        meta = self._keep(call, output) if output is not None else None
+        return rq.CallDone(
+            meta=meta,
+            stats=stats,
+            started=started,
+            ended=time.time(),
+            compute_s=compute_s,
+            tokens=sum((output or sample).meta.tokens_per_id()),
+        )
+
+    def _get_from_peers(self, request: rq.RunCall) -> None:
+        for worker, key, ids in request.sources:
+            assert self._client is not None  # made by Setup, the first ordered request
+            rows = self._client.fetch(worker, key, ids, timeout_s=TRANSFER_TIMEOUT_S)
+            self.tensors.put_rows(key, zip(ids, rows, strict=True))
+
+    def _keep(self, call: MFCDef, output: SequenceSample) -> SequenceMeta:
+        output = output.remap(
+            {k: v for k, v in call.output_key_remap.items() if k in output.keys}
+        ).select(call.output_keys)
+        self.tensors.put(output)
+        return output.meta
+
+    # ---- between steps ----------------------------------------------------------------------
+
+    def _evaluate(self, request: rq.Evaluate) -> rq.Evaluated:
+        stats: dict[str, dict[str, float]] = {}
+        samples: tuple[Any, ...] = ()
+        for shard, model, interface in self.shards.evaluated():
+            found = interface.evaluate(model, self._eval_batches(shard, model))
+            samples += tuple(found.pop("samples", ()))
+            stats[shard.id.model_name.role] = found
+        return rq.Evaluated(stats=stats, samples=samples)
+
+    def _eval_batches(self, shard: ModelShard, model: Model) -> Iterator[SequenceSample]:
+        """This data-parallel rank's part of the held-out data, in batches; made once."""
+        name = str(shard.id)
+        if name not in self._eval_sets:
+            assert shard.eval_dataset is not None
+            dataset = registry.make_dataset(
+                shard.eval_dataset, tokenizer=model.tokenizer, seed=self._config.base_seed
+            )
+            _, data_rank, _ = shard.id.topo.coordinate(shard.id.parallelism_rank)
+            mine = range(data_rank, len(dataset), shard.id.topo.data)
+            self._eval_sets[name] = [
+                dataset.batch(part, [f"eval-{i}" for i in part])
+                for part in (
+                    mine[i : i + shard.eval_bs] for i in range(0, len(mine), shard.eval_bs)
+                )
+            ]
+        return iter(self._eval_sets[name])
+
+    def _save_model(self, request: rq.SaveModel) -> rq.Done:
+        model, interface = self.shards.role(request.role)
+        interface.save(model, request.folder)
+        return rq.Done()
+
+    def _save_recover(self, request: rq.SaveRecover) -> rq.RecoverSaved:
+        name = self.runner.name.replace("/", "-") + ".pt"
+        digest, num_bytes = save_state(self.shards.state_dict(), Path(request.folder) / name)
+        return rq.RecoverSaved(file=name, sha256=digest, num_bytes=num_bytes)
+
+    def _load_recover(self, request: rq.LoadRecover) -> rq.Done:
+        self.shards.load_state_dict(load_state(Path(request.file)), where=request.file)
+        return rq.Done()
+
+
+def _compute(
+    call: MFCDef, model: Model, interface: ModelInterface, sample: SequenceSample
+) -> tuple[dict[str, float], SequenceSample | None]:
+    """Runs the interface's method: (statistics, None) or ({}, new keys)."""
+    if call.interface_type is ModelInterfaceType.TRAIN_STEP:
+        stats = interface.train_step(model, sample, call.mb_spec)
+        if call.log_return_value:
+            logger.info("call returned name=%s %s", call.name, stats)
+        return stats, None
+    method = getattr(interface, call.interface_type.value)
+    return {}, method(model, sample, call.mb_spec)

@@ -1,0 +1,63 @@
+"""One worker's state on disk, whole and checked: the worker's half of a recovery checkpoint.
+
+The master's half (manifest, rename, choosing the newest whole one) is realsys/master/recover.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from realsys.api.errors import CheckpointError, ClusterError
+
+_READ_BYTES = 1 << 22
+
+
+def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
+    """Writes ``state`` (tensors and plain values), syncs it to disk, returns (SHA-256, bytes).
+
+    Raises:
+        ClusterError: the disk is full or refuses.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        return file_hash(path), path.stat().st_size
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        raise ClusterError(
+            f"the checkpoint can't be written: {error}",
+            where=str(path),
+            fix="free space or repair the permissions, then realsys resume; older ones are whole",
+        ) from error
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Reads what ``save_state`` wrote. Only tensors and plain values are ever unpickled.
+
+    Raises:
+        CheckpointError: it can't be read.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise CheckpointError(
+            f"the checkpoint can't be read: {error}",
+            where=str(path),
+            fix="remove this checkpoint's folder and realsys resume: the one before it is taken",
+        ) from error
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

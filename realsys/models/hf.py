@@ -1,0 +1,223 @@
+"""Hugging Face directories into modules and back.
+
+Nothing is fetched and no code from a directory is run (``trust_remote_code`` is off). Files are
+checked first (hf_directory.py), and what transformers would only warn of, weights that are missing
+and made up at random, is an error here. Dropout is off in every module loaded: with it a policy's
+probabilities would differ from those it sampled with.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+from transformers.utils import logging as hf_logging
+
+from realsys.api.errors import CheckpointError
+from realsys.models.hf_directory import check_hf_directory
+
+logger = logging.getLogger(__name__)
+
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+_CRITIC_HEADS = ("score", "classifier")  # name of the head, by model family
+_LM_HEADS = ("lm_head.", "embed_out.")
+
+
+def load_hf_config(path: str | Path) -> Any:
+    """The ``PretrainedConfig`` in ``path``."""
+    with _as_checkpoint_error(path):
+        return AutoConfig.from_pretrained(path, **_LOCAL)
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer in ``path``; pads on the left, and with the EOS token if it has no other."""
+    check_hf_directory(path)
+    with _as_checkpoint_error(path):
+        tokenizer = AutoTokenizer.from_pretrained(path, **_LOCAL)
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
+    """The language model in ``path``, in evaluation mode.
+
+    Args:
+        dtype: torch's name of the weights' type.
+    Raises:
+        CheckpointError: files or weights are missing, torn, or of another shape.
+    """
+    module, missing = _load(AutoModelForCausalLM, path, dtype)
+    _refuse_missing(missing, path)
+    return _on(module, device)
+
+
+def load_critic(
+    path: str | Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    init_head: Literal["zero", "from_checkpoint"] = "zero",
+) -> nn.Module:
+    """A model of one number per token (``.logits`` ``[B, T, 1]``), in evaluation mode.
+
+    Args:
+        path: a language model, a critic or a reward model.
+        init_head: ``zero`` starts from values of 0 everywhere, whatever ``path`` holds;
+            ``from_checkpoint`` takes the head of a critic or reward model (a missing bias is 0).
+    Raises:
+        CheckpointError: as ``load_causal_lm``, or there is no head to take.
+    """
+    module, missing = _load(AutoModelForTokenClassification, path, dtype, num_labels=1)
+    name = next(n for n in _CRITIC_HEADS if hasattr(module, n))
+    head, weight, bias = getattr(module, name), f"{name}.weight", f"{name}.bias"
+    _refuse_missing(missing - {weight, bias}, path)
+    if init_head == "from_checkpoint" and weight in missing:
+        raise CheckpointError(
+            f"no critic head: {weight} is missing",
+            where=str(path),
+            fix='use init_head="zero", or the directory of a critic or reward model',
+        )
+    if init_head == "zero" and weight not in missing:
+        logger.warning("critic head of the checkpoint not used path=%s init_head=zero", path)
+    zeroed = {weight, bias} if init_head == "zero" else missing
+    with torch.no_grad():
+        for key, parameter in head.named_parameters(prefix=name):
+            if key in zeroed:
+                parameter.zero_()
+    return _on(module, device)
+
+
+def save_hf(
+    module: Any,
+    tokenizer: Any,
+    save_dir: str | Path,
+    state_dict: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes config, safetensors and tokenizer to ``save_dir``, whole or not at all.
+
+    Written beside the target, flushed to disk, renamed into place. A directory that is there
+    already is replaced; a crash between the two renames leaves it as ``.<name>.old``. One process
+    at a time may write a target.
+
+    Args:
+        tokenizer: None writes none.
+        state_dict: full weights, where ``module`` holds shards of them only.
+    """
+    target = Path(save_dir)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = (target.parent / f".{target.name}.{end}" for end in ("partial", "old"))
+    shutil.rmtree(partial, ignore_errors=True)
+    weights = None if state_dict is None else _untie(module, state_dict)
+    with _quiet_transformers():
+        module.save_pretrained(partial, state_dict=weights)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+    for file in [*partial.rglob("*"), partial]:
+        _fsync(file)
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)  # a folder with files in it can't be renamed over
+    partial.rename(target)
+    _fsync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _untie(module: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the second names of tied weights, which a gathered state dict holds as copies."""
+    second = set(getattr(module, "all_tied_weights_keys", None) or ())
+    return {key: tensor for key, tensor in state_dict.items() if key not in second}
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[Any, set[str]]:
+    """Module without dropout, and the names of weights the files don't have (made up)."""
+    check_hf_directory(path, need_tokenizer=False)
+    with _quiet_transformers(), _as_checkpoint_error(path):
+        module, report = auto.from_pretrained(
+            path,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            **_LOCAL,
+            **extra,
+        )
+    if errors := report["error_msgs"]:
+        raise CheckpointError(
+            f"{len(errors)} weights could not be read, first: {errors[0]}",
+            where=str(path),
+            fix="check that config.json belongs to these weights",
+        )
+    heads = (*_LM_HEADS, *(f"{n}." for n in _CRITIC_HEADS))
+    if unused := sorted(k for k in report["unexpected_keys"] if not k.startswith(heads)):
+        logger.warning("weights not used path=%s count=%d keys=%s", path, len(unused), unused[:8])
+    _disable_dropout(module)
+    return module.eval(), set(report["missing_keys"])
+
+
+def _on(module: nn.Module, device: str) -> nn.Module:
+    return module.to(device)
+
+
+def _refuse_missing(missing: set[str], path: str | Path) -> None:
+    if missing:
+        names = ", ".join(sorted(missing)[:8]) + (", …" if len(missing) > 8 else "")
+        raise CheckpointError(
+            f"{len(missing)} weights are missing: {names}",
+            where=str(path),
+            fix="check that config.json belongs to these weights, or copy the directory again",
+        )
+
+
+def _disable_dropout(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        if isinstance(getattr(part, "attention_dropout", None), float):
+            setattr(part, "attention_dropout", 0.0)  # noqa: B010 - an attribute mypy can't see
+
+
+@contextmanager
+def _as_checkpoint_error(path: str | Path) -> Iterator[None]:
+    """Gives what transformers raises over a directory a place and a way out."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        what = f"transformers can't load this directory: {error}"
+        fix = "check the directory; models that bring code of their own are not supported"
+        raise CheckpointError(what, where=str(path), fix=fix) from error
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and no table of missing weights: they are returned, and read here."""
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()

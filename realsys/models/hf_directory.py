@@ -1,0 +1,177 @@
+"""What a Hugging Face model directory holds, and whether it is whole. No torch.
+
+Read on a login node before jobs are submitted, and by hf.py before it loads. Only names, sizes and
+headers are read, so a directory of any size takes milliseconds. Standard library only: the header
+of a safetensors file is 8 bytes of length (little endian) and that much JSON, the data follow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import CheckpointError
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_COPY_AGAIN = "copy the directory again, whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFModelFacts:
+    """Facts from config.json, the weights' headers and the tokenizer's files."""
+
+    architecture: str  # class name, e.g. "LlamaForCausalLM"; "" if config.json has none
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    tied_embeddings: bool
+    num_params: int  # numbers stored; tied weights count once
+    max_positions: int | None
+    has_chat_template: bool
+    tensors: frozenset[str]  # names in the weight files
+
+
+def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFModelFacts:
+    """Facts about the model in ``path``.
+
+    Raises:
+        CheckpointError: something is missing, half-written or not JSON; names the file.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        fix = "give the path of a model directory; names on the hub must be downloaded first"
+        raise CheckpointError(f"no directory {root}", where=str(root), fix=fix)
+    config = _read_json(root / "config.json")
+    tensors = _tensors(root)
+    if need_tokenizer:
+        _check_tokenizer(root)
+    return _facts(config, tensors, _has_chat_template(root))
+
+
+def safetensors_shapes(file: Path) -> dict[str, list[int]]:
+    """Name → shape of each tensor in ``file``, whose size is compared with what its header says.
+
+    Raises:
+        CheckpointError: the file is missing, too short or too long, or its header is no JSON.
+    """
+    if not file.is_file():
+        raise CheckpointError(f"{file.name} is missing", where=str(file), fix=_COPY_AGAIN)
+    found = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if found < 8 + header_bytes:
+            raise _wrong_size(file, expected=8 + header_bytes, found=found, least=True)
+        text = stream.read(header_bytes)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        data_bytes = max((t["data_offsets"][1] for t in header.values()), default=0)
+        shapes = {name: [int(n) for n in t["shape"]] for name, t in header.items()}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        what = f"{file.name} has no readable safetensors header ({error!r})"
+        raise CheckpointError(what, where=str(file), fix=_COPY_AGAIN) from None
+    if found != 8 + header_bytes + data_bytes:
+        raise _wrong_size(file, expected=8 + header_bytes + data_bytes, found=found)
+    return shapes
+
+
+def _wrong_size(file: Path, *, expected: int, found: int, least: bool = False) -> CheckpointError:
+    state = "half-written" if found < expected else "longer than its header says"
+    return CheckpointError(
+        f"{file.name} is {state}: "
+        f"expected {'at least ' if least else ''}{expected} bytes, found {found}",
+        where=str(file),
+        fix=_COPY_AGAIN,
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        fix = "give the directory that save_pretrained wrote"
+        raise CheckpointError(f"{file.name} is missing", where=str(file), fix=fix)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        what = f"{file.name} is not JSON: {error}"
+        raise CheckpointError(what, where=str(file), fix=_COPY_AGAIN) from None
+    if not isinstance(content, dict):
+        what = f"{file.name} holds a {type(content).__name__}, not an object"
+        raise CheckpointError(what, where=str(file), fix=_COPY_AGAIN)
+    return content
+
+
+def _tensors(root: Path) -> dict[str, list[int]]:
+    if (root / WEIGHTS).is_file():
+        return safetensors_shapes(root / WEIGHTS)
+    if (root / WEIGHTS_INDEX).is_file():
+        return _sharded_tensors(root)
+    if pickled := sorted(f.name for f in root.glob("*.bin")):
+        raise CheckpointError(
+            f"weights are pickled only ({', '.join(pickled[:3])}); pickles can run code",
+            where=str(root),
+            fix="convert it once where you trust it: from_pretrained, then save_pretrained",
+        )
+    fix = "give the directory that save_pretrained wrote"
+    what = f"no weights: neither {WEIGHTS} nor {WEIGHTS_INDEX}"
+    raise CheckpointError(what, where=str(root), fix=fix)
+
+
+def _sharded_tensors(root: Path) -> dict[str, list[int]]:
+    weight_map = _read_json(root / WEIGHTS_INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        what = f"{WEIGHTS_INDEX} has no weight_map"
+        raise CheckpointError(what, where=str(root / WEIGHTS_INDEX), fix=_COPY_AGAIN)
+    shards = {name: safetensors_shapes(root / name) for name in sorted(set(weight_map.values()))}
+    if lost := [key for key, shard in weight_map.items() if key not in shards[shard]]:
+        where = str(root / weight_map[lost[0]])
+        what = f"{len(lost)} tensors are not in the shard the index names, e.g. {lost[0]}"
+        raise CheckpointError(what, where=where, fix=_COPY_AGAIN)
+    return {key: shards[shard][key] for key, shard in weight_map.items()}
+
+
+def _check_tokenizer(root: Path) -> None:
+    if not any(all((root / f).is_file() for f in files) for files in _TOKENIZERS):
+        choices = ", ".join(" + ".join(files) for files in _TOKENIZERS)
+        what = f"no tokenizer: none of {choices}"
+        fix = "save the tokenizer into the model's directory (tokenizer.save_pretrained)"
+        raise CheckpointError(what, where=str(root), fix=fix)
+
+
+def _has_chat_template(root: Path) -> bool:
+    if any((root / f).is_file() for f in ("chat_template.jinja", "chat_template.json")):
+        return True
+    file = root / "tokenizer_config.json"
+    return file.is_file() and bool(_read_json(file).get("chat_template"))
+
+
+def _facts(
+    config: dict[str, Any], tensors: dict[str, list[int]], has_chat_template: bool
+) -> HFModelFacts:
+    text = {**config, **(config.get("text_config") or {})}  # of a multimodal model
+
+    def number(*names: str) -> int:
+        return next((int(text[n]) for n in names if text.get(n) is not None), 0)
+
+    heads = number("num_attention_heads", "n_head")
+    tied_by_default = text.get("model_type") in ("gpt2",)  # its config.json leaves it out
+    return HFModelFacts(
+        architecture=(config.get("architectures") or [""])[0],
+        model_type=config.get("model_type", ""),
+        vocab_size=number("vocab_size"),
+        hidden_size=number("hidden_size", "n_embd"),
+        num_layers=number("num_hidden_layers", "n_layer"),
+        num_heads=heads,
+        num_kv_heads=number("num_key_value_heads") or heads,
+        tied_embeddings=bool(text.get("tie_word_embeddings", tied_by_default)),
+        num_params=sum(math.prod(shape) for shape in tensors.values()),
+        max_positions=number("max_position_embeddings", "n_positions") or None,
+        has_chat_template=has_chat_template,
+        tensors=frozenset(tensors),
+    )

@@ -1,0 +1,134 @@
+"""What happened when: calls, steps and periodic work, one JSON line each.
+
+Written by the master only, read by the timeline and the report. Times are seconds since the epoch on
+the master's clock, except ``compute_s``, a duration that the worker measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from realsys.api.errors import ConfigError, DataError
+from realsys.api.plain import from_plain
+from realsys.observability.jsonl import JsonlAppender, read_jsonl
+
+PeriodicKind = Literal["save", "evaluate", "checkpoint"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MfcEvent:
+    """A model function call on one worker (or on several, joined by commas).
+
+    Attributes:
+        queued: its inputs were complete.
+        start, end: the request left the master, the reply came back.
+        compute_s: seconds inside the interface, measured by the worker.
+        tokens: tokens of its input, 0 when they were not counted.
+    """
+
+    step: int
+    name: str
+    worker: str
+    queued: float
+    start: float
+    end: float
+    compute_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvent:
+    """A finished step."""
+
+    step: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicEvent:
+    """Saving, evaluating or checkpointing after a step."""
+
+    kind: PeriodicKind
+    step: int
+    start: float
+    end: float
+
+
+Event = MfcEvent | StepEvent | PeriodicEvent
+
+
+class EventLog:
+    """Appends events, each flushed to the system at once.
+
+    Open it after MetricsWriter, which may replace the file when a run goes on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonlAppender(path)
+
+    def mfc(
+        self,
+        step: int,
+        name: str,
+        worker: str,
+        *,
+        queued: float,
+        start: float,
+        end: float,
+        compute_s: float,
+        tokens: int,
+    ) -> None:
+        """A call has finished."""
+        times = {"queued": queued, "start": start, "end": end, "compute_s": compute_s}
+        row = {"event": "mfc", "step": step, "name": name, "worker": worker, **times}
+        self._file.append({**row, "tokens": tokens})
+
+    def step(self, step: int, start: float, end: float) -> None:
+        """A step has finished."""
+        self._file.append({"event": "step", "step": step, "start": start, "end": end})
+
+    def periodic(self, kind: PeriodicKind, step: int, start: float, end: float) -> None:
+        """Saving, evaluating or checkpointing has finished."""
+        if kind not in get_args(PeriodicKind):
+            raise ValueError(f"{kind!r} is none of {get_args(PeriodicKind)}")
+        row = {"event": "periodic", "kind": kind, "step": step, "start": start, "end": end}
+        self._file.append(row)
+
+    def close(self) -> None:
+        """Closes the file; again is fine."""
+        self._file.close()
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a file, in the order of writing; none when there is no file.
+
+    Raises:
+        DataError: a damaged line (a torn last one is left out), or a row that is no event.
+    """
+    return parse_events(read_jsonl(path), where=str(path))
+
+
+def parse_events(rows: Iterable[Mapping[str, Any]], *, where: str) -> list[Event]:
+    """Rows as events. Raises DataError naming the first row that is none."""
+    kinds: dict[str, type[Event]] = {"mfc": MfcEvent, "step": StepEvent, "periodic": PeriodicEvent}
+    events: list[Event] = []
+    for number, row in enumerate(rows, 1):
+        kind = kinds.get(str(row.get("event")))
+        try:
+            if kind is None:
+                raise ValueError(f"no event is called {row.get('event')!r}")
+            known = {f.name for f in dataclasses.fields(kind)}  # a newer writer may say more
+            values = {k: v for k, v in row.items() if k in known}
+            events.append(from_plain(kind, values))
+        except (TypeError, ValueError, ConfigError) as error:
+            raise DataError(
+                f"row {number} is no event: {getattr(error, 'what', error)}",
+                where=where,
+                fix="remove that line, or restore the file",
+            ) from error
+    return events

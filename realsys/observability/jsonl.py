@@ -1,0 +1,215 @@
+"""Files of one JSON object a line: append whole lines, read them after a crash, cut them back.
+
+For metrics, events, ledger and samples of a phase. A process that dies may leave its last line torn;
+every reader here leaves that line out, and the next writer removes it. A damaged line anywhere else
+was not made by us and is an error that names it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from realsys.api.errors import ClusterError, DataError, RealsysError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Jsonl:
+    """What a file held. ``lines`` are the bytes of each row, without the line's end."""
+
+    rows: tuple[dict[str, Any], ...] = ()
+    lines: tuple[bytes, ...] = ()
+    damaged: tuple[int, ...] = ()  # line numbers from 1
+    torn: bool = False
+
+
+def parse_jsonl(data: bytes) -> Jsonl:
+    """The rows of ``data``. Damaged lines are counted, a torn last one is left out."""
+    pieces = data.split(b"\n")
+    rows: list[dict[str, Any]] = []
+    lines: list[bytes] = []
+    damaged: list[int] = []
+    for number, piece in enumerate(pieces, 1):
+        if not piece.strip():
+            continue
+        row = _object(piece)
+        if row is not None:
+            rows.append(row)
+            lines.append(piece)
+        elif number == len(pieces):
+            return Jsonl(tuple(rows), tuple(lines), tuple(damaged), torn=True)
+        else:
+            damaged.append(number)
+    return Jsonl(tuple(rows), tuple(lines), tuple(damaged))
+
+
+def _object(piece: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(piece)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none when there is no file.
+
+    Raises:
+        DataError: a line other than a torn last one is damaged; names the lines.
+    """
+    return list(_read_whole(path).rows)
+
+
+def _read_whole(path: Path) -> Jsonl:
+    try:
+        content = parse_jsonl(path.read_bytes())
+    except FileNotFoundError:
+        return Jsonl()
+    if content.damaged:
+        shown = ", ".join(map(str, content.damaged[:10]))
+        raise DataError(
+            f"{len(content.damaged)} damaged lines: {shown}",
+            where=f"{path}:{content.damaged[0]}",
+            fix="remove those lines, or restore the file",
+        )
+    return content
+
+
+def truncate_jsonl(path: Path, last_step: int) -> int:
+    """Keeps the lines with ``step <= last_step``, byte for byte; returns how many.
+
+    Whole or not at all: temporary file beside it, fsync, rename. A file held open for appending must
+    be opened again afterwards. No file is fine.
+
+    Raises:
+        DataError: a damaged line, or one without a step.
+        ClusterError: no space or no permission.
+    """
+    if not path.exists():
+        return 0
+    content = _read_whole(path)
+    kept = []
+    for number, (row, line) in enumerate(zip(content.rows, content.lines, strict=True), 1):
+        step = row.get("step")
+        if not isinstance(step, int):
+            raise DataError(
+                f"row {number} has no step",
+                where=str(path),
+                fix='each line needs "step": remove that line, or restore the file',
+            )
+        if step <= last_step:
+            kept.append(line)
+    _replace(path, b"".join(line + b"\n" for line in kept))
+    dropped = len(content.lines) - len(kept)
+    if dropped or content.torn:
+        logger.info(
+            "file cut back path=%s last_step=%d kept=%d dropped=%d torn=%s",
+            path,
+            last_step,
+            len(kept),
+            dropped,
+            content.torn,
+        )
+    return len(kept)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True) if temporary else None
+        raise write_error(error, path) from error
+
+
+class JsonlAppender:
+    """Appends rows, each in one write: a reader never sees half of a line that we finished.
+
+    Opening removes a torn last line of an earlier process. One writer a file.
+
+    Raises:
+        ClusterError: no space (the file is left as it was before the row) or no permission.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                self._mend_end()
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise write_error(error, path) from error
+
+    def _mend_end(self) -> None:
+        data = self.path.read_bytes()
+        head, newline, last = data.rpartition(b"\n")
+        if not last:
+            return
+        if _object(last) is not None:
+            os.write(self._handle, b"\n")
+            return
+        os.ftruncate(self._handle, len(head) + len(newline))
+        logger.warning("torn last line removed path=%s bytes=%d", self.path, len(last))
+
+    def append(self, row: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+        """Writes one row. NaN and infinities are refused: they are no JSON."""
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
+        line = text.encode("utf-8", "backslashreplace") + b"\n"
+        size = os.fstat(self._handle).st_size
+        try:
+            written = os.write(self._handle, line)
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self._handle, size)
+            raise write_error(error, self.path) from error
+
+    def close(self) -> None:
+        """Closes the file; again is fine."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def __enter__(self) -> JsonlAppender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_error(error: OSError, path: Path) -> RealsysError:
+    """A failed write as an error that says what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"no space left for {path.name}"
+        fix = "free space or raise the quota, then resume the trial"
+    else:
+        what = f"{path.name} can't be written: {error.strerror or error}"
+        fix = "check the folder's permissions and its file system, then resume the trial"
+    return ClusterError(what, where=str(path), fix=fix)

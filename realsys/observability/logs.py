@@ -1,0 +1,80 @@
+"""Log lines of a worker: one event a line, stamped with who speaks and at which step.
+
+    2026-11-21T04:12:03.123 INFO model_worker/0 step=3 realsys.x  call finished name=actor_train
+
+Called once by a worker's main; the supervisor sends standard error to the worker's log file. Times
+are local.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+QUIET = (
+    "accelerate",
+    "asyncio",
+    "filelock",
+    "fsspec",
+    "httpcore",
+    "httpx",
+    "huggingface_hub",
+    "matplotlib",
+    "PIL",
+    "submitit",
+    "tensorboard",
+    "torch",
+    "transformers",
+    "urllib3",
+    "wandb",
+)
+
+
+class WorkerContext(logging.Filter):
+    """Stamps each record with who speaks and at which step, so call sites never repeat it."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__()
+        self.worker, self.step = worker, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Adds the fields; lets every record pass."""
+        record.worker, record.step = self.worker, self.step
+        if record.name == "py.warnings":  # its second line repeats the source code
+            record.msg, record.args = "%s", (record.getMessage().splitlines()[0],)
+        return True
+
+
+class LineFormatter(logging.Formatter):
+    """The line above. Tracebacks follow on lines of their own."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(worker)s step=%(step)s %(name)s  %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """ISO 8601, local, to the millisecond."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
+        return f"{seconds}.{int(record.msecs):03d}"
+
+
+def configure_logging(worker: str, *, level: int = logging.INFO) -> WorkerContext:
+    """Sends all records of this process to standard error; set ``.step`` of the result as you go.
+
+    Python warnings become records; third-party loggers speak from WARNING on. Calling it again
+    replaces the worker's name and keeps one handler.
+    """
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if any(isinstance(f, WorkerContext) for f in handler.filters):
+            root.removeHandler(handler)
+    context = WorkerContext(worker)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(context)
+    handler.setFormatter(LineFormatter())
+    root.addHandler(handler)
+    root.setLevel(level)
+    logging.captureWarnings(True)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return context

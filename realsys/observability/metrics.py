@@ -1,0 +1,119 @@
+"""One row of numbers a step: metrics.jsonl always, TensorBoard and Weights & Biases on request.
+
+The master owns the one writer of a phase. A run that goes on after step k first cuts every file back
+to step k, so that its files end up equal to those of a run that was never interrupted
+(``deterministic`` leaves out what is measured by a clock).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from realsys.api.options import WandbOptions
+from realsys.api.trial import PhaseFiles
+from realsys.observability.jsonl import JsonlAppender, read_jsonl, truncate_jsonl
+from realsys.observability.tensorboard_files import TensorBoardFiles
+from realsys.observability.wandb_run import WandbRun, start_wandb
+
+logger = logging.getLogger(__name__)
+
+WALL_CLOCK_PREFIXES = ("time/", "perf/")
+
+
+class MetricsWriter:
+    """Writes the rows of one phase. Open it before the event log, the ledger and the samples.
+
+    Args:
+        files: the phase's files.
+        run_name: ``<experiment>/<trial>``, with ``/<phase>`` for a preparing phase.
+        config: shown by Weights & Biases.
+        resume_step: last step to keep; None starts from nothing and empties what an earlier attempt
+            left.
+    Raises:
+        ConfigError: wandb is asked for and not installed.
+        ClusterError: no space, no permission.
+        DataError: a file to cut back holds a damaged line.
+    """
+
+    def __init__(
+        self,
+        files: PhaseFiles,
+        *,
+        tensorboard: bool,
+        wandb: WandbOptions,
+        run_name: str,
+        config: Mapping[str, Any],
+        resume_step: int | None,
+    ) -> None:
+        self._wandb: WandbRun | None = None
+        self._tensorboard: TensorBoardFiles | None = None
+        # Before any file changes: a missing package must not cost an earlier attempt's rows.
+        self._wandb = start_wandb(wandb, folder=files.root, run_name=run_name, config=config)
+        cut_back(files, -1 if resume_step is None else resume_step)
+        self._file = JsonlAppender(files.metrics)
+        if tensorboard:
+            first_step = 0 if resume_step is None else resume_step + 1
+            self._tensorboard = TensorBoardFiles(files.tensorboard, first_step=first_step)
+
+    def write(self, step: int, row: Mapping[str, float | int | str]) -> None:
+        """Appends the row of a step. A line appears whole and at once.
+
+        NaN and infinities become "nan", "inf", "-inf", with a warning that names the key.
+        Raises ClusterError when the disk is full.
+        """
+        plain = {key: _json_value(key, value) for key, value in row.items()}
+        for key, value in plain.items():
+            if isinstance(value, str) and not isinstance(row[key], str):
+                logger.warning("metric not finite key=%s value=%s at_step=%d", key, value, step)
+        self._file.append({**plain, "step": step}, sort_keys=True)
+        if self._tensorboard:
+            self._tensorboard.write(step, row)
+        if self._wandb:
+            self._wandb.write(step, row)
+
+    def close(self) -> None:
+        """Flushes and closes every file; again is fine."""
+        self._file.close()
+        if self._tensorboard:
+            self._tensorboard.close()
+        if self._wandb:
+            self._wandb.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def cut_back(files: PhaseFiles, last_step: int) -> None:
+    """Removes every row after ``last_step`` from the phase's JSONL files."""
+    for path in (files.metrics, files.ledger, files.samples, files.events):
+        truncate_jsonl(path, last_step)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows in the order of writing; ``"nan"`` and ``"inf"`` stay text, so that rows compare equal.
+
+    Raises DataError for a damaged line other than a torn last one.
+    """
+    return read_jsonl(path)
+
+
+def deterministic(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without what a clock measured: two runs of one seed agree on it bit for bit."""
+    return {k: v for k, v in row.items() if not k.startswith(WALL_CLOCK_PREFIXES)}
+
+
+def _json_value(key: str, value: float | int | str) -> float | int | str:
+    if isinstance(value, str | bool | int):
+        return value
+    number = float(value)  # also numpy's scalars; repr of a Python float is exact
+    return number if math.isfinite(number) else str(number)

@@ -1,0 +1,58 @@
+"""Scalars as TensorBoard event files, written without torch and without TensorFlow.
+
+A run that goes on writes a new file whose first event tells TensorBoard to forget what older files
+say about the steps from there on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from realsys.observability.jsonl import write_error
+
+
+class TensorBoardFiles:
+    """Writes one event file. Raises ClusterError when the disk refuses it."""
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.folder = folder
+        try:
+            goes_on = folder.is_dir() and any(folder.iterdir())
+            self._writer: Any = EventFileWriter(str(folder))
+            if goes_on:
+                start = SessionLog(status=SessionLog.START)
+                event = Event(wall_time=time.time(), step=first_step, session_log=start)
+                self._writer.add_event(event)
+                self._writer.flush()
+        except OSError as error:
+            raise write_error(error, folder) from error
+
+    def write(self, step: int, row: Mapping[str, float | int | str]) -> None:
+        """The row's numbers under their names; text is left out."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=key, simple_value=float(value))
+            for key, value in sorted(row.items())
+            if not isinstance(value, str)
+        ]
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        try:
+            self._writer.add_event(event)
+            self._writer.flush()
+        except OSError as error:
+            raise write_error(error, self.folder) from error
+
+    def close(self) -> None:
+        """Flushes and closes the file; again is fine."""
+        try:
+            self._writer.close()
+        except OSError as error:
+            raise write_error(error, self.folder) from error

@@ -1,0 +1,74 @@
+"""Which worker failed first, and what it takes to say so (pure but for reading log tails).
+
+A failure seldom stays alone: its peers time out, lose their socket or are ended by us. Those are
+*secondary*: errors that only say that somebody else was missing. The first failure is the earliest
+primary one; without any, the earliest of all.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from realsys.api.trial import Failure
+from realsys.worker import exit_codes
+
+SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
+TAIL_LINES = 15
+TAIL_BYTES = 16_384
+
+
+def describe_exit(returncode: int) -> str:
+    """A sentence for a process's end: exit code or signal, with what that usually means."""
+    if returncode < 0:
+        number = -returncode
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        hints = {
+            "SIGKILL": "by hand, or by the kernel when memory ran out (see dmesg)",
+            "SIGSEGV": "a crash in native code",
+            "SIGBUS": "shared memory or a mapped file ran out",
+            "SIGABRT": "a native library gave up",
+        }
+        hint = hints.get(name)
+        return f"killed by {name} (signal {number})" + (f": {hint}" if hint else "")
+    meanings = {
+        exit_codes.FENCED: "its lease could not be renewed in time, so it stopped itself",
+        exit_codes.ORPHANED: "the workers it depends on were gone",
+    }
+    return f"exited with code {returncode}" + (
+        f": {meanings[returncode]}" if returncode in meanings else ""
+    )
+
+
+def is_secondary(failure: Failure) -> bool:
+    """True for a failure that only says that another worker was missing."""
+    return failure.kind in SECONDARY_KINDS or "workers it depends on were gone" in failure.why
+
+
+def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[Failure, ...]]:
+    """(the first failure, the others in time order)."""
+    ordered = sorted(failures, key=lambda f: (is_secondary(f), f.at))
+    if not ordered:
+        return None, ()
+    return ordered[0], tuple(sorted(ordered[1:], key=lambda f: f.at))
+
+
+def log_tail(path: Path, *, lines: int = TAIL_LINES) -> tuple[str, ...]:
+    """The last lines of a log; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ()
+    return tuple(text.splitlines()[-lines:])
+
+
+def failure_summary(failures: Sequence[Failure]) -> str:
+    """One line for the log: who and why."""
+    return "; ".join(f"{f.worker}: {f.why.splitlines()[0]}" for f in failures if f.why)

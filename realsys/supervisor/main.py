@@ -1,0 +1,112 @@
+"""Entry point of the supervisor: what submitit runs, on a laptop and on a cluster's first node.
+
+``supervise`` is importable by name, so that submitit pickles a reference and no code.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from realsys.api.errors import RealsysError
+from realsys.api.plan import LaunchPlan, read_plan
+from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
+from realsys.name_resolve.open import open_store
+from realsys.observability.logs import configure_logging
+from realsys.supervisor.attempt import take_attempt
+from realsys.supervisor.supervisor import Supervisor
+from realsys.worker.parent import die_with_parent
+from realsys.worker.runner import trial_keys
+
+logger = logging.getLogger(__name__)
+
+REPORT_TIMEOUT_S = 120
+
+
+def supervise(trial_dir: str, plan_hash: str) -> int:
+    """Runs one attempt of the trial in ``trial_dir``. Returns 0 when it completed, else 1.
+
+    Raises:
+        ConfigError: the plan was changed. TrialIsLive: an attempt runs already.
+    """
+    die_with_parent(os.getppid(), signal.SIGTERM)
+    files = TrialFiles(Path(trial_dir))
+    plan = read_plan(files.plan, expected_hash=plan_hash)
+    store, keys = open_store(plan.name_resolve_url), trial_keys(plan)
+    record, attempt_files = take_attempt(files, store, keys, job_id=_job_id())
+    _log_to(attempt_files.log("supervisor"))
+    supervisor = Supervisor(plan, plan_hash, record, files, attempt_files, store, keys)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        supervisor.request_stop(by=signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, on_signal)
+    marker = _run(supervisor, attempt_files, plan, record.number)
+    write_record(attempt_files.exit, marker)
+    logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+    _write_report(files)
+    store.close()
+    return 0 if marker.result is Result.COMPLETED else 1
+
+
+def _run(
+    supervisor: Supervisor, attempt_files: AttemptFiles, plan: LaunchPlan, number: int
+) -> ExitMarker:
+    """The marker of a run, also when the supervisor itself fails: an attempt always says its end."""
+    from realsys.api.trial import Failure
+
+    try:
+        return supervisor.run()
+    except Exception as error:  # outermost frame: told in the marker, with the traceback in the log
+        logger.exception("supervisor failed")
+        why = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
+        failure = Failure(
+            worker="supervisor",
+            host=supervisor.attempt.host,
+            pid=os.getpid(),
+            why=why,
+            at=time.time(),
+            kind=type(error).__name__,
+            fix=getattr(error, "fix", ""),
+            log=str(attempt_files.log("supervisor")),
+        )
+        return ExitMarker(
+            result=Result.FAILED,
+            attempt=number,
+            ended_at=time.time(),
+            phase=plan.phases[-1].name,
+            first_failure=failure,
+            resume=f"realsys resume {plan.trial}",
+        )
+
+
+def _write_report(files: TrialFiles) -> None:
+    """The report page, by a process of its own: drawing must not hurt the run's result."""
+    argv = [sys.executable, "-m", "realsys.observability.report", str(files.root)]
+    try:
+        subprocess.run(argv, check=True, timeout=REPORT_TIMEOUT_S, capture_output=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        detail = getattr(error, "stderr", b"") or b""
+        logger.warning("report not written error=%s %s", error, detail.decode()[-500:])
+
+
+def _log_to(path: Path) -> None:
+    """From now on this process and what it starts write to ``path``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    configure_logging("supervisor")
+
+
+def _job_id() -> str:
+    return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or ""

@@ -1,0 +1,260 @@
+"""The supervisor of one attempt: runs the phases in order, watches every worker, says how it ended.
+
+Success is the master's own marker (``done.json`` with this attempt's token), never a return code
+alone. On the first failure all other workers are ended at once. It holds no lock and no socket.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from realsys.api.errors import KeyNotFound, StoreError
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.trial import (
+    AttemptFiles,
+    AttemptRecord,
+    ExitMarker,
+    Failure,
+    PhaseFiles,
+    Result,
+    StopRequest,
+    TrialFiles,
+    dumps,
+    loads,
+    read_record,
+)
+from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.store import NameResolve
+from realsys.supervisor.first_failure import describe_exit, log_tail, order_failures
+from realsys.supervisor.steps import LocalSteps, Task
+from realsys.worker import exit_codes
+from realsys.worker.main import command
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+STOP_POLL_S = 0.25
+LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
+END_GRACE_S = 5.0
+GOODBYE_S = 20.0  # how long workers may take to leave after the master is done
+
+
+@dataclass
+class Supervisor:
+    """Runs one attempt to its end. ``run`` is called once, from the main thread."""
+
+    plan: LaunchPlan
+    plan_hash: str
+    attempt: AttemptRecord
+    files: TrialFiles
+    attempt_files: AttemptFiles
+    store: NameResolve
+    keys: TrialKeys
+    stop_signal_grace_s: float = 60.0
+    _stop: StopRequest | None = None
+    _stop_deadline: float | None = None
+    _next_stop_poll: float = 0.0
+    _failures: list[Failure] = field(default_factory=list)
+
+    def run(self) -> ExitMarker:
+        """Runs every phase that is not done yet; returns what the exit marker says."""
+        result, phase = Result.COMPLETED, self.plan.phases[-1]
+        for phase in self.plan.phases:
+            if phase.publish is not None and Path(phase.publish).is_dir():
+                logger.info("phase skipped phase=%s product=%s", phase.name, phase.publish)
+                continue
+            result = self._run_phase(phase)
+            if result is not Result.COMPLETED:
+                break
+        first, others = order_failures(self._failures)
+        going_on = result is not Result.COMPLETED
+        return ExitMarker(
+            result=result,
+            attempt=self.attempt.number,
+            ended_at=time.time(),
+            phase=phase.name,
+            step=_last_step(TrialFiles.phase(phase.folder)),
+            first_failure=first,
+            other_failures=others,
+            resume=f"realsys resume {self.plan.trial}" if going_on else "",
+        )
+
+    def request_stop(self, by: str) -> None:
+        """Asks the master to end after its step (called from a signal handler: sets, no I/O)."""
+        self._stop = self._stop or StopRequest(
+            grace_seconds=self.stop_signal_grace_s,
+            by=by,
+            at=time.time(),
+            attempt=self.attempt.number,
+        )
+
+    # ---- one phase --------------------------------------------------------------------------
+
+    def _run_phase(self, phase: PhasePlan) -> Result:
+        steps = LocalSteps(environment=self._environment(phase))
+        phase_files = TrialFiles.phase(phase.folder)
+        Path(phase.folder).mkdir(parents=True, exist_ok=True)
+        phase_files.done.unlink(missing_ok=True)
+        logger.info("phase started phase=%s", phase.name)
+        tasks: list[Task] = []
+        try:
+            for kind, group in phase.scheduling.groups().items():
+                for index in range(group.count):
+                    tasks.append(self._start(steps, phase, kind.value, index))
+            result = self._watch(steps, tasks, phase_files)
+        finally:
+            steps.end(tasks, grace_s=END_GRACE_S)
+        if result is Result.COMPLETED and phase.publish is not None:
+            _publish(phase_files, Path(phase.publish))
+        logger.info("phase ended phase=%s result=%s", phase.name, result)
+        return result
+
+    def _start(self, steps: LocalSteps, phase: PhasePlan, kind: str, index: int) -> Task:
+        worker = f"{kind}/{index}"
+        argv = command(
+            trial_dir=str(self.files.root),
+            plan_hash=self.plan_hash,
+            phase=phase.name,
+            attempt=self.attempt.number,
+            worker_type=kind,
+            index=index,
+        )
+        self.attempt_files.words(worker).unlink(missing_ok=True)
+        return steps.start(worker, argv, self.attempt_files.log(worker))
+
+    def _environment(self, phase: PhasePlan) -> Mapping[str, str]:
+        return {
+            **self.plan.cluster.env_vars,
+            "REALSYS_TRIAL_DIR": str(self.files.root),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
+            "PYTHONHASHSEED": "0",
+        }
+
+    def _watch(self, steps: LocalSteps, tasks: list[Task], phase_files: PhaseFiles) -> Result:
+        """Until the master is done or somebody fails."""
+        master = next(t for t in tasks if t.worker.startswith("master_worker/"))
+        while True:
+            self._poll_stop()
+            if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
+                logger.warning("stop grace over; ending the workers")
+                return Result.STOPPED
+            ended = [t for t in tasks if t.poll() is not None]
+            if master.poll() == exit_codes.DONE and self._is_done(phase_files):
+                return self._wait_for_goodbyes(tasks)
+            if master.poll() == exit_codes.STOPPED:
+                return Result.STOPPED
+            bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
+            if bad:
+                self._collect_failures(steps, tasks)
+                return Result.FAILED
+            time.sleep(POLL_S)
+
+    def _is_done(self, phase_files: PhaseFiles) -> bool:
+        """True when the master's own marker says so, with this attempt's token."""
+        try:
+            marker = json.loads(phase_files.done.read_text())
+        except (OSError, ValueError):
+            return False
+        return bool(marker.get("token") == self.attempt.token)
+
+    def _wait_for_goodbyes(self, tasks: list[Task]) -> Result:
+        deadline = time.monotonic() + GOODBYE_S
+        while time.monotonic() < deadline:
+            if all(t.poll() is not None for t in tasks):
+                break
+            time.sleep(POLL_S)
+        slow = [t.worker for t in tasks if t.poll() is None]
+        if slow:
+            logger.warning("workers did not leave in time workers=%s timeout_s=%g", slow, GOODBYE_S)
+        return Result.COMPLETED
+
+    # ---- stop -------------------------------------------------------------------------------
+
+    def _poll_stop(self) -> None:
+        """Reads the stop key (or passes a signal on to it), and starts the grace clock once."""
+        if time.monotonic() < self._next_stop_poll or self._stop_deadline is not None:
+            return
+        self._next_stop_poll = time.monotonic() + STOP_POLL_S
+        try:
+            if self._stop is not None:
+                self.store.add(self.keys.stop, dumps(self._stop), replace=True)
+            entry = self.store.get(self.keys.stop)
+        except KeyNotFound:
+            return
+        except StoreError as error:
+            logger.warning("stop key not readable error=%s", error.what)
+            return
+        request = loads(StopRequest, entry.value, where=self.keys.stop)
+        if request.attempt == self.attempt.number:
+            logger.info("stop requested by=%s grace_s=%g", request.by, request.grace_seconds)
+            self._stop_deadline = time.monotonic() + request.grace_seconds
+
+    # ---- failures ---------------------------------------------------------------------------
+
+    def _collect_failures(self, steps: LocalSteps, tasks: list[Task]) -> None:
+        """Everybody's reason: own last words, else the exit code or signal that we saw."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
+            time.sleep(POLL_S)
+        failed = [t for t in tasks if t.poll() not in (None, exit_codes.DONE)]
+        for task in failed or [t for t in tasks if t.poll() is not None]:
+            self._failures.append(self._failure(task))
+        steps.end(tasks, grace_s=END_GRACE_S)
+        first, _ = order_failures(self._failures)
+        if first is not None:
+            logger.error(
+                "first failure worker=%s pid=%d why=%s", first.worker, first.pid, first.why
+            )
+
+    def _failure(self, task: Task) -> Failure:
+        log = self.attempt_files.log(task.worker)
+        words = read_record(Failure, self.attempt_files.words(task.worker))
+        returncode = task.poll() or 0
+        why = words.why if words is not None else describe_exit(returncode)
+        if words is None and returncode == exit_codes.DONE:
+            why = "left without finishing its work"
+        return Failure(
+            worker=task.worker,
+            host=self.attempt.host,
+            pid=task.process.pid,
+            why=why,
+            at=words.at if words is not None else (task.ended_at or time.time()),
+            kind=words.kind if words is not None else "",
+            fix=words.fix if words is not None else "",
+            log=str(log),
+            log_tail=log_tail(log),
+        )
+
+
+def _publish(phase_files: PhaseFiles, target: Path) -> None:
+    """Copies a phase's product to ``target``, whole: copy beside it, then rename."""
+    source = Path(os.path.realpath(phase_files.checkpoints / "model" / "latest"))
+    temporary = target.parent / f".{target.name}.{os.getpid()}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(source, temporary)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        if not target.is_dir():  # else another trial published the same content first
+            raise
+        shutil.rmtree(temporary)
+    logger.info("product published path=%s", target)
+
+
+def _last_step(phase_files: PhaseFiles) -> int:
+    """Step of the last whole line of the metrics."""
+    for line in reversed(log_tail(phase_files.metrics, lines=3)):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0

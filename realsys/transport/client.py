@@ -1,0 +1,232 @@
+"""The calling end of a channel: one DEALER socket to one peer, many calls at once.
+
+For the master and everybody who calls a worker. A call is sent again under the same id until its
+deadline, so that a lost message, a reconnect or a restarted peer does no harm: server.py runs it once.
+Knows nothing of liveness: its owner hears that the peer died (registration, supervisor) and calls
+``fail``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import Any, Self
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from realsys.api.errors import InternalError, RealsysError, WaitTimeout, WorkerLost
+from realsys.transport.authentication import open_monitor
+from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
+from realsys.transport.keys import TrialKeypairs
+from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame, info_to_error
+
+logger = logging.getLogger(__name__)
+
+RESEND_S = 10.0
+MAX_SOCKETS = 16_384  # libzmq's own limit is 1023, two per client: too few for 1,000 workers
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 20_000  # finds connections cut without a word
+_RECONNECT_MS, _RECONNECT_MAX_MS = 50, 2_000
+_LINKS = {
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "connected",
+    zmq.EVENT_DISCONNECTED: "disconnected",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed (is it a worker of this trial?)",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed (another trial's keys?)",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "refused our key (another trial's keys?)",
+}
+
+
+def client_context() -> zmq.asyncio.Context:
+    """A context for all clients of a process. Its owner calls ``term`` after closing them."""
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return context
+
+
+class RequestClient:
+    """Calls one peer. Use as ``async with``, or ``open`` and ``close``; within one event loop.
+
+    Args:
+        endpoint: the peer's, from its registration.
+        peer_name, sender: names of the two workers, for errors and the peer's log.
+        reply_type: a Struct or a union of tagged ones: what replies are decoded to.
+        context: from ``client_context``, shared by the process's clients.
+        resend_s: a call is sent again this often until it is answered.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        peer_name: str,
+        sender: str,
+        trial: str,
+        attempt: int,
+        keypairs: TrialKeypairs,
+        reply_type: Any,
+        context: zmq.asyncio.Context,
+        resend_s: float = RESEND_S,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.endpoint, self.peer_name = endpoint, peer_name
+        self._sender, self._trial, self._attempt = sender, trial, attempt
+        self._keypairs, self._reply_type, self._context = keypairs, reply_type, context
+        self._resend_s, self._max_bytes = resend_s, max_message_bytes
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._calls: dict[str, str] = {}  # request id -> what, for errors
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failed: str | None = None
+        self._link = "never connected"
+        self.num_dropped = 0  # replies of older attempts, unreadable ones, ones too late
+
+    def open(self) -> Self:
+        """Connects in the background. Needs a running event loop, which owns the client from now."""
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.curve_serverkey = self._keypairs.server_public
+        self._socket.curve_publickey = self._keypairs.client_public
+        self._socket.curve_secretkey = self._keypairs.client_secret
+        self._socket.maxmsgsize = self._max_bytes
+        self._socket.sndhwm = 0  # sending never blocks; what waits is bounded by calls and resends
+        self._socket.linger = 0
+        self._socket.heartbeat_ivl = _HEARTBEAT_MS
+        self._socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
+        self._socket.reconnect_ivl = _RECONNECT_MS
+        self._socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+        self._monitor = open_monitor(self._socket, sum(_LINKS))
+        self._socket.connect(self.endpoint)
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._receive(), name=f"replies of {self.peer_name}"),
+            loop.create_task(self._follow_link(), name=f"link to {self.peer_name}"),
+        ]
+        return self
+
+    async def close(self) -> None:
+        """Calls in progress end with WorkerLost."""
+        self.fail("this client was closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            self._tasks = []
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close()
+
+    async def __aenter__(self) -> Self:
+        return self.open()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def call(self, body: object, *, timeout_s: float, what: str) -> Any:
+        """Sends ``body`` and returns the reply's body.
+
+        Args:
+            what: names the call in errors, e.g. ``actor_train step 7``.
+        Raises:
+            WaitTimeout: no reply in ``timeout_s``.
+            WorkerLost: ``fail`` or ``close`` was called, before or while waiting.
+            RemoteError, or the RealsysError that the peer raised.
+            ProtocolError: the request or the reply can't be encoded or decoded.
+        """
+        data = encode(body, max_bytes=self._max_bytes)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        request_id = uuid.uuid4().hex
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._waiting[request_id], self._calls[request_id] = reply, what
+        try:
+            if self._failed is not None:
+                raise self._lost(what, self._failed)
+            while (left_s := deadline_s - loop.time()) > 0:
+                await self._socket.send(self._frame(request_id, left_s, data))
+                await asyncio.wait({reply}, timeout=min(self._resend_s, left_s))
+                if reply.done():
+                    return reply.result()
+            raise WaitTimeout(
+                f"no reply from {self.peer_name} to {what} in {timeout_s:g} s (link: {self._link})",
+                where=self.endpoint,
+                fix=f"look at the log of {self.peer_name}; give it longer if it is only slow",
+            )
+        finally:
+            del self._waiting[request_id], self._calls[request_id]
+            if not reply.cancel() and not reply.cancelled():
+                reply.exception()  # seen, also when this call was itself cancelled
+
+    def fail(self, reason: str) -> None:
+        """The peer is gone: wakes all waiting calls with WorkerLost, and refuses later ones."""
+        if self._failed is None:
+            self._failed = reason
+        for request_id, reply in self._waiting.items():
+            if not reply.done():
+                reply.set_exception(self._lost(self._calls[request_id], reason))
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._take(await self._socket.recv())
+        except Exception as error:  # outermost frame of the task: callers must not wait for it
+            logger.exception("receiving failed peer=%s", self.peer_name)
+            self.fail(f"receiving failed here: {error!r}")
+
+    async def _follow_link(self) -> None:
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())
+            self._link = _LINKS.get(zmq.Event(event["event"]), self._link)
+
+    def _take(self, data: bytes) -> None:
+        try:
+            frame: ReplyFrame = decode(data, ReplyFrame, max_bytes=self._max_bytes)
+        except ProtocolError as error:
+            self._drop(error.what)
+            return
+        reply = self._waiting.get(frame.request_id)
+        if reply is None or reply.done():
+            self._drop("nobody waits for it")
+        elif frame.ok and frame.attempt < self._attempt:
+            self._drop(f"of attempt {frame.attempt}, we are {self._attempt}")
+        elif frame.ok and frame.version == PROTOCOL_VERSION:
+            try:
+                reply.set_result(decode(frame.body, self._reply_type, max_bytes=self._max_bytes))
+            except ProtocolError as error:
+                reply.set_exception(error)
+        else:
+            reply.set_exception(self._refusal(frame))
+
+    def _refusal(self, frame: ReplyFrame) -> RealsysError:
+        if frame.error is not None:
+            return info_to_error(frame.error, self.peer_name)
+        if frame.version != PROTOCOL_VERSION:
+            return ProtocolError(
+                f"{self.peer_name} replied in protocol version {frame.version}, "
+                f"we speak version {PROTOCOL_VERSION}",
+                where=self.endpoint,
+                fix="start all workers of a trial with the same realsys",
+            )
+        return InternalError("a refusal came without an error", where=self.peer_name)
+
+    def _drop(self, why: str) -> None:
+        self.num_dropped += 1
+        logger.info("reply dropped peer=%s why=%s", self.peer_name, why)
+
+    def _frame(self, request_id: str, left_s: float, body: bytes) -> bytes:
+        frame = RequestFrame(
+            version=PROTOCOL_VERSION,
+            trial=self._trial,
+            attempt=self._attempt,
+            request_id=request_id,
+            sender=self._sender,
+            deadline_s=left_s,
+            body=body,
+        )
+        return encode(frame, max_bytes=self._max_bytes)
+
+    def _lost(self, what: str, reason: str) -> WorkerLost:
+        return WorkerLost(
+            f"{self.peer_name} was lost, no reply to {what}: {reason}",
+            where=self.endpoint,
+            fix=f"the end of the log of {self.peer_name} says why; the supervisor restarts it",
+        )

@@ -1,0 +1,160 @@
+"""Every request that travels between workers, and its reply: one tagged Struct each.
+
+The master asks, a model worker answers. A request with an ``order`` is *ordered*: a worker runs its
+ordered requests strictly by that number (0, 1, 2, … for each worker and attempt), whatever the order
+of arrival, so that processes which share collective operations enter them in the same order and can't
+deadlock. Others are answered at once, also while a call computes. Bulk never travels here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from realsys.api.data import SequenceMeta
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all bodies: immutable, tagged by class name."""
+
+
+# ---- answered at once ---------------------------------------------------------------------------
+
+
+class Ping(_Body, frozen=True, kw_only=True, tag=True):
+    """Are you there?"""
+
+
+class ClearData(_Body, frozen=True, kw_only=True, tag=True):
+    """These datapoints are used up: forget their tensors."""
+
+    ids: tuple[str, ...]
+
+
+class Exit(_Body, frozen=True, kw_only=True, tag=True):
+    """Say goodbye and end."""
+
+
+class Done(_Body, frozen=True, kw_only=True, tag=True):
+    """Nothing to tell."""
+
+
+# ---- ordered ------------------------------------------------------------------------------------
+
+
+class Setup(_Body, frozen=True, kw_only=True, tag=True):
+    """Load the data set and make every model's module. First request of an attempt."""
+
+    order: int
+    data_endpoints: tuple[str, ...]  # of model workers 0, 1, …
+
+
+class SetupDone(_Body, frozen=True, kw_only=True, tag=True):
+    dataset_size: int  # 0 where the worker has no data set
+    dataset_keys: tuple[str, ...]
+
+
+class Initialize(_Body, frozen=True, kw_only=True, tag=True):
+    """Let the backends make their engines for a run of this length."""
+
+    order: int
+    total_train_epochs: int
+    dataset_size: int
+    train_batch_size: int
+    benchmark_steps: int | None
+
+
+class Fetch(_Body, frozen=True, kw_only=True, tag=True):
+    """Load these records of the data set as new datapoints."""
+
+    order: int
+    indices: tuple[int, ...]
+    ids: tuple[str, ...]
+
+
+class Fetched(_Body, frozen=True, kw_only=True, tag=True):
+    meta: SequenceMeta
+
+
+class RunCall(_Body, frozen=True, kw_only=True, tag=True):
+    """Run model function call ``call`` on these datapoints.
+
+    ``sources`` says for each other worker which tensors to get from it first: (worker index, key, ids).
+    """
+
+    order: int
+    call: str
+    step: int
+    meta: SequenceMeta
+    sources: tuple[tuple[int, str, tuple[str, ...]], ...] = ()
+
+
+class CallDone(_Body, frozen=True, kw_only=True, tag=True):
+    """A call's outcome. Times are seconds since the epoch on the worker's clock."""
+
+    meta: SequenceMeta | None = (
+        None  # of the new keys; None from a training call and from non-heads
+    )
+    stats: Mapping[str, float] = {}
+    started: float = 0.0
+    ended: float = 0.0
+    compute_s: float = 0.0  # inside the interface, without transfers
+    tokens: int = 0
+
+
+class Evaluate(_Body, frozen=True, kw_only=True, tag=True):
+    """Evaluate every model that has held-out data."""
+
+    order: int
+    step: int
+
+
+class Evaluated(_Body, frozen=True, kw_only=True, tag=True):
+    stats: Mapping[str, Mapping[str, float]]  # role → statistics
+    samples: tuple[Mapping[str, Any], ...] = ()
+
+
+class SaveModel(_Body, frozen=True, kw_only=True, tag=True):
+    """Write a role's model as a Hugging Face directory."""
+
+    order: int
+    role: str
+    folder: str
+
+
+class SaveRecover(_Body, frozen=True, kw_only=True, tag=True):
+    """Write this worker's state for a resume into ``folder``."""
+
+    order: int
+    folder: str
+
+
+class RecoverSaved(_Body, frozen=True, kw_only=True, tag=True):
+    file: str
+    sha256: str
+    num_bytes: int
+
+
+class LoadRecover(_Body, frozen=True, kw_only=True, tag=True):
+    """Take back the state in ``file``."""
+
+    order: int
+    file: str
+
+
+Request = (
+    Ping
+    | ClearData
+    | Exit
+    | Setup
+    | Initialize
+    | Fetch
+    | RunCall
+    | Evaluate
+    | SaveModel
+    | SaveRecover
+    | LoadRecover
+)
+Reply = Done | SetupDone | Fetched | CallDone | Evaluated | RecoverSaved

@@ -1,0 +1,292 @@
+"""The serving end of a channel: takes requests from a ROUTER socket, runs each once, replies.
+
+For every worker that others call. A request may come several times (client.py re-sends it): a second one
+joins the running one or gets the kept reply. Frames of another trial are dropped; older attempts and
+other versions get an error. What requests mean is the handler's business; who may connect is
+authentication.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket as tcp
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+import zmq
+import zmq.asyncio
+
+from realsys.api.errors import ClusterError, StaleAttempt
+from realsys.transport.authentication import (
+    DOMAIN,
+    Authenticator,
+    Refusals,
+    count_failed_handshakes,
+    open_monitor,
+)
+from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
+from realsys.transport.keys import TrialKeypairs
+from realsys.transport.messages import (
+    PROTOCOL_VERSION,
+    FrameHead,
+    ReplyFrame,
+    RequestFrame,
+    error_to_info,
+)
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Any], Awaitable[Any]]
+MAX_KEPT_REPLIES = 4096
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+_LINGER_MS = 500  # last replies leave the socket; a peer that does not read holds us no longer
+
+
+class RequestServer:
+    """Serves one handler. Use as ``async with``; then ``endpoint`` is known.
+
+    Args:
+        name: of this worker, in logs and errors.
+        trial, attempt: whose requests are taken.
+        request_type: a Struct or a union of tagged ones: what bodies are decoded to.
+        bind_host: name or address of the interface to listen on; 0.0.0.0 for all.
+        publish_host: what others connect to, where it differs from ``bind_host``.
+        port: 0 for a free one.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        trial: str,
+        attempt: int,
+        keypairs: TrialKeypairs,
+        request_type: Any,
+        bind_host: str = "127.0.0.1",
+        publish_host: str | None = None,
+        port: int = 0,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.name, self.trial, self.attempt = name, trial, attempt
+        self._keypairs, self._request_type = keypairs, request_type
+        self._bind_host, self._publish_host, self._port = bind_host, publish_host, port
+        self._max_bytes = max_message_bytes
+        self._refusals = Refusals(name)
+        self._running: dict[str, set[bytes]] = {}  # request id -> peers that wait for it
+        self._replies = KeptReplies(MAX_KEPT_REPLIES, MAX_KEPT_BYTES)
+        self._endpoint = ""
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect, e.g. ``tcp://node7:40123``."""
+        return self._endpoint
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Counts by reason: wrong_key, no_handshake, malformed, other_trial, stale, version."""
+        return dict(self._refusals.counts)
+
+    async def __aenter__(self) -> Self:
+        self._context = zmq.asyncio.Context()  # its own: ZAP is answered per context
+        public = self._keypairs.client_public
+        self._authenticator = Authenticator(
+            self._context, client_public=public, refusals=self._refusals
+        )
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = self._keypairs.server_secret
+        self._socket.zap_domain = DOMAIN
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no answer from ZAP means no
+        self._socket.maxmsgsize = self._max_bytes
+        self._socket.sndhwm = 0  # a ROUTER drops what is above the mark
+        self._socket.linger = _LINGER_MS
+        self._monitor = open_monitor(self._socket)
+        try:
+            self._bind()
+        except (zmq.ZMQError, OSError) as error:
+            self._close()
+            raise ClusterError(
+                f"{self.name} can't listen: {error}",
+                where=f"tcp://{self._bind_host}:{self._port}",
+                fix="name an interface of this host in bind_host, and a port nobody has (0: any)",
+            ) from error
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._close()
+
+    async def serve(self, handler: Handler) -> None:
+        """Runs until cancelled. Each request is a task of its own, in no order.
+
+        An exception of the handler travels to the caller and does not end the server. A handler is
+        not stopped when its caller's deadline passes: half an optimizer step helps nobody.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._authenticator.run(), name=f"authenticator {self.name}")
+            tasks.create_task(
+                count_failed_handshakes(self._monitor, self._refusals),
+                name=f"handshakes {self.name}",
+            )
+            while True:
+                peer, *parts = await self._socket.recv_multipart()
+                frame = await self._admit(peer, parts)
+                if frame is None:
+                    continue
+                if (kept := self._replies.get(frame.request_id)) is not None:
+                    await self._socket.send_multipart([peer, kept])
+                elif frame.request_id in self._running:
+                    self._running[frame.request_id].add(peer)
+                else:
+                    self._running[frame.request_id] = {peer}
+                    answer = self._answer(frame, handler)
+                    tasks.create_task(answer, name=f"{frame.sender} {frame.request_id}")
+
+    async def _admit(self, peer: bytes, parts: list[bytes]) -> RequestFrame | None:
+        """The frame if it is to be run; else counts why not, and says so to who may know."""
+        frame = self._read(parts)
+        if frame is None:
+            self._refusals.count("malformed", f"{sum(map(len, parts))} bytes")
+            return None
+        if frame.trial != self.trial:
+            self._refusals.count("other_trial", frame.trial)
+            return None
+        if frame.version != PROTOCOL_VERSION or not isinstance(frame, RequestFrame):
+            self._refusals.count("version", str(frame.version))
+            await self._refuse(
+                peer,
+                frame.request_id,
+                ProtocolError(
+                    f"protocol version {frame.version} came, "
+                    f"{self.name} speaks version {PROTOCOL_VERSION}",
+                    where=self.name,
+                    fix="start all workers of a trial with the same realsys",
+                ),
+            )
+            return None
+        if frame.attempt != self.attempt:
+            self._refusals.count("stale", f"{frame.sender} attempt {frame.attempt}")
+            older = frame.sender if frame.attempt < self.attempt else self.name
+            await self._refuse(
+                peer,
+                frame.request_id,
+                StaleAttempt(
+                    f"{frame.sender} is of attempt {frame.attempt}, "
+                    f"{self.name} of attempt {self.attempt}",
+                    where=f"trial {self.trial}",
+                    fix=f"{older} was superseded and must exit",
+                ),
+            )
+            return None
+        return frame
+
+    def _read(self, parts: list[bytes]) -> RequestFrame | FrameHead | None:
+        if len(parts) != 1:
+            return None
+        for kind in (RequestFrame, FrameHead):
+            try:
+                frame: RequestFrame | FrameHead = decode(parts[0], kind, max_bytes=self._max_bytes)
+            except ProtocolError:
+                continue
+            # A frame of our version that is no RequestFrame is not old but broken.
+            broken = isinstance(frame, FrameHead) and frame.version == PROTOCOL_VERSION
+            return None if broken else frame
+        return None
+
+    async def _answer(self, frame: RequestFrame, handler: Handler) -> None:
+        began_s = time.monotonic()
+        try:
+            reply = await self._run(frame, handler)
+        except BaseException:
+            del self._running[frame.request_id]  # the server is ending
+            raise
+        took_s = time.monotonic() - began_s
+        if took_s > frame.deadline_s:
+            logger.warning(
+                "replied late to=%s request=%s seconds=%.1f deadline_s=%.1f",
+                frame.sender,
+                frame.request_id,
+                took_s,
+                frame.deadline_s,
+            )
+        # Keep before sending: a copy of the request that comes in between must find the reply.
+        self._replies.keep(frame.request_id, reply)
+        for peer in self._running.pop(frame.request_id):
+            await self._socket.send_multipart([peer, reply])
+
+    async def _run(self, frame: RequestFrame, handler: Handler) -> bytes:
+        try:
+            request = decode(frame.body, self._request_type, max_bytes=self._max_bytes)
+            body = encode(await handler(request), max_bytes=self._max_bytes)
+            reply = self._reply(frame.request_id, ok=True, body=body)
+            return encode(reply, max_bytes=self._max_bytes)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # we are stopped; else the handler cancelled itself, and its caller waits
+            return self._error_reply(frame.request_id, error)
+        except Exception as error:  # the border of the handler: whatever it is, the caller hears it
+            logger.warning(
+                "request failed from=%s request=%s error=%r",
+                frame.sender,
+                frame.request_id,
+                error,
+            )
+            return self._error_reply(frame.request_id, error)
+
+    async def _refuse(self, peer: bytes, request_id: str, error: Exception) -> None:
+        await self._socket.send_multipart([peer, self._error_reply(request_id, error)])
+
+    def _error_reply(self, request_id: str, error: BaseException) -> bytes:
+        return encode(self._reply(request_id, ok=False, error=error))
+
+    def _reply(
+        self, request_id: str, *, ok: bool, body: bytes = b"", error: BaseException | None = None
+    ) -> ReplyFrame:
+        return ReplyFrame(
+            version=PROTOCOL_VERSION,
+            request_id=request_id,
+            attempt=self.attempt,
+            ok=ok,
+            body=body,
+            error=error_to_info(error) if error is not None else None,
+        )
+
+    def _bind(self) -> None:
+        # libzmq takes addresses only. A name may stand for 127.0.1.1 in /etc/hosts (Debian): such a
+        # host must pass bind_host="0.0.0.0" and its name as publish_host.
+        address = tcp.getaddrinfo(self._bind_host, None, tcp.AF_INET, tcp.SOCK_STREAM)[0][4][0]
+        self._socket.bind(f"tcp://{address}:{self._port}")
+        bound = self._socket.get_string(zmq.LAST_ENDPOINT)
+        port = bound.rstrip("\0").rsplit(":", 1)[1]
+        self._endpoint = f"tcp://{self._publish_host or self._bind_host}:{port}"
+
+    def _close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+        self._authenticator.close()
+        self._context.term()
+
+
+class KeptReplies:
+    """The last replies by request id, bounded in number and bytes. The newest always stays."""
+
+    def __init__(self, max_replies: int, max_bytes: int) -> None:
+        self._max_replies, self._max_bytes = max_replies, max_bytes
+        self._replies: OrderedDict[str, bytes] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, request_id: str) -> bytes | None:
+        return self._replies.get(request_id)
+
+    def keep(self, request_id: str, reply: bytes) -> None:
+        self._replies[request_id] = reply
+        self._num_bytes += len(reply)
+        while len(self._replies) > 1 and (
+            len(self._replies) > self._max_replies or self._num_bytes > self._max_bytes
+        ):
+            _, oldest = self._replies.popitem(last=False)
+            self._num_bytes -= len(oldest)

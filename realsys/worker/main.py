@@ -1,0 +1,149 @@
+"""Entry point of every worker process: ``python -m realsys.worker.main TYPE INDEX …``.
+
+Reads the plan (checks its hash), finds its own part, hands over to the role's ``run`` and leaves its
+last words if that fails. argv holds no secret; the attempt's token comes from its record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from realsys.api import registry
+from realsys.api.errors import RealsysError, StaleAttempt
+from realsys.api.plan import read_plan
+from realsys.api.trial import (
+    AttemptRecord,
+    Failure,
+    TrialFiles,
+    read_record,
+    write_record,
+)
+from realsys.name_resolve.open import open_store
+from realsys.observability.logs import configure_logging
+from realsys.worker import exit_codes
+from realsys.worker.lifecycle import FINAL, WorkerEvent
+from realsys.worker.parent import PARENT_PID_VARIABLE, die_with_parent
+from realsys.worker.runner import WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+ROLES = {
+    "master_worker": "realsys.master.build:run",
+    "model_worker": "realsys.model_worker.build:run",
+}
+
+
+def command(
+    *, trial_dir: str, plan_hash: str, phase: str, attempt: int, worker_type: str, index: int
+) -> list[str]:
+    """argv that starts a worker (the supervisor's side of ``main``)."""
+    return [
+        sys.executable,
+        "-m",
+        "realsys.worker.main",
+        worker_type,
+        str(index),
+        f"--trial-dir={trial_dir}",
+        f"--plan-hash={plan_hash}",
+        f"--phase={phase}",
+        f"--attempt={attempt}",
+    ]
+
+
+def main() -> int:
+    """Runs one worker; returns its exit code."""
+    args = _parse()
+    if parent := os.environ.get(PARENT_PID_VARIABLE):
+        die_with_parent(int(parent))
+    name = f"{args.worker_type}/{args.index}"
+    context = configure_logging(name)
+    files = TrialFiles(Path(args.trial_dir))
+    runner: WorkerRunner | None = None
+    try:
+        runner = _make_runner(args, files)
+        runner.set_log_step = lambda step: setattr(context, "step", step)
+        module, _, function = ROLES[args.worker_type].partition(":")
+        code: int = getattr(importlib.import_module(module), function)(runner)
+        runner.move(WorkerEvent.EXIT)
+        return code
+    except Exception as error:  # the outermost frame: whatever it is, it must be told
+        _leave_last_words(files, args.attempt, name, error)
+        if runner is not None and runner.state not in FINAL:
+            runner.move(WorkerEvent.ERROR, reason=_first_line(error))
+        return exit_codes.FAILED
+    finally:
+        if runner is not None:
+            runner.goodbye()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("worker_type", choices=sorted(ROLES))
+    parser.add_argument("index", type=int)
+    parser.add_argument("--trial-dir", required=True)
+    parser.add_argument("--plan-hash", required=True)
+    parser.add_argument("--phase", required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    return parser.parse_args()
+
+
+def _make_runner(args: argparse.Namespace, files: TrialFiles) -> WorkerRunner:
+    plan = read_plan(files.plan, expected_hash=args.plan_hash)
+    registry.load_plugins(plan.imports)
+    attempt = read_record(AttemptRecord, files.attempt(args.attempt).record)
+    newest = files.all_attempts()[-1].number if files.all_attempts() else 0
+    if attempt is None or newest != args.attempt:
+        raise StaleAttempt(
+            f"attempt {args.attempt} is not the newest ({newest})",
+            where=str(files.attempts),
+            fix="nothing: a newer attempt runs the trial",
+        )
+    phase = plan.phase(args.phase)
+    return WorkerRunner(
+        plan=plan,
+        phase=phase,
+        attempt=attempt,
+        config=phase.config.resolve_worker_config(args.worker_type, args.index),
+        store=open_store(plan.name_resolve_url),
+    )
+
+
+def _leave_last_words(files: TrialFiles, attempt: int, name: str, error: Exception) -> None:
+    text = "".join(traceback.format_exception(error))
+    logger.error("failed error=%s\n%s", _first_line(error), text)
+    known = error if isinstance(error, RealsysError) else None
+    words = Failure(
+        worker=name,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        why=known.what if known else f"{type(error).__name__}: {error}",
+        at=time.time(),
+        kind=type(error).__name__,
+        fix=known.fix if known else "",
+    )
+    try:
+        write_record(files.attempt(attempt).words(name), words)
+    except OSError as disk_error:
+        logger.error("last words not written error=%s", disk_error)
+
+
+def _first_line(error: Exception) -> str:
+    text = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0][:200]
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of libraries (torch, zmq) must not hold up the end of a worker that said goodbye.
+    os._exit(code)

@@ -1,0 +1,260 @@
+"""Messages to bytes and back; whatever comes from a socket is a message or one ProtocolError."""
+
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realsys.api.errors import (
+    ConfigError,
+    ConfigErrors,
+    InternalError,
+    KeyExists,
+    RealsysError,
+    RemoteError,
+    StaleAttempt,
+    UnknownName,
+    WorkerLost,
+)
+from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
+from realsys.transport.keys import TrialKeypairs
+from realsys.transport.messages import (
+    PROTOCOL_VERSION,
+    ErrorInfo,
+    FrameHead,
+    ReplyFrame,
+    RequestFrame,
+    error_to_info,
+    info_to_error,
+)
+from realsys.transport.server import KeptReplies
+
+
+class Train(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    ids: list[str]
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+class Nested(msgspec.Struct, frozen=True, tag=True):
+    inside: "Nested | None" = None
+
+
+FRAME = RequestFrame(
+    version=PROTOCOL_VERSION,
+    trial="ppo-math/run1",
+    attempt=2,
+    request_id="0123456789abcdef",
+    sender="master_worker/0",
+    deadline_s=12.5,
+    body=encode(Train(step=7, ids=["a", "b"])),
+)
+REPLY = ReplyFrame(
+    version=PROTOCOL_VERSION,
+    request_id="0123456789abcdef",
+    attempt=2,
+    ok=False,
+    error=ErrorInfo(kind="DataError", what="w", where="x", fix="f", traceback="t"),
+)
+
+
+def test_messages_come_back_as_they_went():
+    assert decode(encode(FRAME), RequestFrame) == FRAME
+    assert decode(encode(REPLY), ReplyFrame) == REPLY
+    assert decode(FRAME.body, Train | Stop) == Train(step=7, ids=["a", "b"])
+    assert decode(encode(Stop("end")), Train | Stop) == Stop("end")
+
+
+def test_a_head_reads_frames_of_versions_to_come():
+    later = {**msgspec.to_builtins(FRAME), "version": 99, "deadline_s": "soon", "new": [1]}
+    head = decode(msgspec.msgpack.encode(later), FrameHead)
+    assert (head.version, head.trial, head.request_id) == (99, FRAME.trial, FRAME.request_id)
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode(later), RequestFrame)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_protocol_error(data: bytes):
+    read_or_refuse(data)
+
+
+@given(st.sampled_from([FRAME, REPLY]), st.integers(min_value=0))
+def test_a_cut_message_is_a_protocol_error(message: msgspec.Struct, at: int):
+    data = encode(message)
+    with pytest.raises(ProtocolError):
+        decode(data[: at % len(data)], RequestFrame | ReplyFrame)
+
+
+@given(st.sampled_from([FRAME, REPLY]), st.lists(st.integers(min_value=0), min_size=1, max_size=8))
+def test_flipped_bits_are_a_message_or_a_protocol_error(message: msgspec.Struct, bits: list[int]):
+    data = bytearray(encode(message))
+    for bit in bits:
+        data[bit // 8 % len(data)] ^= 1 << bit % 8
+    read_or_refuse(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x81\xa4type" + b"\x91" * 100_000,  # as deep as it is long
+        b"\xdd\xff\xff\xff\xff",  # an array of 2**32 - 1 elements, says its head
+        b"\xc6\xff\xff\xff\xff",
+        pickle.dumps({"type": "Stop"}),
+        encode(Stop("x")) + b"\x00",
+        msgspec.msgpack.encode({"type": "Unknown"}),
+        msgspec.msgpack.encode({"type": "Stop"}),
+        msgspec.msgpack.encode({"type": "Stop", "reason": 3}),
+    ],
+)
+def test_malformed_messages_are_a_protocol_error(data: bytes):
+    with pytest.raises(ProtocolError, match=f"message of {len(data)} bytes") as caught:
+        decode(data, Train | Stop)
+    assert caught.value.fix
+
+
+def test_deep_nesting_is_a_protocol_error():
+    data = b"\x82\xa4type\xa6Nested\xa6inside" * 50_000 + b"\xc0"
+    with pytest.raises(ProtocolError):
+        decode(data, Nested)
+
+
+def test_the_size_limit_holds_both_ways_and_names_both_numbers():
+    with pytest.raises(ProtocolError, match=r"Stop has \d+ bytes, the limit is 100"):
+        encode(Stop("x" * 200), max_bytes=100)
+    with pytest.raises(ProtocolError, match="201 bytes came, the limit is 200"):
+        decode(b"x" * 201, Stop, max_bytes=200)
+    with pytest.raises(ProtocolError, match=str(MAX_MESSAGE_BYTES)):
+        encode(bytes(MAX_MESSAGE_BYTES))
+
+
+@pytest.mark.parametrize("message", [object(), Stop("\ud800"), Train(2**70, [])])
+def test_what_cant_be_said_is_a_protocol_error(message: object):
+    with pytest.raises(ProtocolError, match="can't be encoded"):
+        encode(message)
+
+
+def test_protocol_errors_pickle():
+    error = pickle.loads(pickle.dumps(ProtocolError("w", where="x", fix="f")))
+    assert (error.what, error.where, error.fix) == ("w", "x", "f")
+
+
+# --- errors on their way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [KeyExists, StaleAttempt, WorkerLost, UnknownName, InternalError, ProtocolError]
+)
+def test_our_errors_arrive_as_their_class(kind: type[RealsysError]):
+    try:
+        raise kind("what happened", where="there", fix="do this")
+    except RealsysError as error:
+        info = decode(encode(error_to_info(error)), ErrorInfo)
+    arrived = info_to_error(info, "model_worker/3")
+    assert type(arrived) is kind
+    assert (arrived.what, arrived.fix) == ("what happened", "do this")
+    assert arrived.where == "there (on model_worker/3)"
+    assert "test_our_errors_arrive_as_their_class" in "".join(arrived.__notes__)
+
+
+def test_other_errors_arrive_with_their_traceback():
+    def divide() -> None:
+        raise ZeroDivisionError("by \ud800")
+
+    try:
+        divide()
+    except ZeroDivisionError as error:
+        info = decode(encode(error_to_info(error)), ErrorInfo)
+    arrived = info_to_error(info, "model_worker/3")
+    assert type(arrived) is RemoteError
+    assert "model_worker/3 failed: ZeroDivisionError: by" in arrived.what
+    assert "in divide" in arrived.what
+
+
+def test_an_error_with_its_own_constructor_still_arrives():
+    problems = ConfigErrors([ConfigError("one", where="a", fix="b")])
+    arrived = info_to_error(error_to_info(problems), "w")
+    assert type(arrived) is RemoteError
+    assert "1 problems" in arrived.what
+
+
+# --- kept replies -------------------------------------------------------------------------------
+
+
+def test_kept_replies_are_bounded_in_number_and_bytes():
+    kept = KeptReplies(max_replies=2, max_bytes=10)
+    for name in "abc":
+        kept.keep(name, b"123")
+    assert [kept.get(name) for name in "abc"] == [None, b"123", b"123"]
+    kept.keep("d", b"1234567")  # 3 + 7 bytes: c may stay
+    assert [kept.get(name) for name in "bcd"] == [None, b"123", b"1234567"]
+    kept.keep("e", b"x" * 100)
+    assert [kept.get(name) for name in "cde"] == [None, None, b"x" * 100]
+
+
+# --- the trial's keys ---------------------------------------------------------------------------
+
+
+def test_keys_are_saved_for_their_owner_alone(tmp_path: Path):
+    keys = TrialKeypairs.create(tmp_path / "keys.json")
+    assert stat.S_IMODE(os.stat(tmp_path / "keys.json").st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["keys.json"]
+    assert TrialKeypairs.load(tmp_path / "keys.json") == keys
+    assert keys != TrialKeypairs.generate()
+
+
+def test_keys_are_never_shown(tmp_path: Path):
+    keys = TrialKeypairs.create(tmp_path / "keys.json")
+    for shown in (repr(keys), str(keys), f"{keys}"):
+        assert keys.server_secret.decode() not in shown
+        assert keys.client_secret.decode() not in shown
+
+
+def test_keys_are_not_written_over(tmp_path: Path):
+    keys = TrialKeypairs.create(tmp_path / "keys.json")
+    with pytest.raises(ConfigError, match="has keys already"):
+        TrialKeypairs.create(tmp_path / "keys.json")
+    assert TrialKeypairs.load(tmp_path / "keys.json") == keys
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o622])
+def test_keys_that_others_can_reach_are_refused(tmp_path: Path, mode: int):
+    path = tmp_path / "keys.json"
+    TrialKeypairs.create(path)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"{mode:04o}") as caught:
+        TrialKeypairs.load(path)
+    assert f"chmod 600 {path}" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"server_public": "x"}', "\udcff"])
+def test_a_file_without_keys_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "keys.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="no CURVE keys"):
+        TrialKeypairs.load(path)
+
+
+def test_missing_keys_say_who_writes_them(tmp_path: Path):
+    with pytest.raises(ConfigError, match="can't be read") as caught:
+        TrialKeypairs.load(tmp_path / "keys.json")
+    assert "launcher" in caught.value.fix
+    with pytest.raises(ConfigError, match="can't be written"):
+        TrialKeypairs.create(tmp_path / "nowhere" / "keys.json")
+
+
+def read_or_refuse(data: bytes) -> None:
+    for type_ in (RequestFrame, ReplyFrame, FrameHead, Train | Stop):
+        try:
+            decode(data, type_)
+        except ProtocolError as error:
+            assert str(len(data)) in error.what
