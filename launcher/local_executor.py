@@ -11,13 +11,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from submitit.local.local import LocalExecutor, LocalJob
 
+from realsys.api.errors import ClusterError
+
 # submitit counts this down in steps of 1/24 s (a Python int, no overflow).
 TIMEOUT_MIN = 10 * 365 * 24 * 60
+# Kept for the life of this process: a Popen that is collected while it runs warns of a leak.
+_started: list[subprocess.Popen[bytes]] = []
 
 
 class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
@@ -25,31 +30,34 @@ class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
 
     Args:
         folder: where submitit keeps the pickled call and the output; created if missing.
+        environment: variables that the job and all its processes have besides ours.
     """
 
-    def __init__(self, folder: Path) -> None:
-        _check_folder(folder)
+    def __init__(self, folder: Path, *, environment: Mapping[str, str]) -> None:
+        check_folder(folder)
         super().__init__(folder)
+        self.environment = environment
         self.update_parameters(timeout_min=TIMEOUT_MIN, tasks_per_node=1)
 
     def _submit_command(self, command: str) -> LocalJob:
-        process = _start_controller(self.folder, command)
+        process = _start_controller(self.folder, command, self.environment)
+        _started.append(process)
         return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
 
 
-def _check_folder(folder: Path) -> None:
-    """submitit replaces %j, %t, %a, %A anywhere in a path; such a folder would be another one."""
-    if "%" in str(folder):
-        from realsys.api.errors import ClusterError
-
+def check_folder(folder: Path) -> None:
+    """Raises ClusterError for a path in which submitit would replace a part by a job's number."""
+    if found := [tag for tag in ("%j", "%t", "%a", "%A") if tag in str(folder)]:
         raise ClusterError(
-            "the file root has a '%' in its name, which submitit reads as a pattern",
+            f"the folder's name has {found[0]!r}, which submitit replaces by a number",
             where=str(folder),
-            fix="use a file_root without '%'",
+            fix="use a file_root without it (REALSYS_FILE_ROOT or the cluster spec)",
         )
 
 
-def _start_controller(folder: Path, command: str) -> subprocess.Popen[bytes]:
+def _start_controller(
+    folder: Path, command: str, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """submitit.local.local.start_controller, with the differences of this file's header."""
     settings: dict[str, Any] = {
         "SUBMITIT_EXECUTOR": "local",
@@ -65,7 +73,13 @@ def _start_controller(folder: Path, command: str) -> subprocess.Popen[bytes]:
     with open(folder / "controller.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "submitit.local._local", str(folder)],
-            env={**os.environ, **{name: str(value) for name, value in settings.items()}},
+            env={
+                **os.environ,
+                **environment,
+                **{name: str(value) for name, value in settings.items()},
+            },
+            # `python -m` looks for modules in the working directory first: not in the user's.
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -43,9 +43,7 @@ class Applied:
     origins: dict[str, str] = field(default_factory=dict)
 
 
-def apply_settings(
-    kind: type, *, words: Sequence[str] = (), config: Path | None = None
-) -> Applied:
+def apply_settings(kind: type, *, words: Sequence[str] = (), config: Path | None = None) -> Applied:
     """A ``kind`` with its defaults, the file's settings and then the words' on it.
 
     Raises:
@@ -104,8 +102,9 @@ def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Se
                 ConfigError(
                     f"{word!r} is not a setting" + ("" if equals else ": it has no '='"),
                     where="command line",
-                    fix=f"write NAME=VALUE, e.g. {name or 'seed'}=1" if not equals else "write "
-                    "NAME=VALUE with a dotted name, e.g. actor.optimizer.lr=1e-5",
+                    fix=f"write NAME=VALUE, e.g. {name or 'seed'}=1"
+                    if not equals
+                    else "write NAME=VALUE with a dotted name, e.g. actor.optimizer.lr=1e-5",
                 )
             )
             continue
@@ -232,7 +231,9 @@ def _value(kind: type, leaf: Setting) -> Any:
         if inner and i + 1 < len(names):
             kind = inner
         elif i + 1 < len(names):
-            return read(hint, {".".join(names[i + 1 :]): leaf.written}, path=leaf.path, origin=leaf.origin)
+            return read(
+                hint, {".".join(names[i + 1 :]): leaf.written}, path=leaf.path, origin=leaf.origin
+            )
         elif inner:
             return None
         else:
@@ -255,7 +256,10 @@ def _replaced(
             base = inner() if value is None else value
             changed[f.name] = _replaced(base, leaves, f"{name}.", applied, bad)
         elif below:
-            changed[f.name] = {**value, **{k: v for table in below.values() for k, v in table.items()}}
+            changed[f.name] = {
+                **value,
+                **{k: v for table in below.values() for k, v in table.items()},
+            }
     if not changed:
         return options
     own: list[ConfigError] = []

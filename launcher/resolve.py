@@ -179,7 +179,7 @@ def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
     return found
 
 
-class _in_phase:  # noqa: N801 - reads as a statement
+class _in_phase:
     """Says in the ``where`` of problems found inside which phase they are about."""
 
     def __init__(self, phase: str, problems: list[ConfigError]) -> None:

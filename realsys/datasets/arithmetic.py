@@ -26,7 +26,7 @@ SPLITS = ("train", "test")
 _TEST_PERCENT = 10  # of the operand pairs
 _TWO_DIGITS = range(10, 100)  # the first two operands
 _ONE_DIGIT = range(2, 10)  # the third: no equation with it can be that of a held-out pair
-_RESULTS = range(2, 100)  # of every step: an answer has one or two digits
+_RESULTS = range(10, 100)  # of every step: numbers look alike, and an answer has two digits
 
 _NAMES = (
     "Ada Amy Anna Ben Clara Diego Emma Eva Grace Hugo Ida Ivan James Kai Leo Lily Max Mia Nina "

@@ -188,11 +188,11 @@ class FastDecoder:
         num_rows, num_new, _ = qkv.shape
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
         qkv = qkv.view(num_rows, num_new, heads + 2 * kv_heads, dim)
-        qk_BNHD, v_BNKD = qkv.split([heads + kv_heads, kv_heads], dim=2)
+        qk_BNHD, v_BNKD = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
         if w.q_norm is not None and w.k_norm is not None:
-            q, k = qk_BNHD.split([heads, kv_heads], dim=2)
-            q = F.rms_norm(q, (dim,), w.q_norm, self.eps)
-            qk_BNHD = torch.cat([q, F.rms_norm(k, (dim,), w.k_norm, self.eps)], dim=2)
+            q = F.rms_norm(qk_BNHD[:, :, :heads], (dim,), w.q_norm, self.eps)
+            k = F.rms_norm(qk_BNHD[:, :, heads:], (dim,), w.k_norm, self.eps)
+            qk_BNHD = torch.cat([q, k], dim=2)
         new = slice(self.length - num_new, self.length)
         halves_swapped = qk_BNHD.roll(dim // 2, dims=-1)  # sin holds rotate_half's minus
         qk_BNHD = (qk_BNHD * self.cos[:, new]).addcmul_(halves_swapped, self.sin[:, new])

@@ -53,4 +53,5 @@ class GenericDecoder:
             **self.last_only,
         )
         self.cache = output.past_key_values
-        return output.logits[:, -1]
+        logits: Tensor = output.logits[:, -1]
+        return logits

@@ -14,8 +14,6 @@ import torch
 
 from realsys.api.errors import CheckpointError, ClusterError
 
-_READ_BYTES = 1 << 22
-
 
 def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
     """Writes ``state`` (tensors and plain values), syncs it to disk, returns (SHA-256, bytes).
@@ -29,7 +27,8 @@ def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        return file_hash(path), path.stat().st_size
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         raise ClusterError(
             f"the checkpoint can't be written: {error}",
@@ -52,12 +51,3 @@ def load_state(path: Path) -> dict[str, Any]:
             where=str(path),
             fix="remove this checkpoint's folder and realsys resume: the one before it is taken",
         ) from error
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()

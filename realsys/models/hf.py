@@ -173,6 +173,7 @@ def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[Any, s
     if unused := sorted(k for k in report["unexpected_keys"] if not k.startswith(heads)):
         logger.warning("weights not used path=%s count=%d keys=%s", path, len(unused), unused[:8])
     _disable_dropout(module)
+    _own_memory(module)
     return module.eval(), set(report["missing_keys"])
 
 
@@ -188,6 +189,16 @@ def _refuse_missing(missing: set[str], path: str | Path) -> None:
             where=str(path),
             fix="check that config.json belongs to these weights, or copy the directory again",
         )
+
+
+def _own_memory(module: nn.Module) -> None:
+    """Copies weights that are windows into the mapped file.
+
+    Someone who rewrites that file would change, or crash, this process; and where in the file a
+    weight happens to lie would decide the last bit of what kernels compute from it.
+    """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def _disable_dropout(module: nn.Module) -> None:

@@ -52,7 +52,7 @@ class LineFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(worker)s step=%(step)s %(name)s  %(message)s")
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """ISO 8601, local, to the millisecond."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
         return f"{seconds}.{int(record.msecs):03d}"

@@ -1,1 +1,1 @@
-"""Rules that score an answer."""
+"""Rules that score an answer, by name."""

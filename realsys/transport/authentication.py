@@ -1,8 +1,9 @@
 """Who may connect: holders of the trial's client key, and nobody else.
 
-For server.py. Answers libzmq's questions about connecting peers (ZAP, rfc.zeromq.org/spec/27) within the
-process, and counts connections that do not even get so far: plain TCP, no CURVE, another server's
-key. Refusals are logged at counts 1, 2, 4, 8, ...: a refused peer comes back ten times a second.
+For server.py. Answers libzmq's questions about connecting peers (ZAP, rfc.zeromq.org/spec/27) within
+the process, and counts handshakes that do not even get so far: no CURVE, another server's key.
+(Bytes that are no ZeroMQ at all are cut off by libzmq without an event: not counted.) Refusals are
+logged at counts 1, 2, 4, 8, ...: a refused peer comes back many times a second.
 """
 
 from __future__ import annotations

@@ -175,7 +175,10 @@ class RequestClient:
     async def _follow_link(self) -> None:
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
-            self._link = _LINKS.get(zmq.Event(event["event"]), self._link)
+            happened = zmq.Event(event["event"])
+            # A refused connection is also cut: the refusal is what the reader needs to see.
+            if happened != zmq.EVENT_DISCONNECTED or self._link == "connected":
+                self._link = _LINKS.get(happened, self._link)
 
     def _take(self, data: bytes) -> None:
         try:

@@ -1,0 +1,156 @@
+"""A trial's logs as one: every worker's file, merged, with the worker's name before each line.
+
+For `realsys logs`. What is there already is printed file by file within an attempt (lines carry no
+clock that could order them across workers); from then on, lines come as they are written, across
+attempts. It stops nothing and holds no lock.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from realsys.api.errors import ConfigError, TrialError, did_you_mean
+from realsys.api.trial import AttemptFiles, TrialFiles
+
+POLL_S = 0.2
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line, without its line end."""
+
+    attempt: int
+    worker: str
+    text: str
+
+
+class _Tail:
+    """Whole lines of one growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset, self.rest = path, 0, b""
+
+    def read(self, *, last: bool = False) -> Iterator[str]:
+        """New lines since the last call; with ``last``, also one that has no line end yet."""
+        try:
+            with open(self.path, "rb") as file:
+                if file.seek(0, 2) < self.offset:  # truncated by hand: begin again
+                    self.offset, self.rest = 0, b""
+                file.seek(self.offset)
+                while chunk := file.read(CHUNK_BYTES):
+                    self.offset += len(chunk)
+                    *lines, self.rest = (self.rest + chunk).split(b"\n")
+                    yield from (line.decode("utf-8", "replace").rstrip("\r") for line in lines)
+        except OSError:
+            return
+        if last and self.rest:
+            yield self.rest.decode("utf-8", "replace")
+            self.rest = b""
+
+
+class TrialLogs:
+    """The logs of the workers that fit a pattern.
+
+    Args:
+        pattern: ``model_worker/*``, ``master_worker/0``, ``model_worker``, ``supervisor``; all when
+            empty.
+        grep: keep only lines in which this regular expression is found.
+        attempt: one attempt; None for all that there are.
+    Raises:
+        ConfigError: ``grep`` is no regular expression.
+    """
+
+    def __init__(
+        self, files: TrialFiles, *, pattern: str = "", grep: str = "", attempt: int | None = None
+    ) -> None:
+        self.files, self.pattern, self.attempt = files, pattern, attempt
+        self._tails: dict[Path, _Tail] = {}
+        try:
+            self._grep = re.compile(grep)
+        except re.error as error:
+            raise ConfigError(
+                f"{grep!r} is no regular expression: {error}",
+                where="--grep",
+                fix="escape special characters with a backslash",
+            ) from error
+
+    def workers(self) -> list[str]:
+        """Names of all that have a log, whether they fit the pattern or not."""
+        return list(dict.fromkeys(name for _, name, _ in self._all()))
+
+    def check(self) -> None:
+        """Raises TrialError when nothing fits: a typing error must not look like silence."""
+        known = self.workers()
+        if self.attempt is not None and not self.files.attempt(self.attempt).root.is_dir():
+            numbers = [str(a.number) for a in self.files.all_attempts()]
+            raise TrialError(
+                f"there is no attempt {self.attempt}",
+                where=str(self.files.attempts),
+                fix=f"use one of {', '.join(numbers)}" if numbers else "it has not started yet",
+            )
+        if known and self.pattern and not any(fits(name, self.pattern) for name in known):
+            raise TrialError(
+                f"no worker fits {self.pattern!r}",
+                where=str(self.files.root),
+                fix=did_you_mean(self.pattern, known),
+            )
+
+    def read(self, *, last: bool = False) -> Iterator[LogLine]:
+        """Lines that were written since the last call."""
+        for attempt, worker, path in self._all():
+            if self.pattern and not fits(worker, self.pattern):
+                continue
+            tail = self._tails.setdefault(path, _Tail(path))
+            for text in tail.read(last=last):
+                if self._grep.search(text):
+                    yield LogLine(attempt, worker, text)
+
+    def follow(
+        self, is_over: Callable[[], bool], *, sleep: Callable[[float], None] = time.sleep
+    ) -> Iterator[LogLine]:
+        """Lines as they come, until the trial is over and everything has been read."""
+        while True:
+            over = is_over()  # asked before reading: what it wrote until then is read below
+            yield from self.read(last=over)
+            if over:
+                return
+            sleep(POLL_S)
+
+    def _all(self) -> Iterator[tuple[int, str, Path]]:
+        for attempt in self._attempts():
+            if attempt.logs.is_dir():
+                for path in sorted(attempt.logs.glob("*.log")):
+                    yield attempt.number, worker_of(path), path
+
+    def _attempts(self) -> list[AttemptFiles]:
+        attempts = self.files.all_attempts()
+        return [a for a in attempts if self.attempt in (None, a.number)]
+
+
+def worker_of(path: Path) -> str:
+    """``model_worker/3`` of ``model_worker-3.log``."""
+    kind, dash, index = path.stem.rpartition("-")
+    return f"{kind}/{index}" if dash and index.isdigit() else path.stem
+
+
+def fits(worker: str, pattern: str) -> bool:
+    """Whether the worker's name or type fits the glob."""
+    names = (worker, worker.partition("/")[0])
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def prefixes(workers: list[str], *, attempts: bool) -> Callable[[LogLine], str]:
+    """How to print a line: the worker's name padded to the longest, and the attempt if asked."""
+    width = max((len(name) for name in workers), default=0)
+
+    def shown(line: LogLine) -> str:
+        number = f"{line.attempt} " if attempts else ""
+        return f"{number}{line.worker:<{width}} | {line.text}"
+
+    return shown

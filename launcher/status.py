@@ -1,0 +1,208 @@
+"""Reads a trial's records: folder, name resolution and processes, thinly; launcher/trial_state.py
+decides what they mean.
+
+Never an exception for what is missing, damaged or unreachable: that becomes a note in the view. It
+writes nothing, and reads no log.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.liveness import Liveness, liveness
+from launcher.submission import Submission
+from launcher.trial_state import Records, TrialView, view_of
+from realsys.api.errors import KeyNotFound, RealsysError
+from realsys.api.plan import LaunchPlan, read_plan
+from realsys.api.trial import (
+    AttemptRecord,
+    ExitMarker,
+    Progress,
+    StopRequest,
+    TrialFiles,
+    TrialRecord,
+    WorkerRecord,
+    WorkerStatus,
+    loads,
+    read_record,
+)
+from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.store import NameResolve
+
+T = TypeVar("T")
+TAIL_BYTES = 65_536
+
+
+def trial_view(files: TrialFiles) -> TrialView:
+    """The trial as it is now."""
+    with closing(TrialReader(files)) as reader:
+        return reader.view()
+
+
+def keys_of(plan: LaunchPlan) -> TrialKeys:
+    """The trial's keys in name resolution."""
+    return TrialKeys(
+        cluster=plan.cluster.name,
+        user=plan.user,
+        experiment=plan.experiment_name,
+        trial=plan.trial_name,
+    )
+
+
+class TrialReader:
+    """Reads one trial again and again, keeping its plan and the connection to its store."""
+
+    def __init__(self, files: TrialFiles) -> None:
+        self.files = files
+        self._plan: LaunchPlan | None = None
+        self._store: NameResolve | None = None
+        self._notes: list[str] = []
+
+    @property
+    def plan(self) -> LaunchPlan | None:
+        """The plan, if it can be read."""
+        if self._plan is None:
+            with self._noted():
+                self._plan = read_plan(self.files.plan)
+        return self._plan
+
+    def close(self) -> None:
+        """Gives the store back."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def view(self) -> TrialView:
+        """The trial as it is now."""
+        return view_of(self.records())
+
+    def records(self) -> Records:
+        """Everything, as it is now.
+
+        Liveness is read before the exit marker: a supervisor that ends between the two reads has
+        written its marker first, so it can't look lost.
+        """
+        self._notes = []
+        files, plan = self.files, self.plan
+        submission = self._file(Submission, files.submitit / "submission.json")
+        attempts = files.all_attempts()
+        attempt = self._file(AttemptRecord, attempts[-1].record) if attempts else None
+        supervisor = Liveness.NONE
+        if attempt is not None:
+            supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
+        marker = self._file(ExitMarker, attempts[-1].exit) if attempts else None
+        workers, statuses = self._workers()
+        return Records(
+            trial=plan.trial if plan else "/".join(files.root.parts[-2:]),
+            folder=str(files.root),
+            now=time.time(),
+            plan=plan,
+            record=self._file(TrialRecord, files.record),
+            submission=submission,
+            submission_alive=liveness(submission.host, submission.pid, submission.start)
+            if submission
+            else Liveness.NONE,
+            attempt=attempt,
+            supervisor=supervisor,
+            exit=marker,
+            stop=self._value(StopRequest, "stop"),
+            progress=self._value(Progress, "progress"),
+            workers=workers,
+            statuses=statuses,
+            alive={n: liveness(w.host, w.pid, w.start) for n, w in workers.items()},
+            published=self._published(),
+            metrics=last_metrics(TrialFiles.phase(files.root).metrics),
+            notes=tuple(self._notes),
+        )
+
+    def _published(self) -> frozenset[str]:
+        phases = self._plan.phases if self._plan else ()
+        return frozenset(p.name for p in phases if p.publish and Path(p.publish).is_dir())
+
+    def _workers(self) -> tuple[dict[str, WorkerRecord], dict[str, WorkerStatus]]:
+        if self._plan is None:
+            return {}, {}
+        keys = keys_of(self._plan)
+        return (
+            self._subtree(WorkerRecord, keys.workers),
+            self._subtree(WorkerStatus, keys.worker_statuses),
+        )
+
+    def _subtree(self, kind: type[T], prefix: str) -> dict[str, T]:
+        found: dict[str, T] = {}
+        with self._noted():
+            store = self._opened()
+            for entry in store.get_subtree(prefix) if store else ():
+                with self._noted():
+                    name = entry.key.removeprefix(f"{prefix}/")
+                    found[name] = loads(kind, entry.value, where=entry.key)
+        return found
+
+    def _value(self, kind: type[T], name: str) -> T | None:
+        if self._plan is None:
+            return None
+        key = f"{keys_of(self._plan).root}/{name}"
+        with self._noted():
+            store = self._opened()
+            try:
+                return loads(kind, store.get(key).value, where=key) if store else None
+            except KeyNotFound:
+                return None
+        return None
+
+    def _opened(self) -> NameResolve | None:
+        """The store; None while it does not exist. Opening it would make its folder."""
+        if self._store is None and self._plan is not None:
+            from realsys.name_resolve.open import open_store
+
+            if not any(self.files.attempts.glob("*")):
+                return None
+            self._store = open_store(self._plan.name_resolve_url)
+        return self._store
+
+    def _file(self, kind: type[T], path: Path) -> T | None:
+        with self._noted():
+            return read_record(kind, path)
+        return None
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """What can't be read is told, not raised: the rest is worth showing."""
+        try:
+            yield
+        except RealsysError as error:
+            self._note(f"{error.what} ({error.where})")
+        except (OSError, ValueError) as error:
+            self._note(str(error))
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """The last whole line of a metrics file; empty when there is none."""
+    for line in reversed(tail_lines(path)):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue  # being written right now
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def tail_lines(path: Path, *, max_bytes: int = TAIL_BYTES) -> list[str]:
+    """Lines at the end of a file; the first may be cut. Empty when it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - max_bytes))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []

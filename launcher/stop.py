@@ -1,0 +1,164 @@
+"""Ends a trial and proves that nothing of it is left.
+
+First the polite way: a stop request that the master honours after its current step. When the
+supervisor does not answer, or has died, the processes of the trial on this host are ended by
+(pid, start): those recorded, and those whose environment names the trial. Every action is told.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from launcher.liveness import Liveness, Process, end_processes, processes_of
+from launcher.places import user_name
+from launcher.status import TrialReader, keys_of
+from launcher.submit import read_submission
+from launcher.trial_state import State, TrialView
+from realsys.api.errors import ClusterError, RealsysError, TrialError
+from realsys.api.trial import AttemptRecord, StopRequest, TrialFiles, dumps
+from realsys.name_resolve.open import open_store
+
+EXTRA_S = 10.0  # after the grace: for the supervisor's own way of ending its workers
+POLL_S = 0.1
+
+
+@dataclass
+class StopReport:
+    """What was done. ``was_over``: nothing ran in the first place."""
+
+    view: TrialView
+    was_over: bool = False
+    actions: list[str] = field(default_factory=list)
+
+
+def stop(
+    files: TrialFiles, *, grace_s: float, tell: Callable[[str], None] = lambda text: None
+) -> StopReport:
+    """Returns when no process of the trial is left.
+
+    Args:
+        grace_s: how long the current step may take to finish.
+        tell: gets each action as it is taken.
+    Raises:
+        TrialError: the trial runs on another host.
+        ClusterError: some process survived SIGKILL.
+    """
+    with closing(TrialReader(files)) as reader:
+        view = reader.view()
+        report = StopReport(view)
+
+        def did(text: str) -> None:
+            report.actions.append(text)
+            tell(text)
+
+        if view.state in State.live() and _is_elsewhere(view):
+            _ask(reader, view, grace_s, did)
+            _await_end(reader, grace_s + EXTRA_S)
+            report.view = reader.view()
+            _refuse_elsewhere(report.view)
+            return report
+        if view.state is State.UNKNOWN:
+            _refuse_elsewhere(view)
+        left = _left(files, reader)
+        report.was_over = view.state not in State.live() and not left
+        if report.was_over:
+            return report
+        if view.state in State.live() and view.attempt and _ask(reader, view, grace_s, did):
+            _await_end(reader, grace_s + EXTRA_S)
+        _await_quiet(files, reader, 2.0)
+        _end_the_rest(files, reader, did)
+        report.view = reader.view()
+        return report
+
+
+def _ask(
+    reader: TrialReader, view: TrialView, grace_s: float, did: Callable[[str], None]
+) -> bool:
+    """Writes the stop request. False when the store can't be written."""
+    if reader.plan is None:
+        return False
+    request = StopRequest(
+        grace_seconds=grace_s,
+        by=f"{user_name()}@{socket.gethostname()}",
+        at=time.time(),
+        attempt=view.attempt,
+    )
+    try:
+        with closing(open_store(reader.plan.name_resolve_url)) as store:
+            store.add(keys_of(reader.plan).stop, dumps(request), replace=True)
+    except RealsysError as error:
+        did(f"could not ask it to stop: {error.what}")
+        return False
+    did(f"asked attempt {view.attempt} to stop after its current step (up to {grace_s:g} s)")
+    return True
+
+
+def _await_end(reader: TrialReader, timeout_s: float) -> None:
+    """Until the attempt is over, at most ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while reader.view().state in State.live() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _await_quiet(files: TrialFiles, reader: TrialReader, timeout_s: float) -> None:
+    """After an exit marker the supervisor still has a report to write and a job to return from."""
+    view = reader.view()
+    if view.exit is None:
+        return
+    deadline = time.monotonic() + timeout_s
+    while _left(files, reader) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _end_the_rest(files: TrialFiles, reader: TrialReader, did: Callable[[str], None]) -> None:
+    termed, killed, left = end_processes(lambda: _left(files, reader))
+    if termed:
+        did(f"sent SIGTERM to pid {_pids(termed)}")
+    if killed:
+        did(f"sent SIGKILL to pid {_pids(killed)}")
+    if left:
+        raise ClusterError(
+            f"pid {_pids(left)} is still there after SIGKILL",
+            where=f"{files.root} on {socket.gethostname()}",
+            fix="it hangs in the kernel (a dead file system or driver): ask the administrator",
+        )
+    did("no process of the trial is left")
+
+
+def _left(files: TrialFiles, reader: TrialReader) -> list[Process]:
+    """Processes of the trial on this host: by its records and by their environment."""
+    recorded: set[Process] = set()
+    records = reader.records()
+    for worker in records.workers.values():
+        if records.alive.get(worker.worker) is Liveness.ALIVE:
+            recorded.add(Process(worker.pid, worker.start))
+    if isinstance(records.attempt, AttemptRecord) and records.supervisor is Liveness.ALIVE:
+        recorded.add(Process(records.attempt.supervisor_pid, records.attempt.supervisor_start))
+    submission = read_submission(files)
+    if submission is not None and submission.host == socket.gethostname():
+        recorded.add(Process(submission.pid, submission.start))
+    found = recorded | set(processes_of(files.root))
+    return sorted((p for p in found if p.is_alive()), key=lambda p: p.pid)
+
+
+def _is_elsewhere(view: TrialView) -> bool:
+    return bool(view.host) and view.host != socket.gethostname()
+
+
+def _refuse_elsewhere(view: TrialView) -> None:
+    """Raises if the trial may still run on a host whose processes can't be seen from here."""
+    if not _is_elsewhere(view) or view.state in State.final():
+        return
+    raise TrialError(
+        f"{view.trial} is {view.state.value} on {view.host}; its processes can't be seen from here",
+        where=socket.gethostname(),
+        fix=f"run `realsys stop {view.trial}` on {view.host}",
+    )
+
+
+def _pids(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))

@@ -1,0 +1,208 @@
+"""LaunchPlan → trial folder → a running supervisor, through submitit; the same again for a resume.
+
+A trial's folder is made exclusively: its name is the lock against a second launch of the same trial.
+Whatever goes wrong before the supervisor is handed over, the folder is taken away again. Decides
+nothing about the run (resolve.py did) and does not wait for it (render.py does).
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.metadata
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.submission import Submission
+from realsys.api.errors import ClusterError, TrialError, TrialIsLive
+from realsys.api.plan import LaunchPlan, plan_hash, plan_text
+from realsys.api.trial import (
+    Result,
+    TrialFiles,
+    TrialRecord,
+    process_start,
+    read_record,
+    write_record,
+)
+
+SUPERVISOR = "realsys.supervisor.main:supervise"
+
+
+def submit(plan: LaunchPlan, *, command: Sequence[str] = ()) -> TrialFiles:
+    """Makes the trial's folder and starts its first attempt.
+
+    Raises:
+        TrialError: the trial exists; says how to watch, stop or resume it.
+        ClusterError: the file system refuses.
+    """
+    files = TrialFiles(Path(plan.trial_dir))
+    with reported(files.root):
+        files.root.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            files.root.mkdir()
+        except FileExistsError:
+            raise already_there(files, plan.trial) from None
+        try:
+            text = plan_text(plan)
+            write_text(files.plan, text)
+            files.secrets.mkdir(mode=0o700)
+            _make_keys(files)
+            write_record(files.record, _trial_record(plan, plan_hash(text), command))
+            start(files, plan_hash(text))
+        except BaseException:
+            if read_submission(files) is None:
+                shutil.rmtree(files.root, ignore_errors=True)
+            raise
+    return files
+
+
+def resubmit(files: TrialFiles) -> None:
+    """Starts the next attempt of a trial that is not running.
+
+    Raises:
+        TrialIsLive: it is running.
+        TrialError: it has completed, or its folder is damaged.
+    """
+    from launcher.status import trial_view
+    from launcher.trial_state import State
+
+    view = trial_view(files)
+    if view.state in State.live():
+        raise TrialIsLive(
+            f"{view.trial} is {view.state.value}",
+            where=str(files.root),
+            fix=f"watch it: realsys watch {view.trial}   stop it: realsys stop {view.trial}",
+        )
+    if view.state is State.COMPLETED:
+        raise TrialError(
+            f"{view.trial} has completed; there is nothing to resume",
+            where=str(files.root),
+            fix="launch another trial, e.g. with more steps and actor.path=<its checkpoint>",
+        )
+    if view.state is State.UNKNOWN:
+        raise TrialError(
+            f"whether {view.trial} still runs is unknown: {view.reason}",
+            where=str(files.root),
+            fix=view.fix,
+        )
+    record = read_record(TrialRecord, files.record)
+    if record is None:
+        raise TrialError(
+            "the trial's record is missing", where=str(files.record), fix="launch a new trial"
+        )
+    with reported(files.root):
+        start(files, record.plan_hash)
+
+
+def start(files: TrialFiles, hash_of_plan: str) -> None:
+    """Hands ``supervise(trial_dir, hash)`` to submitit, and notes down which process has it."""
+    from launcher.local_executor import DetachedLocalExecutor
+
+    files.submitit.mkdir(exist_ok=True)
+    executor = DetachedLocalExecutor(
+        files.submitit, environment={"REALSYS_TRIAL_DIR": str(files.root)}
+    )
+    attempts = files.all_attempts()
+    job = executor.submit(_supervisor(), str(files.root), hash_of_plan)
+    pid = int(job.job_id)
+    submission = Submission(
+        job_id=job.job_id,
+        host=socket.gethostname(),
+        pid=pid,
+        start=process_start(pid) or 0,
+        after_attempt=attempts[-1].number if attempts else 0,
+        at=time.time(),
+    )
+    write_record(submission_file(files), submission)
+
+
+def submission_file(files: TrialFiles) -> Path:
+    """Where the last hand-over to submitit is noted."""
+    return files.submitit / "submission.json"
+
+
+def read_submission(files: TrialFiles) -> Submission | None:
+    """The last hand-over; None when there was none."""
+    return read_record(Submission, submission_file(files))
+
+
+def already_there(files: TrialFiles, trial: str) -> TrialError:
+    """Why a trial of a taken name can't be launched, and what can be done instead."""
+    from launcher.status import trial_view
+    from launcher.trial_state import State
+
+    view = trial_view(files)
+    if view.state in State.live():
+        return TrialIsLive(
+            f"{trial} is {view.state.value} already",
+            where=str(files.root),
+            fix=f"watch it: realsys watch {trial}   stop it: realsys stop {trial}   "
+            "or pick another --trial name",
+        )
+    fix = "pick another --trial name (without one, the next free run<N> is taken)"
+    if view.state is not State.COMPLETED:
+        fix = f"go on with it: realsys resume {trial}   or {fix}"
+    return TrialError(
+        f"there is a trial {trial} already, {view.state.value}", where=str(files.root), fix=fix
+    )
+
+
+@contextmanager
+def reported(root: Path) -> Iterator[None]:
+    """Turns what a file system refuses into a ClusterError with what to do."""
+    try:
+        yield
+    except OSError as error:
+        fixes = {
+            errno.ENOSPC: "free space there, or set REALSYS_FILE_ROOT to another disk",
+            errno.EDQUOT: "your quota is used up: free space, or set REALSYS_FILE_ROOT",
+            errno.EACCES: "set REALSYS_FILE_ROOT to a folder of yours",
+            errno.EPERM: "set REALSYS_FILE_ROOT to a folder of yours",
+            errno.EROFS: "set REALSYS_FILE_ROOT to a folder that can be written",
+            errno.ENAMETOOLONG: "use a shorter file_root or trial name",
+            errno.ENOTDIR: "a part of the path is a file: set REALSYS_FILE_ROOT to a folder",
+        }
+        raise ClusterError(
+            f"the trial can't be written: {error.strerror or error}",
+            where=str(error.filename or root),
+            fix=fixes.get(error.errno or 0, "check the folder and the file system"),
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that did not exist, through to the disk."""
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_keys(files: TrialFiles) -> None:
+    from realsys.transport.keys import TrialKeypairs
+
+    TrialKeypairs.create(files.curve_keys)
+
+
+def _trial_record(plan: LaunchPlan, hash_of_plan: str, command: Sequence[str]) -> TrialRecord:
+    return TrialRecord(
+        experiment_name=plan.experiment_name,
+        trial_name=plan.trial_name,
+        user=plan.user,
+        cluster=plan.cluster.name,
+        plan_hash=hash_of_plan,
+        created_at=time.time(),
+        launch_host=socket.gethostname(),
+        command=tuple(command),
+        realsys_version=importlib.metadata.version("realsys"),
+    )
+
+
+def _supervisor() -> Callable[[str, str], Result]:
+    """The function that submitit pickles by reference."""
+    module, _, name = SUPERVISOR.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

@@ -1,0 +1,51 @@
+"""Which tokens of a batch are answers, and what they say. Shared by all interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from realsys.data_plane.sequence_sample import SequenceSample
+
+INPUT, PROMPT_MASK = "packed_input_ids", "prompt_mask"
+
+
+def answer_mask(data: SequenceSample) -> torch.Tensor:
+    """bool ``[N]``: tokens with a loss, all behind the prompt that something predicts.
+
+    The first token of a sequence is never one, not even without a prompt.
+    """
+    mask = ~data.data[PROMPT_MASK]
+    lengths = data.piece_lengths(INPUT)
+    starts = list(accumulate(lengths, initial=0))[:-1]
+    firsts = [start for start, length in zip(starts, lengths, strict=True) if length]
+    mask[torch.tensor(firsts, dtype=torch.int64, device=mask.device)] = False
+    return mask
+
+
+def num_answer_tokens(data: SequenceSample) -> float:
+    """The ``loss_weight_fn`` of losses that are means over answer tokens."""
+    return float(answer_mask(data).sum())
+
+
+def answer_lengths(data: SequenceSample) -> list[int]:
+    """Tokens of each answer, its end token among them."""
+    pieces = torch.split(answer_mask(data), data.piece_lengths(INPUT))
+    return [int(piece.sum()) for piece in pieces]
+
+
+def answer_texts(data: SequenceSample, tokenizer: Any) -> Iterator[str]:
+    """Text of each answer in the order of the sequences, without special tokens."""
+    lengths = data.piece_lengths(INPUT)
+    ids = torch.split(data.data[INPUT], lengths)
+    masks = torch.split(answer_mask(data), lengths)
+    for sequence, mask in zip(ids, masks, strict=True):
+        yield tokenizer.decode(sequence[mask].tolist(), skip_special_tokens=True)
+
+
+def one_per_sequence(data: SequenceSample) -> list[list[int]]:
+    """``seqlens`` of a key with one value a sequence."""
+    return [[1] * len(pieces) for pieces in data.meta.seqlens[INPUT]]

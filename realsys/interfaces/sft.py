@@ -1,0 +1,72 @@
+"""Supervised fine-tuning: next-token loss on answers, the prompt masked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from realsys.algorithms.policy_loss import aggregate
+from realsys.api.data import MicroBatchSpec
+from realsys.api.model import Model, ModelInterface
+from realsys.backends.data_parallel import DataParallel
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.interfaces.answers import INPUT, answer_mask, num_answer_tokens
+from realsys.interfaces.answer_logprobs import answer_logprobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTInterface(ModelInterface):
+    """Reads ``packed_input_ids`` and ``prompt_mask`` (True where no loss is wanted)."""
+
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
+        """One optimizer step: ``loss``, ``grad_norm``, ``lr``, ``n_tokens``, ``n_sequences``."""
+        stats: dict[str, float] = model.module.train_batch(
+            input_=data,
+            loss_fn=next_token_loss,
+            loss_weight_fn=num_answer_tokens,
+            token_normalize_scope="global",
+            mb_spec=mb_spec,
+            version_steps=model.version.global_step,
+        )
+        model.inc_version()
+        return {**stats, **_sizes(model, data)}
+
+    def evaluate(self, model: Model, eval_batches: Iterable[SequenceSample]) -> dict[str, Any]:
+        """``loss`` and ``perplexity`` per answer token of the held-out data, over all ranks.
+
+        Every rank must pass equally many batches.
+        """
+        total_loss = total_tokens = 0.0
+        for batch in eval_batches:
+            means = model.module.eval_batch(
+                input_=batch, loss_fn=next_token_loss, loss_weight_fn=num_answer_tokens
+            )
+            tokens = _sizes(model, batch)["n_tokens"]
+            total_loss += means["loss"] * tokens
+            total_tokens += tokens
+        loss = total_loss / total_tokens if total_tokens else math.nan
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "n_tokens": total_tokens}
+
+    def save(self, model: Model, save_dir: str) -> None:
+        """A Hugging Face directory."""
+        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
+
+
+def next_token_loss(logits: torch.Tensor, mb: SequenceSample) -> torch.Tensor:
+    """Mean over the answer tokens of ``-log p``."""
+    loss_N = -answer_logprobs(logits, mb)
+    mask = torch.ones_like(loss_N, dtype=torch.bool)
+    return aggregate(loss_N, mask, "token_mean", denominator=float(len(loss_N)))
+
+
+def _sizes(model: Model, data: SequenceSample) -> dict[str, float]:
+    """Answer tokens and sequences over all ranks."""
+    own = [num_answer_tokens(data), float(len(data.piece_lengths(INPUT)))]
+    sums = DataParallel.of(model).sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    return dict(zip(("n_tokens", "n_sequences"), sums, strict=True))

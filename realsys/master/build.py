@@ -1,0 +1,218 @@
+"""Wires the master together: finds the workers, sets them up, resumes, and starts the main loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from realsys.api.dataflow import DataflowGraph
+from realsys.api.errors import ConfigError
+from realsys.api.model import FinetuneSpec
+from realsys.api.plain import to_plain
+from realsys.api.trial import StopRequest
+from realsys.master import recover
+from realsys.master.buffer import AsyncIOSequenceBuffer
+from realsys.master.data_schedule import DataSchedule
+from realsys.master.function_executor import FunctionExecutor
+from realsys.master.master_worker import MasterWorkerLoop, RunFiles
+from realsys.master.model_function_call import ModelFunctionCall, placement_of
+from realsys.master.model_workers import ModelWorkers
+from realsys.master.progress import ProgressBoard
+from realsys.master.storage_tracker import StorageTracker
+from realsys.observability.events import EventLog
+from realsys.observability.jsonl import JsonlAppender
+from realsys.observability.metrics import MetricsWriter
+from realsys.transport import requests as rq
+from realsys.transport.keys import TrialKeypairs
+from realsys.worker.lifecycle import WorkerEvent
+from realsys.worker.runner import WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+REGISTER_TIMEOUT_S = 300.0
+SETUP_TIMEOUT_S = 1800.0
+
+
+def run(runner: WorkerRunner) -> int:
+    """Runs the master to its end; returns its exit code."""
+    runner.register()
+    return asyncio.run(_run(runner))
+
+
+async def _run(runner: WorkerRunner) -> int:
+    records = await asyncio.to_thread(
+        runner.peers,
+        "model_worker",
+        runner.config.n_model_workers,
+        timeout_s=REGISTER_TIMEOUT_S,
+    )
+    connections = ModelWorkers(
+        records,
+        sender=runner.name,
+        trial=runner.plan.trial,
+        attempt=runner.attempt.number,
+        keypairs=TrialKeypairs.load(runner.trial_files.curve_keys),
+    )
+    async with connections as workers:
+        loop = await _make_loop(runner, workers)
+
+        def on_stop(request: StopRequest) -> None:
+            loop.stop_requested = True
+
+        runner.on_stop = on_stop
+        runner.move(WorkerEvent.STARTED, mfc="main loop")
+        code = await loop.run()
+        runner.move(WorkerEvent.FINISHED_CALL, step=loop.step)
+        return code
+
+
+async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorkerLoop:
+    graph = runner.phase.config.graph()
+    dataset_size = await _set_up(workers, graph)
+    ctrl = runner.config.exp_ctrl
+    batch_size = graph.sources[0].n_seqs
+    spec = FinetuneSpec(
+        total_train_epochs=ctrl.total_train_epochs,
+        dataset_size=dataset_size,
+        train_batch_size=batch_size,
+        benchmark_steps=ctrl.benchmark_steps,
+    )
+    if spec.total_train_steps < 1:
+        raise ConfigError(
+            f"{ctrl.total_train_epochs} epochs of {dataset_size} records make no batch of "
+            f"{batch_size}",
+            where="exp_ctrl.total_train_epochs and dataset.train_bs_n_seqs",
+            fix="use a smaller batch, more records or more epochs",
+        )
+    await workers.call_all(
+        lambda order: rq.Initialize(
+            order=order,
+            total_train_epochs=spec.total_train_epochs,
+            dataset_size=spec.dataset_size,
+            train_batch_size=spec.train_batch_size,
+            benchmark_steps=spec.benchmark_steps,
+        ),
+        timeout_s=SETUP_TIMEOUT_S,
+        what="initialize",
+    )
+    step = await _resume(runner, workers)
+    schedule = DataSchedule(
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        seed=runner.config.base_seed,
+        shuffle=runner.config.shuffle_dataset,
+    )
+    progress = ProgressBoard(runner, total_steps=spec.total_train_steps)
+    progress.step = step or 0
+    progress.publish("starting")
+    return MasterWorkerLoop(
+        runner,
+        executor=_make_executor(runner, workers, graph, schedule, progress),
+        workers=workers,
+        schedule=schedule,
+        files=_open_files(runner, step),
+        progress=progress,
+        saved_roles=tuple(n.role for n in graph.nodes if n.is_train),
+        evaluates=any(
+            s.eval_dataset is not None for w in runner.phase.config.model_worker for s in w.shards
+        ),
+        total_steps=spec.total_train_steps,
+        step=step or 0,
+    )
+
+
+async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
+    """Modules and data sets on every worker; returns the data set's size."""
+    endpoints = tuple(record.data for record in workers.records)
+    replies: list[rq.SetupDone] = await workers.call_all(
+        lambda order: rq.Setup(order=order, data_endpoints=endpoints),
+        timeout_s=SETUP_TIMEOUT_S,
+        what="set-up",
+    )
+    found = next(reply for reply in replies if reply.dataset_keys)
+    missing = sorted(graph.dataset_keys - set(found.dataset_keys))
+    if missing:
+        raise ConfigError(
+            f"the data set makes {sorted(found.dataset_keys)}, the graph reads {missing}",
+            where="ExperimentConfig.dataset_keys",
+            fix="use a data set that makes these keys, or correct dataset_keys",
+        )
+    return found.dataset_size
+
+
+async def _resume(runner: WorkerRunner, workers: ModelWorkers) -> int | None:
+    """Takes the newest whole checkpoint; the step after which it was written, or None."""
+    names = [record.worker for record in workers.records]
+    found = await asyncio.to_thread(recover.newest_whole, runner.phase_files.recover, workers=names)
+    if found is None:
+        return None
+    await workers.call(
+        {
+            worker: lambda order, file=str(found.files[name]): rq.LoadRecover(
+                order=order, file=file
+            )
+            for worker, name in enumerate(names)
+        },
+        timeout_s=SETUP_TIMEOUT_S,
+        what=f"load checkpoint of step {found.step}",
+    )
+    logger.info("resumed after_step=%d folder=%s", found.step, found.folder)
+    return found.step
+
+
+def _make_executor(
+    runner: WorkerRunner,
+    workers: ModelWorkers,
+    graph: DataflowGraph,
+    schedule: DataSchedule,
+    progress: ProgressBoard,
+) -> FunctionExecutor:
+    buffer, storage = AsyncIOSequenceBuffer(graph), StorageTracker()
+    shards = runner.config.msid2mwid
+    calls = []
+    for node in graph.nodes:
+        topo, placement = placement_of(node, shards)
+        calls.append(
+            ModelFunctionCall(
+                node,
+                topo=topo,
+                placement=placement,
+                buffer=buffer,
+                storage=storage,
+                workers=workers,
+                on_change=progress.call_changed,
+            )
+        )
+    return FunctionExecutor(
+        graph,
+        calls=calls,
+        buffer=buffer,
+        storage=storage,
+        workers=workers,
+        schedule=schedule,
+        data_workers=_data_workers(graph, shards),
+    )
+
+
+def _data_workers(graph: DataflowGraph, shards: Any) -> list[int]:
+    """Workers that load the data set: the data-parallel heads of the first source call's model."""
+    topo, placement = placement_of(graph.sources[0], shards)
+    return [placement[rank] for rank in topo.data_parallel_heads()]
+
+
+def _open_files(runner: WorkerRunner, step: int | None) -> RunFiles:
+    """The run's files, cut back to the step that we go on from. The metrics' cut comes first."""
+    files, config = runner.phase_files, runner.phase.config
+    main = runner.phase.name == "main"
+    metrics = MetricsWriter(
+        files,
+        tensorboard=config.tensorboard,
+        wandb=config.wandb,
+        run_name=runner.plan.trial if main else f"{runner.plan.trial}/{runner.phase.name}",
+        config=to_plain(runner.plan.options),
+        resume_step=step,
+    )
+    return RunFiles(
+        metrics, EventLog(files.events), JsonlAppender(files.ledger), JsonlAppender(files.samples)
+    )

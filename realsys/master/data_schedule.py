@@ -1,0 +1,63 @@
+"""Which records of the data set make which step (pure): the whole order of a run from its seed.
+
+The run reads one endless stream: the records of epoch 0 in that epoch's order, then those of epoch 1,
+and so on; step ``k`` takes the next batch of it. So each record is used exactly once an epoch, also
+where a batch crosses into the next, and a resumed run needs the step's number only.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Datapoint:
+    """One record in one epoch."""
+
+    epoch: int
+    index: int
+
+    @property
+    def id(self) -> str:
+        """Unique over the run."""
+        return f"{self.epoch}-{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSchedule:
+    """The order of a run over ``dataset_size`` records."""
+
+    dataset_size: int
+    batch_size: int
+    seed: int
+    shuffle: bool
+
+    def batch(self, step: int) -> list[Datapoint]:
+        """The datapoints of step ``step`` (from 0)."""
+        first = step * self.batch_size
+        return [self._at(position) for position in range(first, first + self.batch_size)]
+
+    def epoch_of(self, step: int) -> int:
+        """Epoch of a step's last datapoint."""
+        return ((step + 1) * self.batch_size - 1) // self.dataset_size
+
+    def ends_epoch(self, step: int) -> bool:
+        """True when an epoch's last record is in this step."""
+        size = self.batch_size
+        return (step + 1) * size // self.dataset_size > step * size // self.dataset_size
+
+    def _at(self, position: int) -> Datapoint:
+        epoch, place = divmod(position, self.dataset_size)
+        if not self.shuffle:
+            return Datapoint(epoch, place)
+        return Datapoint(epoch, _permutation(self.dataset_size, self.seed, epoch)[place])
+
+
+@lru_cache(maxsize=4)
+def _permutation(size: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(size))
+    # A text seed is hashed by SHA-512: the same in every process, unlike hash().
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order

@@ -1,0 +1,257 @@
+"""THE MAIN LOOP: one step after another until all are done or somebody asks for an end.
+
+    while steps are left: walk the graph → write the metrics → save, checkpoint, evaluate when due
+
+The master holds metadata only. What a step computes is the graph's business (function_executor.py),
+how its parts are made is build.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from realsys.api.experiment import ExperimentSaveEvalControl
+from realsys.api.trial import PhaseFiles, write_record
+from realsys.master import recover
+from realsys.master.data_schedule import DataSchedule
+from realsys.master.function_executor import FunctionExecutor, StepReport
+from realsys.master.model_workers import ModelWorkers
+from realsys.master.periodic import Periodic
+from realsys.master.progress import ProgressBoard
+from realsys.master.statistics import headline, metrics_row
+from realsys.observability.events import EventLog
+from realsys.observability.jsonl import JsonlAppender
+from realsys.observability.metrics import MetricsWriter
+from realsys.transport import requests as rq
+from realsys.worker import exit_codes
+from realsys.worker.runner import WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+SAVE_TIMEOUT_S = 3600.0
+EVALUATE_TIMEOUT_S = 4 * 3600.0
+EXIT_TIMEOUT_S = 30.0
+
+
+@dataclass
+class RunFiles:
+    """The master's open files."""
+
+    metrics: MetricsWriter
+    events: EventLog
+    ledger: JsonlAppender
+    samples: JsonlAppender
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for file in (self.metrics, self.events, self.ledger, self.samples):
+            file.close()
+
+
+class MasterWorkerLoop:
+    """Runs the steps ``step + 1 … total_steps``. Made by build.py."""
+
+    def __init__(
+        self,
+        runner: WorkerRunner,
+        *,
+        executor: FunctionExecutor,
+        workers: ModelWorkers,
+        schedule: DataSchedule,
+        files: RunFiles,
+        progress: ProgressBoard,
+        saved_roles: tuple[str, ...],
+        evaluates: bool,
+        total_steps: int,
+        step: int,
+    ) -> None:
+        self.runner, self.executor, self.workers = runner, executor, workers
+        self.schedule, self.files, self.progress = schedule, files, progress
+        self.saved_roles, self.evaluates = saved_roles, evaluates
+        self.total_steps, self.step = total_steps, step
+        ctrl: ExperimentSaveEvalControl = runner.config.exp_ctrl
+        self.ckpt_keep = ctrl.ckpt_keep
+        self.save_period = Periodic(
+            ctrl.save_freq_epochs, ctrl.save_freq_steps, ctrl.save_freq_secs
+        )
+        self.ckpt_period = Periodic(
+            ctrl.ckpt_freq_epochs, ctrl.ckpt_freq_steps, ctrl.ckpt_freq_secs
+        )
+        self.eval_period = Periodic(
+            ctrl.eval_freq_epochs, ctrl.eval_freq_steps, ctrl.eval_freq_secs
+        )
+        self.stop_requested = False
+
+    async def run(self) -> int:
+        """Returns the master's exit code: all done, or stopped after a whole step."""
+        self._start_clocks()
+        if self.step == 0 and self.evaluates:
+            self.files.metrics.write(0, {"epoch": 0, **await self.evaluate()})
+        while self.step < self.total_steps:
+            if self.stop_requested:
+                return await self.stop()
+            await self.run_step()
+        await self.finish()
+        return exit_codes.DONE
+
+    async def run_step(self) -> None:
+        """One walk over the graph, its metrics, and what is due after it."""
+        self.runner.set_log_step(self.step + 1)
+        report = await self.executor.run_step(self.step + 1)
+        self.step = report.step
+        epoch = self.schedule.epoch_of(self.step - 1)
+        row = metrics_row(report, self.executor.graph, epoch=epoch)
+        self.progress.step_done(
+            self.step, epoch=epoch, seconds=report.wall_s, tokens_per_s=row["perf/tokens_per_s"]
+        )
+        if self._evaluation_due():
+            row |= await self.evaluate()
+        self._record(report, row)
+        await self._save_what_is_due()
+
+    def _record(self, report: StepReport, row: dict[str, float]) -> None:
+        """The step's lines in metrics, ledger and events; a line each, whole."""
+        self.progress.headline = headline(row, self.progress.headline)
+        self.progress.publish()
+        for name, call in report.calls.items():
+            for worker, reply in call.replies.items():
+                self.files.events.mfc(
+                    report.step,
+                    name,
+                    self.workers.records[worker].worker,
+                    queued=call.queued,
+                    start=reply.started,
+                    end=reply.ended,
+                    compute_s=reply.compute_s,
+                    tokens=reply.tokens,
+                )
+        self.files.events.step(report.step, report.started, report.ended)
+        self.files.ledger.append({"step": report.step, "ids": list(report.ids)})
+        self.files.metrics.write(report.step, row)
+        logger.info(
+            "step done seconds=%.3f %s",
+            report.wall_s,
+            " ".join(f"{k}={v:.4g}" for k, v in self.progress.headline.items()),
+        )
+
+    # ---- what happens between steps ---------------------------------------------------------
+
+    def _start_clocks(self) -> None:
+        now_s, epochs = time.monotonic(), self._epochs_done()
+        for period in (self.save_period, self.ckpt_period, self.eval_period):
+            period.start(now_s=now_s, epochs_done=epochs)
+
+    def _epochs_done(self) -> int:
+        return self.step * self.schedule.batch_size // self.schedule.dataset_size
+
+    def _due(self, period: Periodic) -> bool:
+        return period.due(step=self.step, epochs_done=self._epochs_done(), now_s=time.monotonic())
+
+    def _evaluation_due(self) -> bool:
+        due = self._due(self.eval_period)
+        return self.evaluates and (due or self.step == self.total_steps)
+
+    async def _save_what_is_due(self) -> None:
+        if self._due(self.save_period) and self.step < self.total_steps:
+            await self.save()
+        if self._due(self.ckpt_period) and self.step < self.total_steps:
+            await self.checkpoint()
+
+    async def evaluate(self) -> dict[str, float]:
+        """Held-out statistics as ``eval/<statistic>``; keeps the example answers."""
+        self.progress.publish("evaluating")
+        started = time.time()
+        replies: list[rq.Evaluated] = await self.workers.call_all(
+            lambda order: rq.Evaluate(order=order, step=self.step),
+            timeout_s=EVALUATE_TIMEOUT_S,
+            what=f"evaluate after step {self.step}",
+        )
+        self.files.events.periodic("evaluate", self.step, started, time.time())
+        stats: dict[str, float] = {}
+        for reply in reversed(replies):  # the first worker's view wins: ranks agree
+            for found in reply.stats.values():
+                stats |= {f"eval/{key}": value for key, value in found.items()}
+        for sample in replies[0].samples:
+            self.files.samples.append({"step": self.step, **sample})
+        return stats
+
+    async def save(self) -> None:
+        """Every trained role as a Hugging Face directory, and ``latest`` pointing to it."""
+        self.progress.publish("saving")
+        started = time.time()
+        for role in self.saved_roles:
+            folder = self._phase.checkpoints / role / f"step-{self.step:06d}"
+            await self.workers.call(
+                {
+                    worker: lambda order, role=role, folder=folder: rq.SaveModel(
+                        order=order, role=role, folder=str(folder)
+                    )
+                    for worker in self._holders(role)
+                },
+                timeout_s=SAVE_TIMEOUT_S,
+                what=f"save {role} after step {self.step}",
+            )
+            _point(folder.parent / "latest", folder.name)
+        self.files.events.periodic("save", self.step, started, time.time())
+
+    def _holders(self, role: str) -> list[int]:
+        return sorted(w for s, w in self.runner.config.msid2mwid if s.model_name.role == role)
+
+    async def checkpoint(self) -> None:
+        """All that a resume needs, whole or not at all."""
+        self.progress.publish("checkpointing")
+        started = time.time()
+        folder = recover.begin(
+            self._phase.recover, step=self.step, attempt=self.runner.attempt.number
+        )
+        replies: list[rq.RecoverSaved] = await self.workers.call_all(
+            lambda order: rq.SaveRecover(order=order, folder=str(folder)),
+            timeout_s=SAVE_TIMEOUT_S,
+            what=f"checkpoint after step {self.step}",
+        )
+        names = [record.worker for record in self.workers.records]
+        final = recover.commit(
+            folder,
+            step=self.step,
+            saved=dict(zip(names, replies, strict=True)),
+            keep=self.ckpt_keep,
+        )
+        self.files.events.periodic("checkpoint", self.step, started, time.time())
+        logger.info("checkpoint written folder=%s seconds=%.3f", final, time.time() - started)
+
+    @property
+    def _phase(self) -> PhaseFiles:
+        return self.runner.phase_files
+
+    # ---- the two ends -----------------------------------------------------------------------
+
+    async def stop(self) -> int:
+        """Ends after a whole step: checkpoint, then goodbye."""
+        logger.info("stopping after_step=%d of=%d", self.step, self.total_steps)
+        if self.step > 0:
+            await self.checkpoint()
+        await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
+        return exit_codes.STOPPED
+
+    async def finish(self) -> None:
+        """All steps are done: the product, the marker, goodbye."""
+        await self.save()
+        self.files.close()
+        marker = {"token": self.runner.attempt.token, "step": self.step}
+        write_record(self._phase.done, marker)
+        self.runner.store.add(self.runner.keys.done, json.dumps(marker).encode(), replace=True)
+        await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
+        self.progress.publish("done")
+
+
+def _point(link: Path, name: str) -> None:
+    """Makes ``link`` a symbolic link to ``name`` in one step."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(name)
+    os.replace(temporary, link)

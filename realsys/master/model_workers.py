@@ -1,0 +1,118 @@
+"""The master's connections to all model workers: numbers ordered requests, awaits replies.
+
+Every ordered request of a worker gets the next number of that worker, and all requests of one call are
+numbered together, without an await between them. So any two calls reach the workers they share in the
+same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from realsys.api.trial import WorkerRecord
+from realsys.transport.channel import RequestClient, client_context
+from realsys.transport.keys import TrialKeypairs
+from realsys.transport.requests import Exit, Reply
+
+
+class ModelWorkers:
+    """All model workers, by index. Use as ``async with``."""
+
+    def __init__(
+        self,
+        records: Sequence[WorkerRecord],
+        *,
+        sender: str,
+        trial: str,
+        attempt: int,
+        keypairs: TrialKeypairs,
+    ) -> None:
+        self.records = list(records)
+        self._context = client_context()
+        self._clients = [
+            RequestClient(
+                record.control,
+                peer_name=record.worker,
+                sender=sender,
+                trial=trial,
+                attempt=attempt,
+                keypairs=keypairs,
+                reply_type=Reply,
+                context=self._context,
+            )
+            for record in records
+        ]
+        self._next_order = [0] * len(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    async def __aenter__(self) -> ModelWorkers:
+        for client in self._clients:
+            client.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for client in self._clients:
+            await client.close()
+        self._context.term()
+
+    async def call(
+        self, requests: Mapping[int, Callable[[int], Any]], *, timeout_s: float, what: str
+    ) -> dict[int, Any]:
+        """Sends one ordered request to each worker named; returns their replies by worker.
+
+        Args:
+            requests: worker index → function from its order number to the request.
+        Raises:
+            what the first failing worker raised; WaitTimeout naming worker and ``what``.
+        """
+        bodies = {}
+        for worker, make in requests.items():
+            bodies[worker] = make(self._next_order[worker])
+            self._next_order[worker] += 1
+        async with first_error(), asyncio.TaskGroup() as group:
+            tasks = {
+                worker: group.create_task(
+                    self._clients[worker].call(body, timeout_s=timeout_s, what=what),
+                    name=f"{what} on {self.records[worker].worker}",
+                )
+                for worker, body in bodies.items()
+            }
+        return {worker: task.result() for worker, task in tasks.items()}
+
+    async def call_all(
+        self, make: Callable[[int], Any], *, timeout_s: float, what: str
+    ) -> list[Any]:
+        """The same ordered request to every worker; replies in order of index."""
+        everyone = dict.fromkeys(range(len(self)), make)
+        replies = await self.call(everyone, timeout_s=timeout_s, what=what)
+        return [replies[worker] for worker in range(len(self))]
+
+    async def tell(self, workers: Sequence[int], body: Any, *, timeout_s: float, what: str) -> None:
+        """One unordered request to each of ``workers``."""
+        async with first_error(), asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(
+                    self._clients[worker].call(body, timeout_s=timeout_s, what=what),
+                    name=f"{what} to {self.records[worker].worker}",
+                )
+
+    async def say_exit(self, *, timeout_s: float) -> None:
+        """Tells every worker to end."""
+        await self.tell(range(len(self)), Exit(), timeout_s=timeout_s, what="exit")
+
+
+class first_error:
+    """Lets the first error of a task group out as itself: a group of one says nothing more."""
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+            if not isinstance(error, BaseExceptionGroup):
+                raise error

@@ -1,0 +1,44 @@
+"""When to save, checkpoint and evaluate (pure: the time comes in as a number)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Periodic:
+    """Due when any of its periods has passed since it was last done.
+
+    Attributes:
+        epochs, steps, seconds: the periods; None switches one off.
+    """
+
+    epochs: int | None
+    steps: int | None
+    seconds: float | None
+    _epochs_done: int = 0
+    _last_s: float | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """False when no period is set."""
+        return (self.epochs, self.steps, self.seconds) != (None, None, None)
+
+    def start(self, *, now_s: float, epochs_done: int) -> None:
+        """Sets the clock at the start of an attempt."""
+        self._last_s, self._epochs_done = now_s, epochs_done
+
+    def due(self, *, step: int, epochs_done: int, now_s: float) -> bool:
+        """True when it is time, after ``step`` (from 1). Then the clock starts again."""
+        due = (
+            (self.steps is not None and step % self.steps == 0)
+            or (self.epochs is not None and epochs_done - self._epochs_done >= self.epochs)
+            or (
+                self.seconds is not None
+                and self._last_s is not None
+                and now_s - self._last_s >= self.seconds
+            )
+        )
+        if due:
+            self._epochs_done, self._last_s = epochs_done, now_s
+        return due

@@ -1,0 +1,43 @@
+"""A step's report as rows of numbers: the metrics line and the live view's headline (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from realsys.api.dataflow import DataflowGraph
+from realsys.master.function_executor import StepReport
+
+# What a person looks at first, by the end of a metric's name.
+HEADLINES = {
+    "reward": "/reward/mean",
+    "kl": "/kl_ref/per_sequence",
+    "accuracy": "eval/accuracy",
+    "loss": "_loss",
+}
+
+
+def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict[str, float]:
+    """``<call>/<statistic>`` of every call, and times under ``time/`` and ``perf/``.
+
+    Everything outside those two is a function of the seed.
+    """
+    row: dict[str, float] = {"epoch": epoch}
+    compute_s = 0.0
+    for name, call in report.calls.items():
+        row |= {f"{name}/{key}": value for key, value in call.stats.items()}
+        row[f"time/{name}_s"] = call.compute_s
+        compute_s += call.compute_s
+    row["time/step_s"] = report.wall_s
+    row["perf/compute_ratio"] = compute_s / report.wall_s
+    row["perf/tokens_per_s"] = report.calls[graph.nodes[0].name].tokens / report.wall_s
+    return row
+
+
+def headline(row: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:
+    """Reward, KL, accuracy and loss as far as ``row`` has them, else as they were."""
+    found = dict(last)
+    for name, ending in HEADLINES.items():
+        values = [v for key, v in row.items() if key.endswith(ending)]
+        if values:
+            found[name] = values[0]
+    return found

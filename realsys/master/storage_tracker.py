@@ -1,0 +1,43 @@
+"""Which model worker holds which tensor, so that a call's transfers can be planned. Master only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from realsys.api.data import SequenceMeta
+
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
+
+
+class StorageTracker:
+    """(key, datapoint) → owners and size."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, dict[str, set[int]]] = {}
+        self._num_bytes: dict[tuple[str, str], int] = {}
+
+    def add(self, meta: SequenceMeta, worker: int) -> None:
+        """``worker`` holds every key of ``meta`` now."""
+        for key in meta.keys:
+            item = _ITEM_BYTES.get(meta.dtypes[key], 2) * prod(meta.trailing_shapes[key])
+            for name, rows in zip(meta.ids, meta.rows_per_id(key), strict=True):
+                self._owners.setdefault(name, {}).setdefault(key, set()).add(worker)
+                self._num_bytes[name, key] = rows * item
+
+    def owners(self, key: str, name: str) -> frozenset[int]:
+        """Workers that hold ``key`` of datapoint ``name``."""
+        return frozenset(self._owners.get(name, {}).get(key, ()))
+
+    def num_bytes(self, key: str, name: str) -> int:
+        """Size of ``key`` of datapoint ``name``."""
+        return self._num_bytes[name, key]
+
+    def forget(self, names: Iterable[str]) -> set[int]:
+        """The datapoints are used up; returns the workers that hold something of them."""
+        holders: set[int] = set()
+        for name in names:
+            for key, owners in self._owners.pop(name, {}).items():
+                holders |= owners
+                del self._num_bytes[name, key]
+        return holders

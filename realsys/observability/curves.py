@@ -1,0 +1,171 @@
+"""Which metrics become which curves of the report. Pure: rows in, named series out.
+
+A curve is found by patterns on metric names, the most telling first, so that other interfaces and
+experiments get their curves too; what no pattern takes is shown under "all other metrics".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from realsys.observability.metrics import WALL_CLOCK_PREFIXES
+
+Points = tuple[tuple[int, float], ...]
+Table = dict[str, Points]
+
+MAX_SERIES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveKind:
+    """What a curve is called and which metrics show it."""
+
+    title: str
+    patterns: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    percent: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A picture to draw: one or more series under one title."""
+
+    title: str
+    series: Table
+    percent: bool = False
+
+
+REWARD = CurveKind(
+    title="Reward",
+    patterns=("reward", "*/reward", "*/reward_mean", "*/rewards/mean", "*/score*", "*reward*"),
+    without=("*std", "*min", "*max", "*kl*", "*clip*", "*coef*"),
+)
+ACCURACY = CurveKind(
+    title="Held-out accuracy",
+    patterns=("eval/accuracy", "eval*/accuracy", "*eval*accuracy*", "*accuracy*"),
+    percent=True,
+)
+KINDS = (
+    REWARD,
+    ACCURACY,
+    CurveKind(
+        title="KL to the reference",
+        patterns=("*/kl_to_ref*", "*kl_ref*", "*ref_kl*", "*/kl", "kl", "*kl*ref*"),
+        without=("*coef*", "*ctl*", "*reward*"),
+    ),
+    CurveKind(
+        title="Entropy",
+        patterns=("*/entropy", "entropy", "*entropy*"),
+        without=("*coef*", "*loss*"),
+    ),
+    CurveKind(
+        title="Loss",
+        patterns=("loss", "*/loss", "*/policy_loss", "*/actor_loss", "*/pg_loss"),
+        without=("*critic*", "*value*"),
+    ),
+    CurveKind(
+        title="Value loss",
+        patterns=("*/value_loss", "critic*/loss", "*value_loss*", "*vf_loss*"),
+    ),
+    CurveKind(
+        title="Response length",
+        patterns=(
+            "*/response_length",
+            "*/response_len*mean*",
+            "*response_len*",
+            "*gen_len*",
+            "*answer_len*",
+            "*seq_len*",
+        ),
+        without=("*min", "*max", "*std"),
+    ),
+    CurveKind(
+        title="Clip ratio",
+        patterns=("actor*/clip_fraction", "actor*/*clip_ratio*", "*clip_frac*", "*clip_ratio*"),
+        without=("*value*", "*dual*", "critic*"),
+        percent=True,
+    ),
+)
+LOSS = CurveKind(title="Loss", patterns=("loss", "*/loss", "*loss*"))
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Metric → (step, value) in order of steps. Texts are left out, but for "nan" and "inf"."""
+    points: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            number = _number(value)
+            if key != "step" and number is not None:
+                points.setdefault(key, {})[int(row["step"])] = number
+    return {key: tuple(sorted(found.items())) for key, found in points.items()}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    return float(value) if value in ("nan", "inf", "-inf") else None
+
+
+def find(metrics: Table, kind: CurveKind) -> Table:
+    """The series of the first pattern that any metric fits, at most three; empty when none does."""
+    for pattern in kind.patterns:
+        keys = [
+            key
+            for key in sorted(metrics)
+            if fnmatchcase(key, pattern)
+            and not key.startswith(WALL_CLOCK_PREFIXES)
+            and not any(fnmatchcase(key, w) for w in kind.without)
+        ]
+        if keys:
+            return {key: metrics[key] for key in keys[:MAX_SERIES]}
+    return {}
+
+
+def main_curves(metrics: Table, step_seconds: Points) -> list[Curve]:
+    """The curves everybody looks for, as far as there are any; step time comes from the events."""
+    curves = [
+        Curve(title=kind.title, series=series, percent=kind.percent)
+        for kind in KINDS
+        if (series := find(metrics, kind))
+    ]
+    if step_seconds:
+        curves.append(Curve(title="Step time, seconds", series={"step": step_seconds}))
+    return curves
+
+
+def other_curves(metrics: Table, shown: Sequence[Curve]) -> list[Curve]:
+    """A curve for each metric that is not in ``shown``."""
+    taken = {key for curve in shown for key in curve.series}
+    return [Curve(title=key, series={key: metrics[key]}) for key in sorted(metrics.keys() - taken)]
+
+
+def first_and_last(metrics: Table, kind: CurveKind) -> tuple[float, float] | None:
+    """First and last finite value of a kind's first series; None with no value."""
+    for points in find(metrics, kind).values():
+        finite = [value for _, value in points if math.isfinite(value)]
+        if finite:
+            return finite[0], finite[-1]
+    return None
+
+
+def thinned(points: Points, limit: int = 400) -> Points:
+    """At most ``limit`` points: means of equal groups. A group with a NaN stays NaN, so it shows."""
+    if len(points) <= limit:
+        return points
+    size = math.ceil(len(points) / limit)
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return tuple((g[-1][0], sum(v for _, v in g) / len(g)) for g in groups)
+
+
+def smoothed(points: Points, weight: float = 0.9) -> Points:
+    """Exponential moving average, corrected for its start; NaN and infinities are skipped."""
+    total, mass, result = 0.0, 0.0, []
+    for step, value in points:
+        if math.isfinite(value):
+            total, mass = total * weight + value * (1 - weight), mass * weight + (1 - weight)
+            result.append((step, total / mass))
+    return tuple(result)

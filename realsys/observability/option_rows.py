@@ -1,0 +1,91 @@
+"""Options of a trial as rows for the report: value, default, unit, meaning. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api import registry
+from realsys.api.errors import RealsysError
+from realsys.api.plain import to_plain
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRow:
+    """One setting. ``default`` is None in text form when nobody knows it."""
+
+    name: str
+    value: str
+    default: str | None
+    unit: str = ""
+    meaning: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """True when the default is known and the value is another one."""
+        return self.default is not None and self.value != self.default
+
+
+def option_rows(options: Mapping[str, Any], experiment_name: str) -> list[OptionRow]:
+    """Every setting in the order of its declaration, with what the experiment declares about it.
+
+    Looks at experiments that are registered in this process; imports no file of the trial.
+    """
+    experiment = _default_experiment(experiment_name)
+    declared = dict(_declared(experiment)) if experiment is not None else {}
+    defaults = dict(_flat(to_plain(experiment))) if experiment is not None else {}
+    rows = []
+    for name, value in _flat(options):
+        default = defaults.get(name, _MISSING)
+        metadata = declared.get(name, {})
+        rows.append(
+            OptionRow(
+                name=name,
+                value=_text(value),
+                default=None if default is _MISSING else _text(default),
+                unit=str(metadata.get("unit", "")),
+                meaning=str(metadata.get("meaning", "")),
+            )
+        )
+    return rows
+
+
+def _default_experiment(name: str) -> Any:
+    if not name or registry.check("experiment", name, where="report") is not None:
+        return None
+    try:
+        experiment = registry.make_experiment(name)
+    except (RealsysError, TypeError, ImportError):  # required options, or a plug-in that is gone
+        return None
+    return experiment if dataclasses.is_dataclass(experiment) else None
+
+
+def _declared(options: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for f in dataclasses.fields(options):
+        value = getattr(options, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from _declared(value, f"{path}{f.name}.")
+        else:
+            yield f"{path}{f.name}", f.metadata
+
+
+def _flat(options: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value)) or "none"
+    return str(value) if value != {} else "none"

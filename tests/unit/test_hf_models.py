@@ -1,0 +1,227 @@
+"""Loading and saving tiny random models."""
+
+import json
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.testing import assert_close
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from realsys.api.errors import CheckpointError
+from realsys.models.hf import (
+    load_causal_lm,
+    load_critic,
+    load_hf_config,
+    load_tokenizer,
+    save_hf,
+)
+
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
+
+
+def tiny_llama(*, tied=False):
+    config = LlamaConfig(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        attention_dropout=0.5,
+    )
+    torch.manual_seed(1)
+    return LlamaForCausalLM(config).eval()
+
+
+def tiny_gpt2():
+    torch.manual_seed(1)
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, 20)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+@pytest.fixture
+def llama_dir(tmp_path, tokenizer):
+    save_hf(tiny_llama(), tokenizer, tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def rewrite_weights(path, change):
+    file = path / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("make", [tiny_llama, lambda: tiny_llama(tied=True), tiny_gpt2])
+def test_a_saved_model_gives_transformers_the_same_logits(make, tmp_path, tokenizer):
+    module = make()
+    with torch.no_grad():
+        expected = module(IDS).logits
+        save_hf(module, tokenizer, tmp_path / "m")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+        ours = load_causal_lm(tmp_path / "m")
+        for loaded in (again, ours):
+            weights = loaded.state_dict()
+            assert all(torch.equal(weights[k], v) for k, v in module.state_dict().items())
+            # Kernels round by where in memory the weights lie, hence the last bit.
+            assert_close(loaded(IDS).logits, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_gathered_state_dict_is_saved_instead_of_the_modules_weights(tmp_path, tokenizer):
+    module = tiny_llama(tied=True)
+    gathered = {k: v.detach().clone() * 2 for k, v in module.state_dict().items()}  # unties
+    save_hf(module, tokenizer, tmp_path / "m", state_dict=gathered)
+    stored = load_file(tmp_path / "m" / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    loaded = load_causal_lm(tmp_path / "m")
+    assert torch.equal(loaded.get_input_embeddings().weight, gathered["model.embed_tokens.weight"])
+
+
+def test_saving_replaces_what_was_there_and_leaves_nothing_beside_it(llama_dir, tokenizer):
+    (llama_dir / "stale.txt").write_text("from the last save")
+    (llama_dir.parent / ".llama.partial").mkdir()  # of a save that was killed
+    module = tiny_llama()
+    with torch.no_grad():
+        module.lm_head.weight.mul_(3)
+    save_hf(module, tokenizer, llama_dir)
+    assert [p.name for p in llama_dir.parent.iterdir()] == ["llama"]
+    assert not (llama_dir / "stale.txt").exists()
+    assert torch.equal(load_causal_lm(llama_dir).lm_head.weight, module.lm_head.weight)
+
+
+def test_a_save_that_fails_leaves_the_old_directory(llama_dir, tokenizer):
+    before = (llama_dir / "model.safetensors").read_bytes()
+
+    class FullDisk:
+        def save_pretrained(self, path):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        save_hf(tiny_llama(), FullDisk(), llama_dir)
+    assert (llama_dir / "model.safetensors").read_bytes() == before
+    load_tokenizer(llama_dir)
+
+
+def test_dtype_is_the_callers(llama_dir):
+    assert {p.dtype for p in load_causal_lm(llama_dir, dtype="bfloat16").parameters()} == {
+        torch.bfloat16
+    }
+
+
+def test_dropout_is_off_even_in_training_mode(llama_dir, tmp_path, tokenizer):
+    save_hf(tiny_gpt2(), tokenizer, tmp_path / "gpt2")  # dropout 0.1 by default
+    for module in (load_causal_lm(llama_dir), load_causal_lm(tmp_path / "gpt2")):
+        expected = module.eval()(IDS).logits
+        assert torch.equal(module.train()(IDS).logits, expected)
+
+
+def test_missing_weights_are_an_error_that_names_them(llama_dir):
+    lost = "model.layers.1.mlp.up_proj.weight"
+    rewrite_weights(llama_dir, lambda w: {k: v for k, v in w.items() if k != lost})
+    for load in (load_causal_lm, load_critic):
+        with pytest.raises(CheckpointError, match=lost):
+            load(llama_dir)
+
+
+def test_weights_of_another_shape_are_an_error(llama_dir):
+    rewrite_weights(llama_dir, lambda w: {k: v[:1].clone() for k, v in w.items()})
+    with pytest.raises(CheckpointError, match="can't load"):
+        load_causal_lm(llama_dir)
+
+
+def test_half_written_weights_are_an_error(llama_dir):
+    file = llama_dir / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match="half-written"):
+        load_causal_lm(llama_dir)
+
+
+def test_a_loaded_model_does_not_hang_on_its_file(llama_dir):
+    module = load_causal_lm(llama_dir)
+    expected = module(IDS).logits
+    file = llama_dir / "model.safetensors"
+    with file.open("r+b") as stream:  # overwritten in place, as by rsync --inplace
+        stream.write(bytes(file.stat().st_size))
+    assert torch.equal(module(IDS).logits, expected)
+
+
+def test_unknown_weights_are_reported(llama_dir, caplog):
+    rewrite_weights(llama_dir, lambda w: {**w, "model.extra.weight": torch.ones(2)})
+    with caplog.at_level(logging.WARNING, logger="realsys"):
+        load_causal_lm(llama_dir)
+    assert "model.extra.weight" in caplog.text
+
+
+def test_code_in_a_directory_is_not_run(llama_dir):
+    config = json.loads((llama_dir / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}}
+    (llama_dir / "config.json").write_text(json.dumps(config))
+    (llama_dir / "mine.py").write_text("raise SystemExit('was run')")
+    for load in (load_hf_config, load_causal_lm):
+        with pytest.raises(CheckpointError, match="can't load"):
+            load(llama_dir)
+
+
+def test_a_critic_starts_at_zero_on_the_language_models_backbone(llama_dir, caplog):
+    with caplog.at_level(logging.WARNING):
+        critic = load_critic(llama_dir)
+    assert caplog.text == ""
+    assert torch.equal(critic(IDS).logits, torch.zeros(1, 6, 1))
+    backbone = load_causal_lm(llama_dir).model
+    assert_close(critic.model(IDS).last_hidden_state, backbone(IDS).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("make", "head"), [(tiny_llama, "score.weight"), (tiny_gpt2, "classifier.weight")]
+)
+def test_a_critic_comes_back_from_its_own_directory(make, head, tmp_path, tokenizer, caplog):
+    save_hf(make(), tokenizer, tmp_path / "lm")
+    critic = load_critic(tmp_path / "lm")
+    with torch.no_grad():
+        critic.get_parameter(head).fill_(0.5)
+    save_hf(critic, tokenizer, tmp_path / "critic")
+    again = load_critic(tmp_path / "critic", init_head="from_checkpoint")
+    assert_close(again(IDS).logits, critic(IDS).logits)
+    assert torch.equal(again.state_dict()[head], critic.state_dict()[head])
+    assert again(IDS).logits.abs().sum() > 0
+    fresh = load_critic(tmp_path / "critic", init_head="zero")
+    assert fresh(IDS).logits.abs().sum() == 0
+    assert "critic head of the checkpoint not used" in caplog.text
+
+
+def test_a_head_that_is_not_there_is_an_error(llama_dir):
+    with pytest.raises(CheckpointError, match=r"score\.weight is missing"):
+        load_critic(llama_dir, init_head="from_checkpoint")
+
+
+def test_tokenizer_pads_on_the_left_with_eos_if_it_has_no_pad(llama_dir):
+    tokenizer = load_tokenizer(llama_dir)
+    assert (tokenizer.pad_token_id, tokenizer.padding_side) == (1, "left")
+    assert tokenizer("w3 w4")["input_ids"] == [3, 4]
+    assert load_hf_config(llama_dir).model_type == "llama"
+
+
+def test_a_missing_tokenizer_is_an_error(llama_dir):
+    (llama_dir / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        load_tokenizer(llama_dir)
+    load_causal_lm(llama_dir)  # weights alone will do
