@@ -1,13 +1,14 @@
 """A trial's logs as one: every worker's file, merged, with the worker's name before each line.
 
-For `realsys logs`. What is there already is printed file by file within an attempt (lines carry no
-clock that could order them across workers); from then on, lines come as they are written, across
-attempts. It stops nothing and holds no lock.
+For `realsys logs`. Within an attempt, lines are ordered by the time at their beginning (a line
+without one, e.g. of a traceback, stays with the line before it); while following, in the order in
+which they were seen. It stops nothing and holds no lock.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import heapq
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ from realsys.api.errors import ConfigError, TrialError, did_you_mean
 from realsys.api.trial import AttemptFiles, TrialFiles
 
 POLL_S = 0.2
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16  # times the number of workers: what a merge holds in memory
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?")
 
 
 @dataclass(frozen=True)
@@ -34,24 +36,38 @@ class _Tail:
     """Whole lines of one growing file."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.offset, self.rest = path, 0, b""
+        self.path, self.offset, self.rest, self.stamp = path, 0, b"", ""
 
-    def read(self, *, last: bool = False) -> Iterator[str]:
-        """New lines since the last call; with ``last``, also one that has no line end yet."""
+    def read(self, *, last: bool = False) -> Iterator[tuple[str, str]]:
+        """(time, line) of new lines since the last call.
+
+        With ``last``, also of one that has no line end yet.
+        """
+        while chunk := self._chunk():
+            self.offset += len(chunk)
+            *lines, self.rest = (self.rest + chunk).split(b"\n")
+            for line in lines:
+                yield self._stamped(line)
+        if last and self.rest:
+            line, self.rest = self.rest, b""
+            yield self._stamped(line)
+
+    def _chunk(self) -> bytes:
+        """The next bytes. The file is not held open: there may be a thousand of them."""
         try:
             with open(self.path, "rb") as file:
                 if file.seek(0, 2) < self.offset:  # truncated by hand: begin again
                     self.offset, self.rest = 0, b""
                 file.seek(self.offset)
-                while chunk := file.read(CHUNK_BYTES):
-                    self.offset += len(chunk)
-                    *lines, self.rest = (self.rest + chunk).split(b"\n")
-                    yield from (line.decode("utf-8", "replace").rstrip("\r") for line in lines)
+                return file.read(CHUNK_BYTES)
         except OSError:
-            return
-        if last and self.rest:
-            yield self.rest.decode("utf-8", "replace")
-            self.rest = b""
+            return b""
+
+    def _stamped(self, line: bytes) -> tuple[str, str]:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        if stamp := _STAMP.match(text):
+            self.stamp = stamp[0]
+        return self.stamp, text
 
 
 class TrialLogs:
@@ -103,13 +119,14 @@ class TrialLogs:
 
     def read(self, *, last: bool = False) -> Iterator[LogLine]:
         """Lines that were written since the last call."""
+        streams = []
         for attempt, worker, path in self._all():
-            if self.pattern and not fits(worker, self.pattern):
-                continue
-            tail = self._tails.setdefault(path, _Tail(path))
-            for text in tail.read(last=last):
-                if self._grep.search(text):
-                    yield LogLine(attempt, worker, text)
+            if not self.pattern or fits(worker, self.pattern):
+                tail = self._tails.setdefault(path, _Tail(path))
+                streams.append(_lines(attempt, worker, tail, last))
+        for _, line in heapq.merge(*streams, key=lambda item: item[0]):
+            if self._grep.search(line.text):
+                yield line
 
     def follow(
         self, is_over: Callable[[], bool], *, sleep: Callable[[float], None] = time.sleep
@@ -131,6 +148,13 @@ class TrialLogs:
     def _attempts(self) -> list[AttemptFiles]:
         attempts = self.files.all_attempts()
         return [a for a in attempts if self.attempt in (None, a.number)]
+
+
+def _lines(
+    attempt: int, worker: str, tail: _Tail, last: bool
+) -> Iterator[tuple[tuple[int, str], LogLine]]:
+    for stamp, text in tail.read(last=last):
+        yield (attempt, stamp), LogLine(attempt, worker, text)
 
 
 def worker_of(path: Path) -> str:

@@ -30,9 +30,13 @@ class OptionRow:
     section: bool = False  # a group of options, not a value
 
 
-@functools.cache
-def hints(kind: type) -> dict[str, Any]:
+def hints(kind: Any) -> dict[str, Any]:
     """Types of the fields of a dataclass, resolved."""
+    return _hints(kind)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

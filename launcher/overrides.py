@@ -130,7 +130,7 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
     import yaml
 
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node: Any = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(
             f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"

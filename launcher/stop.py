@@ -75,9 +75,7 @@ def stop(
         return report
 
 
-def _ask(
-    reader: TrialReader, view: TrialView, grace_s: float, did: Callable[[str], None]
-) -> bool:
+def _ask(reader: TrialReader, view: TrialView, grace_s: float, did: Callable[[str], None]) -> bool:
     """Writes the stop request. False when the store can't be written."""
     if reader.plan is None:
         return False

@@ -8,6 +8,7 @@ Indices inside a part ascend, so a part keeps the order of the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from realsys.api.errors import ConfigError, DataError
 
@@ -68,6 +69,12 @@ def pack_microbatches(
     if len(pieces) < min_num:
         pieces = _least_loaded(order, lengths, num_parts=min_num, capacity=max_tokens)
     return sorted(pieces)
+
+
+def contiguous(count: int, parts: int) -> list[list[int]]:
+    """``range(count)`` in ``parts`` runs whose lengths differ by at most one."""
+    bounds = [count * i // parts for i in range(parts + 1)]
+    return [list(range(a, b)) for a, b in pairwise(bounds)]
 
 
 def _longest_first(lengths: Sequence[int], *, where: str) -> list[int]:

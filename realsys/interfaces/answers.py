@@ -31,6 +31,17 @@ def num_answer_tokens(data: SequenceSample) -> float:
     return float(answer_mask(data).sum())
 
 
+def answer_logits(logits: torch.Tensor, data: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the answer tokens only: the logits ``[R, V]`` that predict them, and the tokens ``[R]``.
+
+    Args:
+        logits: ``[N, V]``; row t predicts the token at t + 1.
+    """
+    mask = answer_mask(data)
+    # No sequence begins with an answer token, so the row before one is of the same sequence.
+    return logits[mask.roll(-1)], data.data[INPUT][mask]
+
+
 def answer_lengths(data: SequenceSample) -> list[int]:
     """Tokens of each answer, its end token among them."""
     pieces = torch.split(answer_mask(data), data.piece_lengths(INPUT))

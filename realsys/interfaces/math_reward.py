@@ -24,7 +24,9 @@ class MathRewardInterface(ModelInterface):
 
     reward: str = "math_verify"
 
-    def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> SequenceSample:
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
         """float32 ``rewards``, one per sequence, from the text and ``metadata["answer"]``."""
         rule = find_reward(self.reward)
         known = known_answers(data)

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from realsys.algorithms.logprobs import gather_logprobs
 from realsys.algorithms.policy_loss import aggregate
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_mask, num_answer_tokens
-from realsys.interfaces.answer_logprobs import answer_logprobs
+from realsys.interfaces.answers import INPUT, answer_logits, num_answer_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class SFTInterface(ModelInterface):
 
 def next_token_loss(logits: torch.Tensor, mb: SequenceSample) -> torch.Tensor:
     """Mean over the answer tokens of ``-log p``."""
-    loss_N = -answer_logprobs(logits, mb)
-    mask = torch.ones_like(loss_N, dtype=torch.bool)
-    return aggregate(loss_N, mask, "token_mean", denominator=float(len(loss_N)))
+    loss_R = -gather_logprobs(*answer_logits(logits, mb))
+    mask_R = torch.ones_like(loss_R, dtype=torch.bool)
+    return aggregate(loss_R, mask_R, "token_mean", denominator=float(len(loss_R)))
 
 
 def _sizes(model: Model, data: SequenceSample) -> dict[str, float]:

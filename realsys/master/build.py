@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from realsys.api.dataflow import DataflowGraph
@@ -86,8 +87,8 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
             fix="use a smaller batch, more records or more epochs",
         )
     await workers.call_all(
-        lambda order: rq.Initialize(
-            order=order,
+        partial(
+            rq.Initialize,
             total_train_epochs=spec.total_train_epochs,
             dataset_size=spec.dataset_size,
             train_batch_size=spec.train_batch_size,
@@ -126,7 +127,7 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
     """Modules and data sets on every worker; returns the data set's size."""
     endpoints = tuple(record.data for record in workers.records)
     replies: list[rq.SetupDone] = await workers.call_all(
-        lambda order: rq.Setup(order=order, data_endpoints=endpoints),
+        partial(rq.Setup, data_endpoints=endpoints),
         timeout_s=SETUP_TIMEOUT_S,
         what="set-up",
     )
@@ -149,9 +150,7 @@ async def _resume(runner: WorkerRunner, workers: ModelWorkers) -> int | None:
         return None
     await workers.call(
         {
-            worker: lambda order, file=str(found.files[name]): rq.LoadRecover(
-                order=order, file=file
-            )
+            worker: partial(rq.LoadRecover, file=str(found.files[name]))
             for worker, name in enumerate(names)
         },
         timeout_s=SETUP_TIMEOUT_S,

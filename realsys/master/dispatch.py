@@ -6,12 +6,10 @@ minibatches); everything is balanced by tokens, but generation, whose lengths no
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
 from realsys.api.model import ModelInterfaceType
-from realsys.data_plane.packing import balanced_partition
+from realsys.data_plane.packing import balanced_partition, contiguous
 
 
 def split_over_ranks(call: MFCDef, meta: SequenceMeta, num_ranks: int) -> list[list[int]]:
@@ -22,9 +20,3 @@ def split_over_ranks(call: MFCDef, meta: SequenceMeta, num_ranks: int) -> list[l
         return contiguous(meta.batch_size, num_ranks)
     equal = call.interface_type is ModelInterfaceType.TRAIN_STEP
     return balanced_partition(meta.tokens_per_id(), num_ranks, equal_counts=equal)
-
-
-def contiguous(count: int, parts: int) -> list[list[int]]:
-    """``range(count)`` in ``parts`` runs whose lengths differ by at most one."""
-    bounds = [count * i // parts for i in range(parts + 1)]
-    return [list(range(a, b)) for a, b in pairwise(bounds)]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import DataflowGraph
+from realsys.data_plane.packing import contiguous
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
-from realsys.master.dispatch import contiguous
 from realsys.master.model_function_call import CallReport, ModelFunctionCall
 from realsys.master.model_workers import ModelWorkers, first_error
 from realsys.master.storage_tracker import StorageTracker
@@ -79,8 +80,8 @@ class FunctionExecutor:
             self._data_workers, contiguous(len(points), len(self._data_workers)), strict=True
         ):
             mine = [points[i] for i in part]
-            requests[worker] = lambda order, mine=mine: Fetch(
-                order=order,
+            requests[worker] = partial(
+                Fetch,
                 indices=tuple(p.index for p in mine),
                 ids=tuple(p.id for p in mine),
             )

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from realsys.api.experiment import ExperimentSaveEvalControl
@@ -167,7 +168,7 @@ class MasterWorkerLoop:
         self.progress.publish("evaluating")
         started = time.time()
         replies: list[rq.Evaluated] = await self.workers.call_all(
-            lambda order: rq.Evaluate(order=order, step=self.step),
+            partial(rq.Evaluate, step=self.step),
             timeout_s=EVALUATE_TIMEOUT_S,
             what=f"evaluate after step {self.step}",
         )
@@ -187,12 +188,9 @@ class MasterWorkerLoop:
         for role in self.saved_roles:
             folder = self._phase.checkpoints / role / f"step-{self.step:06d}"
             await self.workers.call(
-                {
-                    worker: lambda order, role=role, folder=folder: rq.SaveModel(
-                        order=order, role=role, folder=str(folder)
-                    )
-                    for worker in self._holders(role)
-                },
+                dict.fromkeys(
+                    self._holders(role), partial(rq.SaveModel, role=role, folder=str(folder))
+                ),
                 timeout_s=SAVE_TIMEOUT_S,
                 what=f"save {role} after step {self.step}",
             )
@@ -210,7 +208,7 @@ class MasterWorkerLoop:
             self._phase.recover, step=self.step, attempt=self.runner.attempt.number
         )
         replies: list[rq.RecoverSaved] = await self.workers.call_all(
-            lambda order: rq.SaveRecover(order=order, folder=str(folder)),
+            partial(rq.SaveRecover, folder=str(folder)),
             timeout_s=SAVE_TIMEOUT_S,
             what=f"checkpoint after step {self.step}",
         )

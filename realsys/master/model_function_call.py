@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
@@ -66,7 +66,7 @@ class ModelFunctionCall:
         queued = time.time()
         parts = split_over_ranks(self.call, batch, self.topo.data)
         metas = [batch.take(part) for part in parts]
-        requests: dict[int, Callable[[int], Any]] = {}
+        requests: dict[int, Callable[..., RunCall]] = {}
         for rank, worker in self._worker_of.items():
             meta = metas[self.topo.coordinate(rank)[1]]
             requests[worker] = self._request(meta, worker, step)
@@ -82,7 +82,7 @@ class ModelFunctionCall:
         head = self._worker_of[self.topo.data_parallel_heads()[0]]
         return CallReport(self.call.name, queued, replies, dict(replies[head].stats), batch.ids)
 
-    def _request(self, meta: SequenceMeta, worker: int, step: int) -> Callable[[int], RunCall]:
+    def _request(self, meta: SequenceMeta, worker: int, step: int) -> Callable[..., RunCall]:
         sources = plan_transfers(
             consumer=worker,
             keys=self.call.input_keys,
@@ -91,9 +91,7 @@ class ModelFunctionCall:
             num_bytes=self._storage.num_bytes,
         )
         self._storage.add(meta, worker)  # it will hold what it fetched
-        return lambda order: RunCall(
-            order=order, call=self.call.name, step=step, meta=meta, sources=sources
-        )
+        return partial(RunCall, call=self.call.name, step=step, meta=meta, sources=sources)
 
     async def _take_outputs(self, replies: dict[int, CallDone]) -> None:
         for rank in self.topo.data_parallel_heads():

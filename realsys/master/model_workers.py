@@ -60,18 +60,18 @@ class ModelWorkers:
         self._context.term()
 
     async def call(
-        self, requests: Mapping[int, Callable[[int], Any]], *, timeout_s: float, what: str
+        self, requests: Mapping[int, Callable[..., Any]], *, timeout_s: float, what: str
     ) -> dict[int, Any]:
         """Sends one ordered request to each worker named; returns their replies by worker.
 
         Args:
-            requests: worker index → function from its order number to the request.
+            requests: worker index → the request but for its ``order`` (functools.partial).
         Raises:
             what the first failing worker raised; WaitTimeout naming worker and ``what``.
         """
         bodies = {}
         for worker, make in requests.items():
-            bodies[worker] = make(self._next_order[worker])
+            bodies[worker] = make(order=self._next_order[worker])
             self._next_order[worker] += 1
         async with first_error(), asyncio.TaskGroup() as group:
             tasks = {
@@ -83,9 +83,7 @@ class ModelWorkers:
             }
         return {worker: task.result() for worker, task in tasks.items()}
 
-    async def call_all(
-        self, make: Callable[[int], Any], *, timeout_s: float, what: str
-    ) -> list[Any]:
+    async def call_all(self, make: Callable[..., Any], *, timeout_s: float, what: str) -> list[Any]:
         """The same ordered request to every worker; replies in order of index."""
         everyone = dict.fromkeys(range(len(self)), make)
         replies = await self.call(everyone, timeout_s=timeout_s, what=what)

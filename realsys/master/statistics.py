@@ -12,7 +12,7 @@ HEADLINES = {
     "reward": "/reward/mean",
     "kl": "/kl_ref/per_sequence",
     "accuracy": "eval/accuracy",
-    "loss": "_loss",
+    "loss": "/loss",
 }
 
 

@@ -9,6 +9,7 @@ realsys/data_plane/transfer.py, both on threads of their own.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from realsys.api.dataflow import MFCDef
 from realsys.api.errors import InternalError
 from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import FinetuneSpec, Model, ModelInterface, ModelInterfaceType
+from realsys.data_plane.packing import contiguous
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.data_plane.transfer import TensorClient
@@ -196,11 +198,12 @@ class ModelWorkerLoop:
             )
             _, data_rank, _ = shard.id.topo.coordinate(shard.id.parallelism_rank)
             mine = range(data_rank, len(dataset), shard.id.topo.data)
+            # Equally many batches on every rank: an engine's forward may be collective.
+            most = math.ceil(len(dataset) / shard.id.topo.data)
+            parts = contiguous(len(mine), math.ceil(most / shard.eval_bs))
             self._eval_sets[name] = [
-                dataset.batch(part, [f"eval-{i}" for i in part])
-                for part in (
-                    mine[i : i + shard.eval_bs] for i in range(0, len(mine), shard.eval_bs)
-                )
+                dataset.batch([mine[i] for i in part], [f"eval-{mine[i]}" for i in part])
+                for part in parts
             ]
         return iter(self._eval_sets[name])
 

@@ -85,7 +85,7 @@ def _text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return "true" if value else "false"
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "none"
     return str(value) if value != {} else "none"

@@ -48,7 +48,7 @@ class _Frame:
         steps = [p[0] for p in points]
         values = [p[1] for p in points]
         low, high = min(values), max(values)
-        if percent and 0 <= low and high <= 1:
+        if percent and low >= 0 and high <= 1:
             low, high = (0.0, 1.0) if high > 0.25 else (0.0, high)
         x0, x1 = float(min(steps)), float(max(steps))
         return cls((x0, x1 if x1 > x0 else x0 + 1), ticks(low, high), height)

@@ -38,17 +38,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 TAIL_LINES = 40
 
 
-class Outcome(StrEnum):
-    """How the trial stands."""
-
-    RUNNING = "running"
-    COMPLETED = "completed"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    LOST = "lost"  # its supervisor is gone and left no exit marker
-    UNKNOWN = "unknown"  # its supervisor is on another host, or no attempt began
-
-
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """One phase's files, read."""
@@ -86,46 +75,6 @@ class TrialStory:
     def marker(self) -> ExitMarker | None:
         """The newest attempt's exit marker."""
         return self.attempts[-1][1] if self.attempts else None
-
-
-class _Reader:
-    """Reads what it can and collects a note for what it can't."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def attempt(self, read: Callable[[], T]) -> T | None:
-        try:
-            return read()
-        except (OSError, ValueError, TypeError, RealsysError) as error:
-            self.notes.append(str(error))
-            return None
-
-    def rows(self, path: Path) -> list[dict[str, Any]]:
-        try:
-            content = parse_jsonl(path.read_bytes())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self.notes.append(str(error))
-            return []
-        if content.damaged:
-            lines = ", ".join(map(str, content.damaged[:5]))
-            self.notes.append(f"{path}: damaged lines left out: {lines}")
-        return list(content.rows)
-
-    def phase(self, name: str, folder: Path) -> Phase:
-        files = PhaseFiles(folder)
-        events: list[Event] = []
-        for row in self.rows(files.events):  # one by one: a strange row must not cost the others
-            events += self.attempt(lambda: parse_events([row], where=str(files.events))) or []  # noqa: B023
-        metrics = [row for row in self.rows(files.metrics) if _is_step(row.get("step"))]
-        samples = [row for row in self.rows(files.samples) if _is_step(row.get("step"))]
-        return Phase(name=name, files=files, metrics=metrics, events=events, samples=samples)
-
-
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def read_story(trial_dir: Path) -> TrialStory:
@@ -172,18 +121,6 @@ def _trial_name(root: Path, plan: LaunchPlan | None, record: TrialRecord | None)
     return f"{root.parent.name}/{root.name}"
 
 
-def _attempts(
-    files: TrialFiles, reader: _Reader
-) -> tuple[tuple[AttemptRecord, ExitMarker | None], ...]:
-    found = []
-    for attempt in files.all_attempts():
-        record = reader.attempt(lambda a=attempt: read_record(AttemptRecord, a.record))  # type: ignore[misc]
-        marker = reader.attempt(lambda a=attempt: read_record(ExitMarker, a.exit))  # type: ignore[misc]
-        if record:
-            found.append((record, marker))
-    return tuple(found)
-
-
 def _preparing(root: Path, plan: LaunchPlan | None, reader: _Reader) -> tuple[Phase, ...]:
     if plan:
         folders = [(p.name, Path(p.folder)) for p in plan.phases[:-1]]
@@ -195,82 +132,3 @@ def _preparing(root: Path, plan: LaunchPlan | None, reader: _Reader) -> tuple[Ph
     return tuple(reader.phase(name, folder) for name, folder in places)
 
 
-def _outcome(attempts: tuple[tuple[AttemptRecord, ExitMarker | None], ...]) -> Outcome:
-    if not attempts:
-        return Outcome.UNKNOWN
-    record, marker = attempts[-1]
-    if marker:
-        return {
-            Result.COMPLETED: Outcome.COMPLETED,
-            Result.STOPPED: Outcome.STOPPED,
-            Result.FAILED: Outcome.FAILED,
-        }[marker.result]
-    if record.host != socket.gethostname():
-        return Outcome.UNKNOWN
-    alive = is_alive(record.supervisor_pid, record.supervisor_start)
-    return Outcome.RUNNING if alive else Outcome.LOST
-
-
-def _failures(
-    files: TrialFiles,
-    attempts: tuple[tuple[AttemptRecord, ExitMarker | None], ...],
-    reader: _Reader,
-) -> tuple[Failure | None, tuple[Failure, ...]]:
-    """The first failure with its log's last lines; made up from the logs when nobody wrote one."""
-    if not attempts:
-        return None, ()
-    record, marker = attempts[-1]
-    attempt = files.attempt(record.number)
-    if marker and marker.first_failure:
-        first = marker.first_failure
-        if not first.log_tail:
-            tail = _tail(attempt.log(first.worker), reader)
-            first = Failure(**{**vars(first), "log_tail": tail})
-        return first, marker.other_failures
-    if _outcome(attempts) is not Outcome.LOST:
-        return None, ()
-    return _lost(record, attempt, reader), ()
-
-
-def _lost(record: AttemptRecord, attempt: AttemptFiles, reader: _Reader) -> Failure:
-    log = attempt.log("supervisor")
-    return Failure(
-        worker="supervisor",
-        host=record.host,
-        pid=record.supervisor_pid,
-        why="it ended without an exit marker: killed, or the machine went down",
-        at=log.stat().st_mtime if log.exists() else record.started_at,
-        log=str(log),
-        log_tail=_tail(log, reader),
-    )
-
-
-def _tail(log: Path, reader: _Reader) -> tuple[str, ...]:
-    if not log.exists():
-        return ()
-    data = reader.attempt(log.read_bytes) or b""
-    return tuple(data[-64_000:].decode(errors="replace").splitlines()[-TAIL_LINES:])
-
-
-def without_colours(line: str) -> str:
-    """A log line without terminal escapes and control characters."""
-    return "".join(c for c in _ANSI.sub("", line) if c == "\t" or c.isprintable())
-
-
-def _duration(
-    attempts: tuple[tuple[AttemptRecord, ExitMarker | None], ...], main: Phase
-) -> float | None:
-    """Seconds in attempts, idle time between them left out; one without an end ends at its last event."""
-    if not attempts:
-        return main.events[-1].end - main.events[0].start if main.events else None
-    total = 0.0
-    for i, (record, marker) in enumerate(attempts):
-        if marker:
-            end = marker.ended_at
-        elif i == len(attempts) - 1 and _outcome(attempts) is Outcome.RUNNING:
-            end = time.time()
-        else:
-            limit = attempts[i + 1][0].started_at if i + 1 < len(attempts) else float("inf")
-            end = max((e.end for e in main.events if e.end <= limit), default=record.started_at)
-        total += max(0.0, end - record.started_at)
-    return total

@@ -1,0 +1,126 @@
+"""The command line: which verbs there are, and what becomes of an error.
+
+For launcher/entry.py, which hands over what it can't answer itself. A RealsysError is three lines
+(or a JSON document) and its exit status; anything else that escapes is our bug and says so. The
+verbs are in verbs_run.py and verbs_inspect.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from launcher import verbs_inspect, verbs_run
+from launcher.cli_options import INSPECT, RUN, SETUP
+from launcher.exit_codes import ExitCode
+
+app = typer.Typer(
+    name="realsys",
+    help="Launch RL post-training experiments and look after them.",
+    epilog="Exit status and settings: docs/cli.md",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
+    (
+        RUN,
+        (verbs_run.launch, verbs_run.plan, verbs_run.resume, verbs_run.stop, verbs_run.wait),
+    ),
+    (
+        INSPECT,
+        (
+            verbs_inspect.status,
+            verbs_inspect.watch,
+            verbs_inspect.logs,
+            verbs_inspect.ls,
+            verbs_inspect.show,
+            verbs_inspect.graph,
+            verbs_inspect.report,
+        ),
+    ),
+    (SETUP, (verbs_inspect.experiments,)),
+)
+for _panel, _verbs in PANELS:
+    for _verb in _verbs:
+        app.command(rich_help_panel=_panel)(_verb)
+
+
+@app.command(rich_help_panel=SETUP)
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
+) -> int:
+    """Print a script that makes Tab complete verbs, experiments, trials and workers."""
+    from launcher.completion import SCRIPTS
+
+    if shell not in SCRIPTS:
+        raise typer.BadParameter(f"no completion for {shell!r}; use one of {', '.join(SCRIPTS)}")
+    sys.stdout.write(SCRIPTS[shell])
+    return ExitCode.OK
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Launch RL post-training experiments and look after them."""
+
+
+def run(words: list[str]) -> int:
+    """Runs one command line and returns its exit status. Prints every error, raises none."""
+    from launcher import output
+    from realsys.api.errors import RealsysError
+
+    as_json = "--json" in words
+    try:
+        status = typer.main.get_command(app).main(
+            args=words, prog_name="realsys", standalone_mode=False
+        )
+    except typer.TyperException as error:
+        return _usage(error, as_json=as_json)
+    except RealsysError as error:
+        output.error(error, as_json=as_json)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except SystemExit as leaving:  # a reader that closed its pipe
+        return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
+    except Exception as error:  # outermost frame
+        return _bug(error, as_json=as_json)
+    return status if isinstance(status, int) else ExitCode.OK
+
+
+def _usage(error: typer.TyperException, *, as_json: bool) -> int:
+    """A command line that can't be understood."""
+    from launcher import output
+    from realsys.api.errors import RealsysError
+
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "realsys"
+    problem = RealsysError(
+        error.format_message(), where=f"command line of {path}", fix=f"see {path} --help"
+    )
+    output.error(problem, as_json=as_json)
+    return ExitCode.USAGE
+
+
+def _bug(error: Exception, *, as_json: bool) -> int:
+    """An exception that nobody raised on purpose, with all that a report needs."""
+    from launcher import output
+    from realsys.api.errors import InternalError
+
+    output.say("".join(traceback.format_exception(error)))
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    problem = InternalError(
+        f"bug in realsys: {type(error).__name__}: {error}",
+        where=f"{last.filename}:{last.lineno} in {last.name}",
+        fix="report it with the traceback above; if the place is in a file of your own, repair that",
+    )
+    output.error(problem, as_json=as_json)
+    return ExitCode.BUG

@@ -1,0 +1,235 @@
+"""The live view of a trial for people: a screen on a terminal, a line a step in a pipe.
+
+For attached launches, watch and resume. It reads the records (launcher/status.py) and nothing else,
+so leaving it never touches the run. Also the summary at the end, and the tables of `status`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from launcher import output
+from launcher.exit_codes import ExitCode
+from launcher.logs import TrialLogs
+from launcher.status import TrialReader, tail_lines
+from launcher.text import duration, headline
+from launcher.trial_state import State, TrialView
+from realsys.api.trial import TrialFiles
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+POLL_S = 0.5
+QUIET_S = 15.0  # a pipe gets a line at least this often
+COLOURS = {
+    State.COMPLETED: "green",
+    State.RUNNING: "cyan",
+    State.STARTING: "cyan",
+    State.STOPPING: "yellow",
+    State.STOPPED: "yellow",
+    State.FAILED: "red",
+    State.LOST: "red",
+}
+EXIT = {
+    State.COMPLETED: ExitCode.OK,
+    State.STOPPED: ExitCode.RUN_STOPPED,
+}
+
+
+def exit_code(view: TrialView) -> ExitCode:
+    """Exit status of a verb that waited for the end."""
+    return EXIT.get(view.state, ExitCode.RUN_FAILED)
+
+
+def follow(
+    files: TrialFiles, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep
+) -> TrialView:
+    """Shows the trial on ``stream`` until it is over; returns the last view."""
+    with closing(TrialReader(files)) as reader:
+        if stream.isatty():
+            return _screen(files, reader, stream, sleep)
+        return _lines(reader, stream, sleep)
+
+
+def is_over(view: TrialView) -> bool:
+    """Nothing more will happen by itself."""
+    return view.state not in State.live()
+
+
+# ---- in a pipe ------------------------------------------------------------------------------
+
+
+def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) -> TrialView:
+    shown: tuple[object, ...] = ()
+    last_told = 0.0
+    while True:
+        view = reader.view()
+        now = (view.state, view.attempt, view.phase, view.step)
+        if now != shown or time.monotonic() - last_told > QUIET_S:
+            shown, last_told = now, time.monotonic()
+            stream.write(progress_line(view) + "\n")
+            stream.flush()
+        if is_over(view):
+            return view
+        sleep(POLL_S)
+
+
+def progress_line(view: TrialView) -> str:
+    """The trial's progress in one line."""
+    parts = [view.trial, view.state.value]
+    progress = view.progress
+    if view.phase and len(view.phases) > 1:
+        parts.append(f"phase {view.phase}")
+    if progress is not None:
+        parts.append(f"step {progress.step}/{progress.total_steps or '?'}")
+        parts += [headline(progress.headline)] if progress.headline else []
+        parts += [rates(view)] if progress.step else []
+        parts += [progress.doing] if progress.doing else []
+    elif view.state in State.live():
+        parts += [f"{w.worker} {w.state}" for w in view.workers[:4]]
+    return " | ".join(part for part in parts if part)
+
+
+def rates(view: TrialView) -> str:
+    """``1,234 tokens/s   2.1 s a step   ETA 8 min 12 s``."""
+    progress = view.progress
+    if progress is None:
+        return ""
+    parts = []
+    if progress.tokens_per_second:
+        parts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
+    if progress.step_seconds:
+        parts.append(f"{duration(progress.step_seconds)} a step")
+    if progress.eta_seconds is not None and view.state is State.RUNNING:
+        parts.append(f"ETA {duration(progress.eta_seconds)}")
+    return "   ".join(parts)
+
+
+# ---- on a terminal --------------------------------------------------------------------------
+
+
+def _screen(
+    files: TrialFiles, reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]
+) -> TrialView:
+    from rich.live import Live
+
+    warnings: deque[str] = deque(maxlen=3)
+    logs = TrialLogs(files, grep=r"\b(WARNING|ERROR|CRITICAL)\b")
+    view = reader.view()
+    with Live(console=output.console(stream), auto_refresh=False, transient=True) as live:
+        while True:
+            warnings.extend(f"{line.worker} | {line.text}" for line in logs.read())
+            live.update(picture(view, list(warnings)), refresh=True)
+            if is_over(view):
+                return view
+            sleep(POLL_S)
+            view = reader.view()
+
+
+def picture(view: TrialView, warnings: list[str]) -> RenderableType:
+    """The live view as something rich can draw."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text.assemble(
+        (view.trial, "bold"), "  ", (view.state.value, COLOURS.get(view.state, "")), _where(view)
+    )
+    rows: list[RenderableType] = [head]
+    if progress := view.progress:
+        bar = Table.grid(padding=(0, 2))
+        total = progress.total_steps or None
+        bar.add_row(
+            ProgressBar(total=total, completed=progress.step, width=30),
+            f"step {progress.step}/{progress.total_steps or '?'}",
+            rates(view),
+        )
+        rows += [bar]
+        if progress.headline:
+            rows.append(Text(headline(progress.headline), style="bold"))
+        rows += [
+            Text(f"  {name}  on {where}", style="cyan") for name, where in progress.running.items()
+        ]
+        if progress.doing:
+            rows.append(Text(f"  {progress.doing}", style="cyan"))
+    elif view.workers:
+        rows.append(Text("  " + ", ".join(f"{w.worker} {w.state}" for w in view.workers[:8])))
+    if view.reason:
+        rows.append(Text(view.reason))
+    rows += [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in warnings]
+    rows += [Text(note, style="yellow") for note in view.notes]
+    return Group(*rows)
+
+
+def _where(view: TrialView) -> str:
+    parts = [f"attempt {view.attempt}"] if view.attempt > 1 else []
+    if len(view.phases) > 1 and view.phase:
+        parts.append(
+            f"phase {view.phase} ({view.phases.index(view.phase) + 1} of {len(view.phases)})"
+        )
+    if view.started_at and not view.ended_at:
+        parts.append(f"{duration(time.time() - view.started_at)} so far")
+    return "".join(f"   {part}" for part in parts)
+
+
+# ---- at the end -----------------------------------------------------------------------------
+
+
+def summary(view: TrialView, files: TrialFiles) -> list[str]:
+    """What came out and where it is; or what failed first, its log, and how to go on."""
+    lines = [
+        f"{view.trial} {view.state.value}" + (f" after {_spent(view)}" if _spent(view) else "")
+    ]
+    if view.progress and view.progress.headline:
+        lines.append(f"  at step {view.step}: {headline(view.progress.headline)}")
+    if view.reason:
+        lines += _indented(f"why: {view.reason}")
+    failure = view.exit.first_failure if view.exit else None
+    if failure is not None:
+        lines += [f"  log: {failure.log}", *(f"    {line}" for line in failure.log_tail)]
+    elif view.state is State.LOST and not view.attempt:
+        lines += [f"    {line}" for line in _submitit_tail(files)]
+    if view.fix:
+        lines += _indented(f"fix: {view.fix}")
+    resume = view.exit.resume if view.exit else ""
+    if resume and resume not in view.fix:
+        lines.append(f"  go on: {resume}")
+    return lines + [f"  {name:<12}{path}" for name, path in products(files) if path.exists()]
+
+
+def products(files: TrialFiles) -> list[tuple[str, Path]]:
+    """What a run leaves for people, whether it is there or not."""
+    main = TrialFiles.phase(files.root)
+    latest = sorted(main.checkpoints.glob("*/latest"))
+    return [
+        *(("checkpoint", path.resolve()) for path in latest),
+        ("metrics", main.metrics),
+        ("tensorboard", main.tensorboard),
+        ("report", files.report),
+        ("folder", files.root),
+    ]
+
+
+def _spent(view: TrialView) -> str:
+    if view.started_at is None or view.ended_at is None:
+        return ""
+    return duration(view.ended_at - view.started_at)
+
+
+def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
+    """The end of what the supervisor's process printed before it had a log of its own."""
+    try:
+        logs = sorted(files.submitit.glob("*_log.err"), key=lambda p: p.stat().st_mtime)
+    except OSError:
+        return []
+    return tail_lines(logs[-1])[-lines:] if logs else []
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]

@@ -1,0 +1,161 @@
+"""What `status`, `ls`, `plan`, `show` and `experiments` print for people, as lines and tables.
+
+Values in, text out through launcher/output.py; the `--json` documents carry the same values.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from launcher import output
+from launcher.option_tree import OptionRow, value_text
+from launcher.render import progress_line, rates
+from launcher.text import duration, headline, moment
+from launcher.trial_state import TrialView
+from realsys.api.plan import LaunchPlan, PhasePlan
+
+
+def print_status(view: TrialView) -> None:
+    """One trial: state, progress, workers."""
+    say = output.data
+    say(f"{view.trial}  {view.state.value}" + (f"  attempt {view.attempt}" if view.attempt else ""))
+    if view.reason:
+        say(f"  why       {view.reason}")
+    if view.fix:
+        say(f"  fix       {view.fix}")
+    if view.progress:
+        p = view.progress
+        say(f"  progress  phase {p.phase}, step {p.step}/{p.total_steps or '?'}   {rates(view)}")
+        if p.headline:
+            say(f"  metrics   {headline(p.headline)}")
+        for name, where in p.running.items():
+            say(f"  computes  {name} on {where}")
+    if view.supervisor_pid:
+        say(f"  where     {view.host}, supervisor pid {view.supervisor_pid}")
+    if view.started_at:
+        end = view.ended_at or time.time()
+        say(f"  started   {moment(view.started_at)}, {duration(end - view.started_at)}")
+    say(f"  folder    {view.folder}")
+    for note in view.notes:
+        output.warn(note)
+    if view.workers:
+        say()
+        output.table(
+            ("worker", "state", "for", "call", "step", "host", "pid"),
+            [_worker_row(w) for w in view.workers],
+        )
+
+
+def _worker_row(worker: Any) -> tuple[str, ...]:
+    spent = duration(worker.seconds_in_state) if worker.seconds_in_state is not None else ""
+    pid = str(worker.pid or "") + (" (gone)" if worker.alive is False else "")
+    state = worker.state + (f": {worker.reason}" if worker.reason else "")
+    return worker.worker, state, spent, worker.mfc, str(worker.step), worker.host, pid
+
+
+def print_trials(views: Iterable[TrialView]) -> None:
+    """All trials, newest first."""
+    rows = [
+        (
+            view.trial,
+            view.state.value,
+            moment(view.created_at),
+            f"{view.step}/{view.total_steps or '?'}" if view.progress else str(view.step or ""),
+            headline(view.progress.headline) if view.progress else "",
+        )
+        for view in views
+    ]
+    if not rows:
+        output.say("no trials yet; start one: realsys launch ppo-math")
+        return
+    output.table(("trial", "state", "launched", "step", "last metrics"), rows)
+
+
+def print_plan(plan: LaunchPlan) -> None:
+    """Everything that was decided."""
+    say = output.data
+    say(f"{plan.trial} on {plan.cluster.name} ({plan.cluster.scheduler})")
+    say(f"  folder  {plan.trial_dir}")
+    say(f"  store   {plan.name_resolve_url}")
+    for name in plan.imports:
+        say(f"  import  {name}")
+    for i, phase in enumerate(plan.phases, 1):
+        say()
+        _print_phase(
+            phase, f"phase {i} of {len(plan.phases)}: {phase.name} ({phase.experiment_name})"
+        )
+    say()
+    for warning in plan.warnings:
+        output.warn(warning)
+
+
+def _print_phase(phase: PhasePlan, title: str) -> None:
+    say = output.data
+    say(title)
+    control = phase.config.exp_ctrl
+    steps = "" if control.benchmark_steps is None else f", at most {control.benchmark_steps} steps"
+    say(f"  length  {control.total_train_epochs} epoch(s){steps}")
+    for kind, group in phase.scheduling.groups().items():
+        s = group.scheduling
+        image = f", image {s.container_image}" if s.container_image else ""
+        say(
+            f"  tasks   {group.count} × {kind.value}: {s.cpu} cpu, {s.gpu:g} gpu, {s.mem} MiB{image}"
+        )
+    graph = phase.config.graph()
+    for number, level in enumerate(graph.levels, 1):
+        calls = [
+            f"{name} ({graph[name].model_name} {graph[name].interface_type.value}, "
+            f"{graph[name].n_seqs} seqs)"
+            for name in level
+        ]
+        _print_wrapped(f"  level {number} ", calls)
+    for i, worker in enumerate(phase.config.model_worker):
+        _print_wrapped(
+            f"  model_worker/{i} ", [f"{s.id} [{s.backend.type_}]" for s in worker.shards]
+        )
+    if phase.publish:
+        say(f"  product {phase.publish}")
+
+
+def _print_wrapped(title: str, items: Sequence[str], width: int = 96) -> None:
+    """Items after a title, as many a line as fit, none cut."""
+    line = title
+    for i, item in enumerate(items):
+        piece = item + (", " if i + 1 < len(items) else "")
+        if len(line) + len(piece) > width and line.strip():
+            output.data(line.rstrip())
+            line = " " * len(title)
+        line += piece
+    output.data(line)
+
+
+def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
+    """Every option: name and default, then its range, unit and meaning."""
+    names = max(len(row.path) for row in rows)
+    values = min(24, max(len(value_text(row.default)) for row in rows if not row.section))
+    for row in rows:
+        if row.section:
+            output.data()
+            output.data(f"# {row.path}" + (f": {row.meaning}" if row.meaning else ""))
+            continue
+        about = [row.range or row.type, *([row.unit] if row.unit else [])]
+        text = (f"{row.meaning} " if row.meaning else "") + f"({', '.join(about)})"
+        left = f"{row.path:<{names}}  {value_text(row.default):<{values}}  "
+        room = max(24, width - len(left))
+        first, *others = textwrap.wrap(text, room, break_long_words=False) or [""]
+        output.data(left + first)
+        for line in others:
+            output.data(" " * len(left) + line)
+
+
+def print_experiments(found: Sequence[tuple[str, str]]) -> None:
+    """Names with the first line of each one's documentation."""
+    output.table(("experiment", "what it does"), found)
+
+
+def one_line(view: TrialView) -> str:
+    """For messages."""
+    return progress_line(view)

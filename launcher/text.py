@@ -1,0 +1,41 @@
+"""Numbers and times as people read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+
+def duration(seconds: float | None) -> str:
+    """``8.2 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 4 h``."""
+    if seconds is None:
+        return "?"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def moment(at: float | None) -> str:
+    """Local date and time."""
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S") if at else ""
+
+
+def number(value: float) -> str:
+    """Four significant digits, no more zeros than needed."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:.2e}"
+
+
+def headline(values: Mapping[str, float]) -> str:
+    """``reward 0.43   KL 0.012``."""
+    return "   ".join(f"{name} {number(value)}" for name, value in values.items())

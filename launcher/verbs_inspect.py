@@ -1,0 +1,241 @@
+"""The verbs that look: status, watch, logs, ls, show, graph, report, experiments.
+
+They read the records of a trial and work from any terminal, also after the launching one is gone.
+Each returns its exit status; a failed run that could be shown is a success of `status`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher import cli_options as o
+from launcher.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from realsys.api.dataflow import DataflowGraph
+    from realsys.api.plan import LaunchPlan
+    from realsys.api.trial import TrialFiles
+
+
+def status(trial: o.OptionalTrial = None, json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """Show a trial's state, progress and workers; without a name, all my trials."""
+    if trial is None:
+        return ls(json=json, cluster=cluster)
+    from launcher import output
+    from launcher.status import trial_view
+    from launcher.tables import print_status
+    from launcher.trials import find_trial
+
+    view = trial_view(find_trial(trial, cluster=cluster))
+    if json:
+        output.document(trial=view)
+    else:
+        print_status(view)
+    return ExitCode.OK
+
+
+def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """List all my trials, newest first."""
+    from launcher import output
+    from launcher.status import trial_view
+    from launcher.tables import print_trials
+    from launcher.trials import all_trials, created_at
+
+    found = sorted(all_trials(cluster=cluster), key=created_at, reverse=True)
+    views = [trial_view(files) for files in found]
+    if json:
+        output.document(trials=views)
+    else:
+        print_trials(views)
+    return ExitCode.OK
+
+
+def watch(trial: o.Trial, cluster: o.Cluster = None) -> int:
+    """Attach the live view to a trial; the exit status is its result."""
+    from launcher.trials import find_trial, trial_name
+    from launcher.verbs_run import watch_until_over
+
+    files = find_trial(trial, cluster=cluster)
+    return watch_until_over(files, trial_name(files))
+
+
+def logs(
+    trial: o.Trial,
+    workers: Annotated[
+        str, typer.Argument(help="Which, e.g. model_worker or 'model_worker/*'; else all.")
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    grep: Annotated[str, typer.Option(help="Only lines with this regular expression.")] = "",
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="One attempt; else all of them.")
+    ] = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Print the workers' logs, merged, each line with its worker."""
+    from launcher import output
+    from launcher.logs import TrialLogs, prefixes
+    from launcher.render import is_over
+    from launcher.status import TrialReader
+    from launcher.trials import find_trial, trial_name
+
+    if json and follow:
+        raise typer.BadParameter("--json is one document, so it can't follow")
+    files = find_trial(trial, cluster=cluster)
+    found = TrialLogs(files, pattern=workers, grep=grep, attempt=attempt)
+    found.check()
+    if json:
+        output.document(lines=list(found.read(last=True)))
+        return ExitCode.OK
+    several = attempt is None and len(files.all_attempts()) > 1
+    shown = prefixes(found.workers(), attempts=several)
+    reader = TrialReader(files)
+    lines = found.follow(lambda: is_over(reader.view())) if follow else found.read(last=True)
+    try:
+        for line in lines:
+            output.data(shown(line))
+    except KeyboardInterrupt:
+        name = trial_name(files)
+        output.say(f"\n{name} is not touched by this.  stop it: realsys stop {name}")
+        return ExitCode.INTERRUPTED
+    finally:
+        reader.close()
+    return ExitCode.OK
+
+
+def show(
+    trial: o.OptionalTrial = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="EXPERIMENT",
+            help="Every option of an experiment: default, range, unit, meaning.",
+        ),
+    ] = None,
+    imports: o.Imports = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Show the options of a trial, or all that an experiment has (--config)."""
+    if (trial is None) == (config is None):
+        raise typer.BadParameter("give either a TRIAL or --config EXPERIMENT")
+    if config is not None:
+        return _show_experiment(config, imports or [], json)
+    from launcher import output
+
+    plan = _plan_of(trial or "", cluster)
+    if json:
+        output.document(trial=plan.trial, options=plan.options)
+        return ExitCode.OK
+    for name, value in _flat(plan.options):
+        output.data(f"{name}={value}")
+    return ExitCode.OK
+
+
+def graph(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="EXPERIMENT|TRIAL", help="Whose dataflow.", show_default=False),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw a picture.")
+    ] = None,
+    imports: o.Imports = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Show the model function calls of an experiment and the keys between them."""
+    from launcher import output
+    from realsys.observability.graph_picture import draw, graph_text
+
+    found = _graph_of(name, imports or [], cluster)
+    if out is not None:
+        from launcher.submit import reported
+
+        with reported(out):
+            draw(found, out)
+        output.say(f"drawn: {out}")
+    if json:
+        output.document(levels=found.levels, edges=found.edges(), calls=found.nodes)
+    else:
+        output.data(graph_text(found))
+    return ExitCode.OK
+
+
+def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """Write the trial's report page (curves, samples, graph) and print where it is."""
+    from launcher import output
+    from launcher.trials import find_trial
+    from realsys.observability.report import write_report
+
+    path = write_report(find_trial(trial, cluster=cluster).root)
+    if json:
+        output.document(report=str(path))
+    else:
+        output.data(str(path))
+    return ExitCode.OK
+
+
+def experiments(imports: o.Imports = None, json: o.Json = False) -> int:
+    """List the experiments that can be launched."""
+    from launcher import output, planning
+    from launcher.tables import print_experiments
+
+    planning.import_all(imports or [])
+    found = planning.experiments()
+    if json:
+        output.document(experiments=[{"name": name, "doc": doc} for name, doc in found])
+    else:
+        print_experiments(found)
+    return ExitCode.OK
+
+
+def _show_experiment(name: str, imports: list[str], json: bool) -> int:
+    import shutil
+
+    from launcher import output
+    from launcher.option_tree import rows
+    from launcher.planning import experiment_type, import_all
+    from launcher.tables import print_options
+
+    import_all(imports)
+    found = list(rows(experiment_type(name)()))
+    if json:
+        output.document(experiment=name, options=[row for row in found if not row.section])
+        return ExitCode.OK
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    print_options(found, width=width)
+    return ExitCode.OK
+
+
+def _graph_of(name: str, imports: list[str], cluster: str | None) -> DataflowGraph:
+    from launcher.planning import experiment_type, import_all
+    from realsys.api import registry
+
+    import_all(imports)
+    if name in registry.names("experiment"):
+        return experiment_type(name)().initial_setup().graph()
+    if "/" not in name:
+        registry.find("experiment", name, where="command line")  # raises with the nearest names
+    return _plan_of(name, cluster).phases[-1].config.graph()
+
+
+def _plan_of(trial: str, cluster: str | None) -> LaunchPlan:
+    from launcher.trials import find_trial
+    from realsys.api.plan import read_plan
+
+    files: TrialFiles = find_trial(trial, cluster=cluster)
+    return read_plan(files.plan)
+
+
+def _flat(options: object, prefix: str = "") -> list[tuple[str, str]]:
+    from launcher.option_tree import value_text
+
+    if isinstance(options, dict) and options:
+        return [pair for k, v in options.items() for pair in _flat(v, f"{prefix}{k}.")]
+    return [(prefix.rstrip("."), value_text(options))]

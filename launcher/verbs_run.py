@@ -1,0 +1,224 @@
+"""The verbs that start, end and await runs: launch, plan, resume, stop, wait.
+
+Parse, call, print: what they do is in planning.py, submit.py, stop.py and render.py, imported when a
+verb runs so that the command line itself stays quick. Each returns its exit status.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher import cli_options as o
+from launcher.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.trial_state import TrialView
+    from realsys.api.plan import LaunchPlan
+    from realsys.api.trial import TrialFiles
+
+START_TIMEOUT_S = 60.0
+
+
+def launch(
+    experiment: o.Experiment,
+    overrides: o.Overrides = None,
+    config: o.Config = None,
+    trial: o.TrialName = None,
+    cluster: o.Cluster = None,
+    imports: o.Imports = None,
+    detach: o.Detach = False,
+) -> int:
+    """Start an experiment and watch it; Ctrl-C leaves it running."""
+    from launcher import output, places
+    from launcher.planning import make_plan
+    from launcher.submit import submit
+    from realsys.api.errors import TrialError
+
+    while True:
+        plan = make_plan(
+            experiment,
+            overrides or (),
+            config=config,
+            trial=trial,
+            cluster=cluster,
+            imports=imports or (),
+        )
+        try:
+            files = submit(plan, command=("realsys", *sys.argv[1:]))
+            break
+        except TrialError:
+            if trial is not None:  # else somebody took run<N> a moment ago: take the next one
+                raise
+    for warning in plan.warnings:
+        output.warn(warning)
+    if cluster is not None:
+        places.remember_file_root(plan.cluster.file_root)
+    output.data(plan.trial)
+    return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
+
+
+def plan(
+    experiment: o.Experiment,
+    overrides: o.Overrides = None,
+    config: o.Config = None,
+    trial: o.TrialName = None,
+    cluster: o.Cluster = None,
+    imports: o.Imports = None,
+    json: o.Json = False,
+) -> int:
+    """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
+    from launcher import output
+    from launcher.planning import make_plan
+    from realsys.api.plan import plan_hash, plan_text
+
+    made: LaunchPlan = make_plan(
+        experiment,
+        overrides or (),
+        config=config,
+        trial=trial,
+        cluster=cluster,
+        imports=imports or (),
+    )
+    if json:
+        output.document(hash=plan_hash(plan_text(made)), plan=made)
+        return ExitCode.OK
+    from launcher.tables import print_plan
+
+    print_plan(made)
+    return ExitCode.OK
+
+
+def resume(trial: o.Trial, detach: o.Detach = False, cluster: o.Cluster = None) -> int:
+    """Go on with a trial that was stopped, failed or was lost."""
+    from launcher import output
+    from launcher.submit import resubmit
+    from launcher.trials import find_trial, trial_name
+
+    files = find_trial(trial, cluster=cluster)
+    name = trial_name(files)
+    resubmit(files)
+    output.data(name)
+    return _detached(files, name) if detach else _attached(files, name)
+
+
+def stop(
+    trial: o.Trial,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that the current step may take to finish.")
+    ] = 60.0,
+    cluster: o.Cluster = None,
+) -> int:
+    """End a trial after its current step and leave no process behind."""
+    from launcher import output
+    from launcher.stop import stop as stop_trial
+    from launcher.trials import find_trial
+
+    report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, tell=output.say)
+    view = report.view
+    if report.was_over:
+        output.say(f"{view.trial} is {view.state.value} already; nothing runs, nothing was done")
+    else:
+        output.say(
+            f"{view.trial} is {view.state.value}; go on with it: realsys resume {view.trial}"
+        )
+    return ExitCode.OK
+
+
+def wait(
+    trial: o.Trial,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Give up after so many seconds (exit status 7).")
+    ] = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Block until a trial is over; the exit status is its result."""
+    from contextlib import closing
+
+    from launcher import output
+    from launcher.render import POLL_S, exit_code, is_over, summary
+    from launcher.status import TrialReader
+    from launcher.trials import find_trial
+    from realsys.api.errors import WaitTimeout
+
+    files = find_trial(trial, cluster=cluster)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with closing(TrialReader(files)) as reader:
+        while not is_over(view := reader.view()):
+            if deadline is not None and time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"{view.trial} is still {view.state.value} after {timeout:g} s",
+                    where=view.folder,
+                    fix=f"wait longer, or look: realsys status {view.trial}",
+                )
+            time.sleep(POLL_S)
+    if json:
+        output.document(trial=view)
+    else:
+        for line in summary(view, files):
+            output.say(line)
+    return exit_code(view)
+
+
+def _attached(files: TrialFiles, trial: str) -> int:
+    """Shows the run until it is over, or until Ctrl-C."""
+    from launcher import output
+
+    output.say(f"folder {files.root}")
+    output.say(f"Ctrl-C leaves it running; stop it with: realsys stop {trial}")
+    return watch_until_over(files, trial)
+
+
+def watch_until_over(files: TrialFiles, trial: str) -> int:
+    """The live view on stderr, then the summary; the exit status of the run."""
+    from launcher import output
+    from launcher.render import exit_code, follow, summary
+
+    try:
+        view = follow(files, sys.stderr)
+    except KeyboardInterrupt:
+        output.say(f"\n{trial} goes on.  watch: realsys watch {trial}   stop: realsys stop {trial}")
+        return ExitCode.INTERRUPTED
+    for line in summary(view, files):
+        output.say(line)
+    return exit_code(view)
+
+
+def _detached(files: TrialFiles, trial: str) -> int:
+    """Returns when the supervisor has taken its attempt, or has failed to."""
+    from launcher import output
+    from launcher.render import summary
+    from launcher.trial_state import State
+
+    view = _await_attempt(files)
+    if view.state in (State.LOST, State.FAILED):
+        for line in summary(view, files):
+            output.say(line)
+        return ExitCode.RUN_FAILED
+    for verb in ("watch", "status", "logs", "stop"):
+        output.say(f"  {verb:<7} realsys {verb} {trial}")
+    return ExitCode.OK
+
+
+def _await_attempt(files: TrialFiles) -> TrialView:
+    """The view once the hand-over is done."""
+    from contextlib import closing
+
+    from launcher.status import TrialReader
+    from launcher.submit import read_submission
+    from launcher.trial_state import State
+
+    submission = read_submission(files)
+    before = submission.after_attempt if submission else 0
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with closing(TrialReader(files)) as reader:
+        while True:
+            view = reader.view()
+            taken = view.attempt > before or view.state not in State.live()
+            if taken or time.monotonic() > deadline:
+                return view
+            time.sleep(0.1)

@@ -1,0 +1,190 @@
+"""Questions with a known answer: prompts for PPO, prompt and answer for fine-tuning.
+
+From a JSONL file (records.py), or made on the spot (arithmetic.py). Text becomes tokens when a
+record is first asked for, and is kept. The prompt's tokens are the same in both data sets, so that
+PPO asks what fine-tuning has taught:
+
+- with a chat template: the question as a user's message, and the template's opening of the answer;
+- without: the question, ending in white space (a newline is added where it doesn't), behind a BOS
+  token if the tokenizer puts one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+
+from realsys.api.errors import DataError, did_you_mean
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.datasets.arithmetic import arithmetic_word_problems
+from realsys.datasets.records import final_answer, read_records
+
+SPLITS = ("train", "test")
+
+
+@dataclass
+class _MathRecords:
+    """The records of one split, and their tokens.
+
+    Args:
+        seed: of the problems made when ``path`` is none.
+        split: ``train``, or ``test`` for the held-out records.
+        path: JSONL file, None for arithmetic.
+        eval_path: JSONL of held-out records; None holds out the last ``eval_size`` of ``path``.
+        train_size: problems to make when ``path`` is none.
+        eval_size: held-out records.
+        max_prompt_len: tokens of the longest prompt.
+    """
+
+    _: KW_ONLY
+    tokenizer: Any
+    seed: int
+    split: str
+    path: str | None = None
+    eval_path: str | None = None
+    train_size: int = 16384
+    eval_size: int = 500
+    max_prompt_len: int = 128
+    records: list[dict[str, str]] = field(init=False, repr=False)
+    _prompts: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise DataError(
+                f"no split {self.split!r}",
+                where="data set",
+                fix=did_you_mean(self.split, SPLITS),
+            )
+        self.records = self._read()
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def _read(self) -> list[dict[str, str]]:
+        is_test = self.split == "test"
+        if self.path is None:
+            size = self.eval_size if is_test else self.train_size
+            return arithmetic_word_problems(num_problems=size, seed=self.seed, split=self.split)
+        if self.eval_path is not None:
+            return (
+                read_records(self.eval_path)[: self.eval_size]
+                if is_test
+                else read_records(self.path)
+            )
+        records = read_records(self.path)
+        num_train = max(len(records) - self.eval_size, 0)
+        return records[num_train:] if is_test else records[:num_train]
+
+    def prompt_tokens(self, index: int) -> list[int]:
+        """Tokens of the question of record ``index``, ready to be answered.
+
+        Raises:
+            DataError: there are more than ``max_prompt_len``.
+        """
+        if index not in self._prompts:
+            tokens = tokenize_prompt(self.tokenizer, self.records[index]["prompt"])
+            self._check_length(index, "prompt", tokens, self.max_prompt_len)
+            self._prompts[index] = tokens
+        return self._prompts[index]
+
+    def _check_length(self, index: int, what: str, tokens: Sequence[int], limit: int) -> None:
+        if len(tokens) > limit:
+            source = self.path if self.split == "train" else self.eval_path or self.path
+            raise DataError(
+                f"the {what} of record {index + 1} has {len(tokens)} tokens, the limit is {limit}",
+                where=f"{self.split} records of {source or 'arithmetic'}",
+                fix=f"raise max_{what}_len to {len(tokens)}, or drop the record",
+            )
+
+
+@dataclass
+class MathPrompts(_MathRecords):
+    """Gives ``packed_prompts``, and the final answer as ``metadata["answer"]``."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Tensors of each datapoint."""
+        return ("packed_prompts",)
+
+    def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
+        """The records at ``indices``, called ``ids``."""
+        prompts = [self.prompt_tokens(i) for i in indices]
+        return SequenceSample.from_tensors(
+            ids,
+            {"packed_prompts": [[len(p)] for p in prompts]},
+            {"packed_prompts": _packed(prompts)},
+            metadata={"answer": [final_answer(self.records[i]["answer"]) for i in indices]},
+        )
+
+
+@dataclass
+class MathSFT(_MathRecords):
+    """Gives ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``.
+
+    Args:
+        max_answer_len: tokens of the longest answer, without the end token.
+    """
+
+    _: KW_ONLY
+    max_answer_len: int = 128
+    _answers: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Tensors of each datapoint."""
+        return ("packed_input_ids", "prompt_mask")
+
+    def answer_tokens(self, index: int) -> list[int]:
+        """Tokens of the answer of record ``index`` and the end token.
+
+        Raises:
+            DataError: there are more than ``max_answer_len``, the end token not counted.
+        """
+        if index not in self._answers:
+            tokens = _token_ids(self.tokenizer, self.records[index]["answer"])
+            self._check_length(index, "answer", tokens, self.max_answer_len)
+            self._answers[index] = [*tokens, self.tokenizer.eos_token_id]
+        return self._answers[index]
+
+    def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
+        """The records at ``indices``, called ``ids``."""
+        pairs = [(self.prompt_tokens(i), self.answer_tokens(i)) for i in indices]
+        lengths = [[len(prompt) + len(answer)] for prompt, answer in pairs]
+        masks = [[True] * len(prompt) + [False] * len(answer) for prompt, answer in pairs]
+        return SequenceSample.from_tensors(
+            ids,
+            {"packed_input_ids": lengths, "prompt_mask": lengths},
+            {
+                "packed_input_ids": _packed([prompt + answer for prompt, answer in pairs]),
+                "prompt_mask": torch.tensor([m for mask in masks for m in mask], dtype=torch.bool),
+            },
+        )
+
+
+def tokenize_prompt(tokenizer: Any, prompt: str) -> list[int]:
+    """Tokens of a question, up to where the answer begins."""
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        )
+        return _token_ids(tokenizer, text)
+    text = prompt if prompt[-1:].isspace() else prompt + "\n"
+    return [*_bos(tokenizer), *_token_ids(tokenizer, text)]
+
+
+def _bos(tokenizer: Any) -> list[int]:
+    """The BOS token if the tokenizer would put one itself. (Some would add an EOS as well.)"""
+    with_special = tokenizer("a").input_ids
+    return [with_special[0]] if with_special[:1] == [tokenizer.bos_token_id] else []
+
+
+def _token_ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
+def _packed(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    return torch.tensor([token for row in rows for token in row], dtype=torch.int64)

@@ -1,0 +1,144 @@
+"""PPO's value model: predicts the return of each state, and learns from the returns that came.
+
+With ``value_norm`` the module predicts normalised returns; everyone else sees real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from realsys.algorithms.kl import KLController
+from realsys.algorithms.logprobs import shift_to_next_token
+from realsys.algorithms.policy_loss import aggregate
+from realsys.algorithms.value_loss import clipped_value_loss, explained_variance
+from realsys.algorithms.value_norm import RunningMoments
+from realsys.api.data import MicroBatchSpec
+from realsys.api.model import Model, ModelInterface
+from realsys.backends.data_parallel import DataParallel
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.interfaces.answers import INPUT, answer_mask, num_answer_tokens
+from realsys.interfaces.ppo_experience import (
+    PPOSettings,
+    mean_and_std,
+    minibatches,
+    prepare_experience,
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PPOCriticInterface(PPOSettings, ModelInterface):
+    """Fields are those of ``PPOHyperparameters`` and the group size."""
+
+    kl_controller: KLController = field(init=False, repr=False)
+    moments: RunningMoments | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        moments = RunningMoments(beta=self.value_norm_beta, eps=self.value_norm_eps)
+        object.__setattr__(self, "kl_controller", self.make_kl_controller())
+        object.__setattr__(self, "moments", moments if self.value_norm else None)
+
+    def inference(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
+        """float32 ``values``: at t, of the state that includes token t."""
+        values = model.module.forward(data, mb_spec=mb_spec).float()
+        if self.moments is not None:
+            values = self.moments.denormalise(values)
+        seqlens = {"values": data.meta.seqlens[INPUT]}
+        return SequenceSample.from_tensors(data.ids, seqlens, {"values": values})
+
+    def train_step(
+        self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
+        """All epochs and minibatches on ``data``; one version, however many optimizer steps."""
+        ranks = DataParallel.of(model)
+        experience = prepare_experience(
+            data.to(model.device), self, kl_coef=self.kl_controller.coef, ranks=ranks
+        )
+        batch = experience.batch
+        values_N, returns_N, mask_N = (
+            batch.data["values"],
+            batch.data["returns"],
+            answer_mask(batch),
+        )
+        figures = {
+            "explained_variance": explained_variance(values_N, returns_N, mask_N, reduce=ranks.sum),
+            "return/mean": mean_and_std(returns_N, mask_N, ranks)[0],
+            "value/mean": mean_and_std(values_N, mask_N, ranks)[0],
+        }
+        if self.moments is not None:
+            batch = self._normalised(batch, self.moments, mask_N, ranks)
+        done = [
+            self._train_minibatch(model, minibatch, mb_spec)
+            for _ in range(self.ppo_epochs)
+            for minibatch in minibatches(batch, self.ppo_n_minibatches)
+        ]
+        self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
+        model.inc_version()
+        return {**figures, **{k: sum(s[k] for s in done) / len(done) for k in done[0]}}
+
+    def save(self, model: Model, save_dir: str) -> None:
+        """A Hugging Face directory that ``hf_critic`` reads."""
+        model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The KL controller's and the running moments'."""
+        moments = None if self.moments is None else self.moments.state_dict()
+        return {"kl_controller": self.kl_controller.state_dict(), "moments": moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave."""
+        self.kl_controller.load_state_dict(state["kl_controller"])
+        if self.moments is not None:
+            self.moments.load_state_dict(state["moments"] or {})
+
+    def _normalised(
+        self,
+        batch: SequenceSample,
+        moments: RunningMoments,
+        mask_N: torch.Tensor,
+        ranks: DataParallel,
+    ) -> SequenceSample:
+        """Targets by the new moments; old values by those they were predicted under."""
+        old_values_N = moments.normalise(batch.data["values"])
+        moments.update(batch.data["returns"], mask_N, reduce=ranks.sum)
+        returns_N = moments.normalise(batch.data["returns"])
+        return SequenceSample(
+            batch.meta, {**batch.data, "values": old_values_N, "returns": returns_N}
+        )
+
+    def _train_minibatch(
+        self, model: Model, minibatch: SequenceSample, mb_spec: MicroBatchSpec
+    ) -> dict[str, float]:
+        stats: dict[str, float] = model.module.train_batch(
+            input_=minibatch,
+            loss_fn=self._value_loss,
+            loss_weight_fn=num_answer_tokens,
+            token_normalize_scope="global",
+            mb_spec=mb_spec,
+            version_steps=model.version.global_step,
+        )
+        stats["value_loss"] = stats.pop("loss")
+        return stats
+
+    def _value_loss(
+        self, values_N: torch.Tensor, mb: SequenceSample
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Mean over the answer tokens; the value of a token is that of the state before it."""
+        mask_N = answer_mask(mb)
+        loss_N, figures = clipped_value_loss(
+            shift_to_next_token(values_N, mb.piece_lengths(INPUT)),
+            mb.data["values"],
+            mb.data["returns"],
+            mask_N,
+            eps_clip=self.value_eps_clip,
+        )
+        weight = float(mask_N.sum())
+        clip_ratio = aggregate(figures["clip_fraction"], mask_N, "token_mean", denominator=weight)
+        loss = aggregate(loss_N, mask_N, "token_mean", denominator=weight)
+        return loss, {"value_clip_ratio": clip_ratio}

@@ -1,0 +1,198 @@
+"""From a finished batch to what PPO trains on: rewards per token, advantages and returns.
+
+Actor and critic both prepare the batch they are given, by the same code and settings, so that
+neither waits for the other. Each holds its own KL controller; fed with the same batches they
+agree. Everything is equal on all data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from realsys.algorithms.advantages import gae_advantages, masked_sums
+from realsys.algorithms.kl import (
+    AdaptiveKLController,
+    FixedKLController,
+    KLController,
+    kl_penalised_rewards,
+    sequence_kl,
+)
+from realsys.algorithms.logprobs import shift_to_next_token
+from realsys.api.errors import ConfigError, DataError
+from realsys.api.model import GenerationHyperparameters
+from realsys.api.options import PPOHyperparameters
+from realsys.api.plain import from_plain
+from realsys.backends.data_parallel import DataParallel
+from realsys.data_plane.ragged import pad_packed, unpad_to_packed
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings(PPOHyperparameters):
+    """Fields that the actor's and the critic's interface have in common."""
+
+    group_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gen, GenerationHyperparameters):  # plain, as it stands in a plan
+            gen = from_plain(GenerationHyperparameters, self.gen, where="gen")
+            object.__setattr__(self, "gen", gen)
+        if self.group_size < 1:
+            raise ConfigError(
+                f"group_size is {self.group_size}", where="group_size", fix="use 1 or more"
+            )
+
+    def make_kl_controller(self) -> KLController:
+        """The controller that the settings ask for, at its initial coefficient."""
+        if not self.use_adaptive_kl_ctl:
+            return FixedKLController(self.kl_ctl)
+        return AdaptiveKLController(
+            self.kl_ctl, target=self.adaptive_kl_target, horizon=self.adaptive_kl_horizon
+        )
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A batch ready to train on.
+
+    Attributes:
+        batch: the batch with float32 ``advantages`` (not whitened) and ``returns``, packed, and
+            ``values`` replaced by those of the state *before* each token.
+        kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens.
+        stats: figures of the batch for the metrics.
+    """
+
+    batch: SequenceSample
+    num_sequences: int
+    kl_per_sequence: float
+    stats: dict[str, float]
+
+
+def prepare_experience(
+    data: SequenceSample, settings: PPOSettings, *, kl_coef: float, ranks: DataParallel
+) -> Experience:
+    """Advantages and returns of ``data``, which has all the keys that PPO's calls write.
+
+    Raises:
+        DataError: the keys' lengths do not belong together.
+    """
+    lengths = _checked_lengths(data)
+    x, mask_N = data.data, answer_mask(data)
+
+    def padded(packed: torch.Tensor) -> torch.Tensor:
+        return pad_packed(packed, lengths)
+
+    value_N = shift_to_next_token(x["values"].float(), lengths)
+    mask_BT, truncated_B = padded(mask_N), x["seq_no_eos_mask"]
+    logprob_BT = padded(x["packed_logprobs"])
+    ref_logprob_BT = padded(x["packed_ref_logprobs"])
+    score_B = settings.reward_output_scaling * (x["rewards"].float() - settings.reward_output_bias)
+    reward_BT = kl_penalised_rewards(
+        score_B,
+        logprob_BT,
+        ref_logprob_BT,
+        mask_BT,
+        kl_coef=kl_coef,
+        score_clip=settings.max_reward_clip,
+        score_on_truncated=settings.score_on_truncated,
+        truncated_B=truncated_B,
+    )
+    last_B = torch.tensor(lengths, device=value_N.device).cumsum(0) - 1
+    advantage_BT, return_BT = gae_advantages(
+        reward_BT,
+        padded(value_N),
+        mask_BT,
+        gamma=settings.discount,
+        lam=settings.gae_lambda,
+        truncation=settings.truncation,  # type: ignore[arg-type]  # its options are checked there
+        truncated_B=truncated_B,
+        bootstrap_value_B=x["values"].float()[last_B],
+    )
+    new = {
+        "advantages": unpad_to_packed(advantage_BT, lengths),
+        "returns": unpad_to_packed(return_BT, lengths),
+        "values": value_N,
+    }
+    seqlens = data.meta.seqlens[INPUT]
+    batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
+    kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
+    stats = {**_batch_figures(batch, kl_B, ranks), "kl_coef": kl_coef}
+    return Experience(batch, int(stats["n_sequences"]), stats["kl_ref/per_sequence"], stats)
+
+
+def minibatches(batch: SequenceSample, num: int) -> Iterator[SequenceSample]:
+    """Cuts the ids, in order, into ``num`` parts that differ by one id at most.
+
+    Raises:
+        DataError: there are fewer ids than parts; other ranks would wait for this one.
+    """
+    if batch.batch_size < num:
+        raise DataError(
+            f"{batch.batch_size} ids on this data-parallel rank, {num} minibatches",
+            where="ppo_n_minibatches",
+            fix="use fewer minibatches or ranks, or a larger train_bs_n_seqs",
+        )
+    least, more = divmod(batch.batch_size, num)
+    yield from batch.split([least + (i < more) for i in range(num)])
+
+
+def mean_and_std(x: torch.Tensor, mask: torch.Tensor, ranks: DataParallel) -> tuple[float, float]:
+    """Over the elements of all ranks where ``mask``; nan if there are none."""
+    count, first, second = masked_sums(x, mask, ranks.sum)
+    if not count:
+        return float("nan"), float("nan")
+    mean = first / count
+    return mean, max(second / count - mean * mean, 0.0) ** 0.5
+
+
+def _batch_figures(
+    batch: SequenceSample, kl_B: torch.Tensor, ranks: DataParallel
+) -> dict[str, float]:
+    x, mask_N = batch.data, answer_mask(batch)
+    every_B = torch.ones_like(kl_B, dtype=torch.bool)
+    lengths = answer_lengths(batch)
+    own = [float(x["seq_no_eos_mask"].sum()), float(len(mask_N)), float(len(lengths))]
+    no_eos, num_tokens, num_sequences = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    reward_mean, reward_std = mean_and_std(x["rewards"], every_B, ranks)
+    kl_mean, _ = mean_and_std(kl_B, every_B, ranks)
+    length_mean, _ = mean_and_std(torch.tensor(lengths, device=kl_B.device), every_B, ranks)
+    advantage_mean, advantage_std = mean_and_std(x["advantages"], mask_N, ranks)
+    return {
+        "reward/mean": reward_mean,
+        "reward/std": reward_std,
+        "kl_ref/per_sequence": kl_mean,
+        "kl_ref/per_token": kl_mean / length_mean,
+        "advantage/mean": advantage_mean,
+        "advantage/std": advantage_std,
+        "response_length/mean": length_mean,
+        "response_length/max": ranks.max(max(lengths)),
+        "no_eos_ratio": no_eos / num_sequences,
+        "n_tokens": num_tokens,
+        "n_sequences": num_sequences,
+    }
+
+
+def _checked_lengths(data: SequenceSample) -> list[int]:
+    seqlens = data.meta.seqlens
+    one_each = tuple((1,) * len(pieces) for pieces in seqlens[INPUT])
+    for key in ("prompt_mask", "packed_logprobs", "packed_ref_logprobs", "values"):
+        data.meta.rows_per_id(key)  # a missing key raises its DataError
+        if seqlens[key] != seqlens[INPUT]:
+            raise _unequal(key, "the lengths of packed_input_ids")
+    for key in ("rewards", "seq_no_eos_mask"):
+        data.meta.rows_per_id(key)
+        if seqlens[key] != one_each:
+            raise _unequal(key, "one value a sequence")
+    return data.piece_lengths(INPUT)
+
+
+def _unequal(key: str, wanted: str) -> DataError:
+    return DataError(
+        f"key {key!r} has other lengths than {wanted}",
+        where="PPO experience",
+        fix="make every key for the same sequences; log-probs and values cover prompts too",
+    )
