@@ -115,8 +115,11 @@ def _bug(error: Exception, *, as_json: bool) -> int:
     from launcher import output
     from realsys.api.errors import InternalError
 
-    output.say("".join(traceback.format_exception(error)))
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    output.say("".join(traceback.format_exception(error, limit=-25)))
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = (sys.prefix, sys.base_prefix, "<")
+    ours = [f for f in frames if not f.filename.startswith(libraries)]
+    last = (ours or list(frames))[-1]
     problem = InternalError(
         f"bug in realsys: {type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno} in {last.name}",

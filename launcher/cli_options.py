@@ -13,12 +13,17 @@ import typer
 RUN, INSPECT, SETUP = "Run", "Inspect", "Setup"
 
 Experiment = Annotated[
-    str, typer.Argument(help="Name of an experiment (realsys experiments).", show_default=False)
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="Name of an experiment (realsys experiments).",
+        show_default=False,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME=VALUE]...",
+        metavar="NAME=VALUE",
         help="Settings, e.g. actor.optimizer.lr=1e-5 (realsys show --config EXPERIMENT).",
         show_default=False,
     ),
@@ -61,7 +66,7 @@ Trial = Annotated[
 OptionalTrial = Annotated[
     str | None,
     typer.Argument(
-        metavar="[TRIAL]",
+        metavar="TRIAL",
         help="experiment/trial, an experiment (its newest trial), or a trial's folder.",
         show_default=False,
     ),

@@ -60,10 +60,14 @@ def is_mapping(kind: Any) -> bool:
 
 
 def rows(options: Any, *, path: str = "") -> Iterator[OptionRow]:
-    """Every option of a dataclass instance, nested, with its value there as the default."""
-    for f in dataclasses.fields(options):
+    """Every option of a dataclass instance, nested, with its value there as the default.
+
+    The values of a group come before the groups inside it.
+    """
+    groups = [f for f in dataclasses.fields(options) if _is_group(getattr(options, f.name))]
+    for f in [*(f for f in dataclasses.fields(options) if f not in groups), *groups]:
         kind, value, name = hints(type(options))[f.name], getattr(options, f.name), path + f.name
-        group = dataclasses.is_dataclass(value)
+        group = f in groups
         yield OptionRow(
             path=name,
             type=type_text(kind),
@@ -75,6 +79,10 @@ def rows(options: Any, *, path: str = "") -> Iterator[OptionRow]:
         )
         if group:
             yield from rows(value, path=f"{name}.")
+
+
+def _is_group(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def paths(kind: type, *, path: str = "") -> Iterator[str]:
@@ -118,8 +126,10 @@ def type_text(kind: Any) -> str:
         bool: "true or false",
         type(None): "none",
     }
+    if kind in names:
+        return names[kind]
     parts = [k for k in members(kind) if k is not type(None)]
-    if len(parts) > 1 or parts != [kind]:
+    if len(members(kind)) > 1:
         ordered = [*parts, *([type(None)] if type(None) in members(kind) else [])]
         return " or ".join(type_text(k) for k in ordered)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -134,7 +144,7 @@ def type_text(kind: Any) -> str:
         return "one of " + ", ".join(str(member.value) for member in kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return "group"
-    return names.get(kind, "any value")
+    return "any value"
 
 
 def range_text(metadata: Mapping[str, Any]) -> str:

@@ -134,16 +134,27 @@ def _print_wrapped(title: str, items: Sequence[str], width: int = 96) -> None:
 
 def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
     """Every option: name and default, then its range, unit and meaning."""
-    names = max(len(row.path) for row in rows)
-    values = min(24, max(len(value_text(row.default)) for row in rows if not row.section))
+    block: list[OptionRow] = []
     for row in rows:
         if row.section:
+            _print_block(block, width)
+            block = []
             output.data()
             output.data(f"# {row.path}" + (f": {row.meaning}" if row.meaning else ""))
-            continue
-        about = [row.range or row.type, *([row.unit] if row.unit else [])]
-        text = (f"{row.meaning} " if row.meaning else "") + f"({', '.join(about)})"
+        else:
+            block.append(row)
+    _print_block(block, width)
+
+
+def _print_block(rows: Sequence[OptionRow], width: int) -> None:
+    """The options of one group, aligned among themselves."""
+    names = max((len(row.path) for row in rows), default=0)
+    values = min(24, max((len(value_text(row.default)) for row in rows), default=0))
+    for row in rows:
+        limits = row.range.replace(" ", "\u00a0") if len(row.range) < 20 else row.range
+        about = ", ".join([limits or row.type, *([row.unit] if row.unit else [])])
         left = f"{row.path:<{names}}  {value_text(row.default):<{values}}  "
+        text = (f"{row.meaning} " if row.meaning else "") + f"({about})"
         room = max(24, width - len(left))
         first, *others = textwrap.wrap(text, room, break_long_words=False) or [""]
         output.data(left + first)

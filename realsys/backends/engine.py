@@ -73,7 +73,7 @@ class HFEngine(PipelinableEngine):
             output = self.run_module(mb)
             if post_hook is not None:
                 output = post_hook(output, mb)
-            rows = torch.split(output, mb.meta.rows_per_id(INPUT))
+            rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
             for i, x in zip(indices, rows, strict=True):
                 per_id[i] = x
         return torch.cat(per_id)

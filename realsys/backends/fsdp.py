@@ -7,15 +7,13 @@ one layer at a time during compute, and whole only where generation or saving ne
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -26,6 +24,7 @@ from realsys.api.options import OptimizerOptions
 from realsys.api.plain import from_plain
 from realsys.backends.engine import HFEngine
 from realsys.backends.lr_schedule import learning_rate
+from realsys.backends.sharding import full, local, own_copy, plain_copy, shard, state_like
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.sequence_sample import SequenceSample
 
@@ -56,6 +55,7 @@ class FSDPEngine(HFEngine):
 
     def __init__(self, model: Model, options: OptimizerOptions) -> None:
         super().__init__(model)
+        self.module: Any = self.module  # FSDPModule's methods appear on it when sharded
         self.options = options
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 0
         self.is_sharded = model.process_group is not None
@@ -63,7 +63,7 @@ class FSDPEngine(HFEngine):
         self._replica: nn.Module | None = None
         self._replica_is_old = True
         if self.is_sharded:
-            _shard(self.module, DeviceMesh.from_group(model.process_group, self.device.type))
+            shard(self.module, DeviceMesh.from_group(model.process_group, self.device.type))
         self.optimizer = _adamw(self.module, options)
 
     def train_batch(
@@ -86,7 +86,7 @@ class FSDPEngine(HFEngine):
                 self.module.set_requires_gradient_sync(i == last)
             output = self.run_module(mb)
             loss = means.add(loss_fn(output, mb), scale)
-            (loss if scale else output.sum() * 0.0).backward()
+            torch.autograd.backward(loss if scale else output.sum() * 0.0)
         stats = means.result()
         stats["grad_norm"] = self._step(lr := self._learning_rate(version_steps))
         return {**stats, "lr": lr}
@@ -135,12 +135,12 @@ class FSDPEngine(HFEngine):
         if not self.is_sharded:
             return self.module
         if self._replica is None:
-            self._replica = _plain_copy(self._whole_class, self.module, self.device)
+            self._replica = plain_copy(self._whole_class, self.module, self.device)
         if self._replica_is_old:
             whole = dict(self._replica.named_parameters())
             with torch.no_grad():
                 for name, parameter in self.module.named_parameters():
-                    whole[name].copy_(_full(parameter))
+                    whole[name].copy_(full(parameter))
             self._replica_is_old = False
         return self._replica
 
@@ -150,7 +150,7 @@ class FSDPEngine(HFEngine):
             return None
         whole = {}
         for name, x in self.module.state_dict().items():
-            full = _full(x)
+            full = full(x)
             if self.rank == 0:
                 whole[name] = full.cpu()
         return whole
@@ -160,11 +160,11 @@ class FSDPEngine(HFEngine):
     def state_dict(self) -> dict[str, Any]:
         """Copies of this rank's shards: ``weights`` and ``optimizer``, name → tensors."""
         moments = {
-            name: {k: _own_copy(x) for k, x in self.optimizer.state[p].items()}
+            name: {k: own_copy(x) for k, x in self.optimizer.state[p].items()}
             for name, p in self.module.named_parameters()
             if p in self.optimizer.state
         }
-        weights = {name: _own_copy(x) for name, x in self.module.state_dict().items()}
+        weights = {name: own_copy(x) for name, x in self.module.state_dict().items()}
         return {"weights": weights, "optimizer": moments}
 
     @torch.no_grad()
@@ -175,7 +175,7 @@ class FSDPEngine(HFEngine):
             CheckpointError: names or shapes are those of another model or layout.
         """
         weights, moments = state["weights"], state["optimizer"]
-        own = {name: _local(x) for name, x in self.module.state_dict().items()}
+        own = {name: local(x) for name, x in self.module.state_dict().items()}
         if own.keys() != weights.keys():
             differing = sorted(own.keys() ^ weights.keys())
             raise _unfit(f"{len(differing)} weights differ in name, e.g. {differing[0]}")
@@ -187,17 +187,8 @@ class FSDPEngine(HFEngine):
         self.optimizer.state.clear()
         for name, p in self.module.named_parameters():
             if name in moments:
-                self.optimizer.state[p] = {k: _like(p, k, x) for k, x in moments[name].items()}
+                self.optimizer.state[p] = {k: state_like(p, k, x) for k, x in moments[name].items()}
         self._replica_is_old = True
-
-
-def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Shards each transformer layer by itself, then the rest, in place."""
-    kinds = set(getattr(module, "_no_split_modules", None) or ())
-    for part in module.modules():
-        if type(part).__name__ in kinds:
-            fully_shard(part, mesh=mesh)
-    fully_shard(module, mesh=mesh)
 
 
 def _adamw(module: nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
@@ -212,43 +203,6 @@ def _adamw(module: nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
         betas=(options.beta1, options.beta2),
         eps=options.eps,
         fused=True,  # elementwise, so the same bits each time, on CPU and GPU
-    )
-
-
-def _plain_copy(cls: Any, module: Any, device: torch.device) -> nn.Module:
-    """An unsharded module of the same shape; its weights are to be filled in."""
-    with torch.random.fork_rng(devices=[]):  # its random weights must not move anyone's seed
-        plain: nn.Module = cls(copy.deepcopy(module.config))
-    dtype = next(module.parameters()).dtype
-    for parameter in plain.parameters():  # not plain.to(dtype): rotary frequencies stay float32
-        parameter.data = parameter.data.to(dtype)
-    return plain.to(device).eval().requires_grad_(False)
-
-
-def _full(x: Tensor) -> Tensor:
-    return x.detach().full_tensor() if isinstance(x, DTensor) else x.detach()
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.detach().to_local() if isinstance(x, DTensor) else x.detach()
-
-
-def _own_copy(x: Tensor) -> Tensor:
-    return torch.empty_like(_local(x), device="cpu").copy_(_local(x))
-
-
-def _like(parameter: Tensor, name: str, x: Tensor) -> Tensor:
-    """A moment (or the step counter) as the optimizer keeps it beside ``parameter``."""
-    local = x.detach().clone().to(parameter.device)
-    if name == "step" or not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
     )
 
 

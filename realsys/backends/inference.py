@@ -6,7 +6,6 @@ Every data-parallel rank holds the whole module.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import Literal
 
 from realsys.api.data import MicroBatchSpec

@@ -17,11 +17,13 @@ from pathlib import Path
 
 from realsys.api.errors import RealsysError
 from realsys.api.trial import TrialFiles
+from realsys.observability import report_details as details
 from realsys.observability import report_sections as parts
+from realsys.observability.attempt_story import Outcome
 from realsys.observability.jsonl import write_error
 from realsys.observability.report_page import page, section
 from realsys.observability.report_samples import samples
-from realsys.observability.trial_story import Outcome, TrialStory, read_story
+from realsys.observability.trial_story import TrialStory, read_story
 
 
 def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
@@ -51,9 +53,9 @@ def report_html(story: TrialStory) -> str:
             parts.curves(story),
             samples(story),
             parts.preparing(story),
-            parts.time_spent(story),
-            parts.dataflow(story),
-            parts.settings(story),
+            details.time_spent(story),
+            details.dataflow(story),
+            details.settings(story),
             going_on(story),
             _footer(story),
         ],

@@ -1,11 +1,14 @@
-"""The report's parts, each from the trial's story to HTML. Every text of the trial is escaped."""
+"""What the report shows first: headline, failure, curves. From the trial's story to HTML.
+
+Every text of the trial is escaped.
+"""
 
 from __future__ import annotations
 
 import time
 from html import escape
 
-from realsys.api.errors import RealsysError
+from realsys.observability.attempt_story import Outcome, without_colours
 from realsys.observability.curves import (
     ACCURACY,
     LOSS,
@@ -18,20 +21,10 @@ from realsys.observability.curves import (
     other_curves,
     table,
 )
-from realsys.observability.graph_picture import graph_png, graph_text
-from realsys.observability.option_rows import OptionRow, option_rows
-from realsys.observability.report_page import duration_text, picture, rows_table, section
-from realsys.observability.step_picture import step_png
+from realsys.observability.report_page import duration_text, rows_table, section
 from realsys.observability.svg_chart import chart, number_text
-from realsys.observability.timeline import (
-    finished_steps,
-    mean_ratio,
-    mfc_summary,
-    role_of,
-    step_rows,
-    typical_step,
-)
-from realsys.observability.trial_story import Outcome, TrialStory, without_colours
+from realsys.observability.timeline import finished_steps, mean_ratio, step_rows
+from realsys.observability.trial_story import TrialStory
 
 BADGE = {
     Outcome.COMPLETED: "good",
@@ -111,6 +104,8 @@ def failure_box(story: TrialStory) -> str:
         return ""
     first = story.failure
     place = f"{first.worker} on {first.host}, process {first.pid}, {_clock(first.at)}"
+    if story.marker:
+        place += f", phase {story.marker.phase}, after step {story.marker.step}"
     parts = [f"<p><b>{escape(first.worker)}</b> {escape(first.why)}</p>"]
     parts.append(f'<p class="small soft">{escape(place)}</p>')
     if first.fix:
@@ -119,13 +114,11 @@ def failure_box(story: TrialStory) -> str:
         lines = "\n".join(without_colours(line) for line in first.log_tail)
         log = f"Last lines of <code>{escape(first.log)}</code>" if first.log else "Last log lines"
         parts.append(f'<p class="small">{log}</p><pre class="log">{escape(lines)}</pre>')
-    if story.other_failures:
+    if followed := story.marker.other_failures if story.marker else ():
         others = rows_table(
-            ("worker", "why"),
-            [(escape(f.worker), escape(f.why)) for f in story.other_failures],
+            ("worker", "why"), [(escape(f.worker), escape(f.why)) for f in followed]
         )
-        count = len(story.other_failures)
-        parts.append(f"<details><summary>{count} that followed</summary>{others}</details>")
+        parts.append(f"<details><summary>{len(followed)} that followed</summary>{others}</details>")
     return section("What failed first", f'<div class="box bad">{"".join(parts)}</div>')
 
 
@@ -133,7 +126,9 @@ def notes_box(story: TrialStory) -> str:
     """Files that could not be read."""
     if not story.notes:
         return ""
-    lines = "".join(f"<p>{escape(note)}</p>" for note in story.notes)
+    lines = "".join(f"<p>{escape(note)}</p>" for note in story.notes[:10])
+    if len(story.notes) > 10:
+        lines += f"<p>and {len(story.notes) - 10} more</p>"
     return section("Not readable", f'<div class="box warn small">{lines}</div>')
 
 
@@ -183,85 +178,3 @@ def preparing(story: TrialStory) -> str:
             f'<div class="card"><h3>{escape(phase.name)}</h3><p class="empty">{text}</p></div>'
         )
     return section("Preparing phases", f'<div class="grid">{"".join(cards)}</div>' if cards else "")
-
-
-def time_spent(story: TrialStory) -> str:
-    """Seconds and share of each call, and the picture of a typical step."""
-    events = story.main.events
-    summary, ratio = mfc_summary(events), mean_ratio(events)
-    if not summary or ratio is None:
-        return ""
-    roles = mfc_roles(story)
-    rows = [
-        (
-            f"<code>{escape(m.name)}</code>",
-            escape(role_of(m.name, roles)),
-            f'<div style="width:{min(100.0, m.share * 100):.1f}%"></div>',
-            f"{m.share * 100:.1f} %",
-            f"{m.mean_s:.3f}",
-            f"{m.wait_s:.3f}",
-            f"{m.tokens_per_s:,.0f}" if m.tokens_per_s else "–",
-        )
-        for m in summary
-    ]
-    head = ("call", "role", "", "share of step time", "seconds a step", "waited", "tokens/s")
-    spent = rows_table(head, rows, numbers=4).replace("<td><div", '<td class="bar"><div')
-    words = (
-        f"<p>Calls computed for <b>{ratio * 100:.1f} %</b> of the steps' wall time"
-        f"{' (calls that ran at the same time count each)' if ratio > 1 else ''}; the rest is "
-        "the master, messages and data.</p>"
-    )
-    gantt = ""
-    if (step := typical_step(events)) is not None:
-        gantt = picture(step_png(events, step, roles=roles), f"timeline of step {step}")
-    return section("Where the time went", words + f'<div class="card">{spent}</div><br>{gantt}')
-
-
-def mfc_roles(story: TrialStory) -> dict[str, str]:
-    """Call → role, as planned."""
-    plan = story.main_plan
-    return {rpc.name: rpc.role for rpc in plan.config.model_rpcs} if plan else {}
-
-
-def dataflow(story: TrialStory) -> str:
-    """Picture of the graph, and its text for those who can't see it."""
-    plan = story.main_plan
-    if plan is None:
-        return ""
-    try:
-        graph = plan.config.graph()
-    except RealsysError as error:
-        return section("Dataflow", f'<p class="empty">{escape(str(error))}</p>')
-    text = f"<details><summary>As text</summary><pre>{escape(graph_text(graph))}</pre></details>"
-    return section("Dataflow", picture(graph_png(graph), "dataflow graph") + text)
-
-
-def settings(story: TrialStory) -> str:
-    """What differs from the defaults; every option, folded."""
-    if story.plan is None or not story.plan.options:
-        return ""
-    rows = option_rows(story.plan.options, story.plan.experiment_name)
-    changed = [row for row in rows if row.differs]
-    if changed:
-        body = _option_table(changed)
-    elif any(row.default is not None for row in rows):
-        body = "<p>All options have their defaults.</p>"
-    else:
-        body = '<p class="soft">The defaults of this experiment are not known here.</p>'
-    full = f"<details><summary>All {len(rows)} options</summary>{_option_table(rows)}</details>"
-    return section("Settings", f'<div class="card">{body}{full}</div>')
-
-
-def _option_table(rows: list[OptionRow]) -> str:
-    return rows_table(
-        ("option", "value", "default", "meaning"),
-        [
-            (
-                f"<code>{escape(r.name)}</code>",
-                f"<b>{escape(r.value)}</b>" if r.differs else escape(r.value),
-                escape(r.default if r.default is not None else "?"),
-                escape(f"{r.meaning} ({r.unit})" if r.unit else r.meaning),
-            )
-            for r in rows
-        ],
-    )

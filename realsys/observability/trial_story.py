@@ -6,12 +6,8 @@ and the rest is told. Reads the trial's folder only: no name resolution, no work
 
 from __future__ import annotations
 
-import re
-import socket
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,19 +19,15 @@ from realsys.api.trial import (
     ExitMarker,
     Failure,
     PhaseFiles,
-    Result,
     TrialFiles,
     TrialRecord,
-    is_alive,
     read_record,
 )
+from realsys.observability.attempt_story import Attempt, Outcome, duration_s, first_failure, outcome
 from realsys.observability.events import Event, parse_events
 from realsys.observability.jsonl import parse_jsonl
 
 T = TypeVar("T")
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-TAIL_LINES = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +36,9 @@ class Phase:
 
     name: str
     files: PhaseFiles
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, Any]]
+    events: list[Event]
+    samples: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +50,10 @@ class TrialStory:
     outcome: Outcome
     plan: LaunchPlan | None
     record: TrialRecord | None
-    attempts: tuple[tuple[AttemptRecord, ExitMarker | None], ...]
+    attempts: tuple[Attempt, ...]
     main: Phase
     preparing: tuple[Phase, ...]
     failure: Failure | None
-    other_failures: tuple[Failure, ...]
     duration_s: float | None
     notes: tuple[str, ...]
 
@@ -74,7 +65,7 @@ class TrialStory:
     @property
     def marker(self) -> ExitMarker | None:
         """The newest attempt's exit marker."""
-        return self.attempts[-1][1] if self.attempts else None
+        return self.attempts[-1].marker if self.attempts else None
 
 
 def read_story(trial_dir: Path) -> TrialStory:
@@ -92,23 +83,22 @@ def read_story(trial_dir: Path) -> TrialStory:
             fix="give <file root>/runs/<user>/<experiment>/<trial>; `realsys ls` names them",
         )
     reader = _Reader()
-    plan = reader.attempt(lambda: read_plan(files.plan)) if files.plan.exists() else None
-    record = reader.attempt(lambda: read_record(TrialRecord, files.record))
-    attempts = _attempts(files, reader)
+    plan = reader.try_to(lambda: read_plan(files.plan)) if files.plan.exists() else None
+    record = reader.try_to(lambda: read_record(TrialRecord, files.record))
+    read = [reader.attempt(a) for a in files.all_attempts()]
+    attempts = tuple(a for a in read if a is not None)
     main = reader.phase("main", trial_dir)
-    failure, others = _failures(files, attempts, reader)
     return TrialStory(
         root=trial_dir,
         trial=_trial_name(trial_dir, plan, record),
-        outcome=_outcome(attempts),
+        outcome=outcome(attempts),
         plan=plan,
         record=record,
         attempts=attempts,
         main=main,
         preparing=_preparing(trial_dir, plan, reader),
-        failure=failure,
-        other_failures=others,
-        duration_s=_duration(attempts, main),
+        failure=first_failure(files, attempts),
+        duration_s=duration_s(attempts, main.events),
         notes=tuple(dict.fromkeys(reader.notes)),
     )
 
@@ -127,8 +117,54 @@ def _preparing(root: Path, plan: LaunchPlan | None, reader: _Reader) -> tuple[Ph
     else:
         prepare = root / "prepare"
         folders = [(p.name, p) for p in sorted(prepare.iterdir())] if prepare.is_dir() else []
-    # A folder that was moved with its trial is found beside it.
+    # Of a trial that was moved, the plan still names the old place.
     places = [(n, f if f.exists() else root / "prepare" / f.name) for n, f in folders]
     return tuple(reader.phase(name, folder) for name, folder in places)
 
 
+class _Reader:
+    """Reads what it can and collects a note for what it can't."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def try_to(self, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except (OSError, ValueError, TypeError, RealsysError) as error:
+            self.notes.append(str(error))
+            return None
+
+    def attempt(self, files: AttemptFiles) -> Attempt | None:
+        record = self.try_to(lambda: read_record(AttemptRecord, files.record))
+        marker = self.try_to(lambda: read_record(ExitMarker, files.exit))
+        return Attempt(record, marker) if record else None
+
+    def phase(self, name: str, folder: Path) -> Phase:
+        files = PhaseFiles(folder)
+        return Phase(
+            name=name,
+            files=files,
+            metrics=self._rows(files.metrics),
+            events=self._events(files.events),
+            samples=self._rows(files.samples),
+        )
+
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        """Rows that have a step."""
+        data = self.try_to(path.read_bytes) if path.exists() else None
+        content = parse_jsonl(data or b"")
+        if content.damaged:
+            lines = ", ".join(map(str, content.damaged[:5]))
+            self.notes.append(f"{path}: damaged lines left out: {lines}")
+        return [row for row in content.rows if type(row.get("step")) is int]
+
+    def _events(self, path: Path) -> list[Event]:
+        """One by one: a strange row must not cost the others."""
+        events: list[Event] = []
+        for row in self._rows(path):
+            try:
+                events += parse_events([row], where=str(path))
+            except RealsysError as error:
+                self.notes.append(str(error))
+        return events

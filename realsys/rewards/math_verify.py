@@ -1,10 +1,10 @@
 """Scores a worked answer by whether its final value equals the known one.
 
-The value is what follows the last ``####`` (GSM8K's sign), up to the end of the line; without one,
-what the math-verify library finds in the whole text, a ``\\boxed{…}`` first. Plain numbers are
-compared exactly and fast; everything else by the library, without its timeouts: they are built on
-signals, which work in a main thread only, and would let the score depend on the machine's load.
-Text that could keep the library busy for ever is not shown to it.
+The value is what stands behind the last ``####`` (GSM8K's sign) on that line; else in the last
+``\\boxed{…}``; else whatever the math-verify library finds at the end of the text. Plain numbers
+are compared exactly and fast, all else by the library without its timeouts: they need signals,
+which only a main thread has, and would make a score depend on the machine's load. So text that
+could keep it busy for ever, such as 9^9^9^9 or 99999999!, is not shown to it and scores 0.
 """
 
 from __future__ import annotations
@@ -12,45 +12,65 @@ from __future__ import annotations
 import logging
 import re
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from realsys.datasets.records import FINAL
 
 logger = logging.getLogger(__name__)
 
+_BOXED = "\\boxed{"
 _NUMBER = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
-_MAX_CHARACTERS = 2000  # of the end of an answer, where the library searches for a value
-# Towers of powers, powers with large exponents and factorials are evaluated, and may never end.
+_MAX_CHARACTERS = 500  # of the end of a text, in which the library may search
+_MAX_LATEX_CHARACTERS = 100  # of a bare value; 400 open brackets take its parser seconds
+_POWER = r"(?:\^|\*\*)\s*"
 _EXPLOSIVE = re.compile(
-    r"!|(\^|\*\*)\s*[{(]?\s*[-+]?\d{4,}|(\^|\*\*)[^=,;\n]{0,40}?(\^|\*\*)|\d{60,}"
+    rf"{_POWER}[-\w.]+\s*{_POWER}"  # 9^9^9
+    rf"|{_POWER}[{{(][^}})]*(?:\^|\*\*)"  # 9^{9^9}
+    rf"|{_POWER}[{{(]?\s*-?\d{{5}}"  # 9^{99999}
+    rf"|[)\]}}]\s*{_POWER}[{{(]?\s*-?\d{{2}}"  # (x+y)^{99}
+    r"|\\(?:[dt]?binom|prod|sum|i?int|lim)\b"
 )
+_FACTORIAL = re.compile(r"[\d)}\]]\s*!")  # of LaTeX; in prose it is an exclamation
 
 
 def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
-    """1.0 if ``response`` ends in the value ``answer``, else 0.0. Never raises.
+    """1.0 if the final value of ``response`` is that of ``answer``, else 0.0.
 
-    A response that the library can't parse scores 0, and so does one that it fails on.
+    Never raises: a response that can't be parsed, or on which the library fails, scores 0.
     """
-    found = _final_value(response)
-    known = _final_value(answer)
+    found, known = final_value(response), final_value(answer)
     a, b = _plain_number(found), _plain_number(known)
     if a is not None and b is not None:
         return float(a == b)
-    if not found or _EXPLOSIVE.search(found):
+    if not found or not known:
         return 0.0
+    if found == known:
+        return 1.0
     try:
-        return float(_equal(found, known))
+        return float(_equal(found, known, is_bare=found != response.strip()))
     except Exception as error:  # a third-party parser on text that a policy made up
         logger.debug("answer not parsed error=%r", error)
         return 0.0
 
 
-def _final_value(text: str) -> str:
-    """The text that holds the final value."""
-    if FINAL not in text:
-        return text.strip()[-_MAX_CHARACTERS:]
-    lines = text.rpartition(FINAL)[2].strip().splitlines()
-    return lines[0].strip()[-_MAX_CHARACTERS:] if lines else ""
+def final_value(text: str) -> str:
+    """The part of ``text`` that holds its final value."""
+    if FINAL in text:
+        lines = text.rpartition(FINAL)[2].strip().splitlines()
+        text = lines[0] if lines else ""
+    if _BOXED in text:
+        text = _up_to_closing_brace(text.rpartition(_BOXED)[2])
+    return text.strip()[-_MAX_CHARACTERS:]
+
+
+def _up_to_closing_brace(text: str) -> str:
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[:i]
+    return text
 
 
 def _plain_number(text: str) -> Decimal | None:
@@ -61,13 +81,34 @@ def _plain_number(text: str) -> Decimal | None:
     return Decimal(text.replace(",", ""))
 
 
-def _equal(found: str, known: str) -> bool:
+def _equal(found: str, known: str, *, is_bare: bool) -> bool:
+    """Whether the library holds the two for equal, as LaTeX or as text."""
+    parse, verify = _library()
+    gold = parse(_as_latex(known), parsing_timeout=None)
+    readings = [found]
+    if is_bare and len(found) <= _MAX_LATEX_CHARACTERS:
+        readings.insert(0, _as_latex(found))
+    return any(
+        verify(gold, parse(reading, parsing_timeout=None), timeout_seconds=None)
+        for reading in readings
+        if not _could_run_for_ever(reading)
+    )
+
+
+def _could_run_for_ever(reading: str) -> bool:
+    is_latex = "$" in reading or "\\" in reading
+    return bool(_EXPLOSIVE.search(reading) or (is_latex and _FACTORIAL.search(reading)))
+
+
+def _as_latex(value: str) -> str:
+    """The library reads LaTeX between dollar signs only; a final value is often bare."""
+    return value if "$" in value else f"${value}$"
+
+
+@cache
+def _library() -> tuple[Any, Any]:
     from math_verify import parse, verify
 
-    gold = parse(_as_latex(known), parsing_timeout=None)
-    return bool(verify(gold, parse(found, parsing_timeout=None), timeout_seconds=None))
-
-
-def _as_latex(known: str) -> str:
-    """The library reads LaTeX between dollar signs only; a known answer is often bare."""
-    return known if "$" in known or "\\boxed" in known else f"${known}$"
+    for module in ("parser", "grader"):  # each would warn once that it has no timeout
+        logging.getLogger(f"math_verify.{module}").setLevel(logging.ERROR)
+    return parse, verify

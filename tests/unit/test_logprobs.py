@@ -1,0 +1,130 @@
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from realsys.algorithms import logprobs as module
+from realsys.algorithms.logprobs import (
+    entropy,
+    gather_logprobs,
+    next_token_logprobs,
+    shift_to_next_token,
+)
+from realsys.api.errors import ConfigError, DataError
+
+LN3 = math.log(3.0)
+QUARTERS = torch.tensor([[0.0, LN3]])  # probabilities 1/4 and 3/4
+
+
+def test_logprob_is_the_log_of_the_softmax():
+    logits = QUARTERS.repeat(2, 1)
+    expected = torch.tensor([math.log(0.25), math.log(0.75)])
+    assert_close(gather_logprobs(logits, torch.tensor([0, 1])), expected)
+
+
+def test_temperature_divides_the_logits():
+    # at T = 1/2 the logits are 0 and ln 9: probabilities 1/10 and 9/10
+    cold = gather_logprobs(QUARTERS, torch.tensor([1]), temperature=0.5)
+    assert_close(cold, torch.tensor([math.log(0.9)]))
+    for temperature in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="temperature is"):
+            gather_logprobs(QUARTERS, torch.tensor([1]), temperature=temperature)
+
+
+def test_entropy_of_known_distributions():
+    assert_close(entropy(torch.zeros(1, 8)), torch.tensor([math.log(8.0)]))
+    # 1/4 ln 4 + 3/4 ln 4/3 = ln 4 - 3/4 ln 3
+    assert_close(entropy(QUARTERS), torch.tensor([math.log(4.0) - 0.75 * LN3]))
+    # at T = 1/2: 1/10 and 9/10
+    expected = -0.1 * math.log(0.1) - 0.9 * math.log(0.9)
+    assert_close(entropy(QUARTERS, temperature=0.5), torch.tensor([expected]))
+
+
+def test_a_token_ruled_out_adds_no_entropy():
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    h = entropy(logits)
+    assert_close(h, torch.tensor([math.log(2.0)]))
+    h.sum().backward()
+    assert_close(logits.grad, torch.zeros(1, 3))
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(5, 300)).bfloat16()
+    labels = torch.randint(300, (5,))
+    expected = torch.log_softmax(logits.double() / 0.7, dim=1)[torch.arange(5), labels]
+    result = gather_logprobs(logits, labels, temperature=0.7)
+    assert result.dtype == torch.float32
+    assert_close(result.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_chunks_change_neither_values_nor_gradients(monkeypatch):
+    torch.manual_seed(0)
+    labels = torch.randint(9, (7,))
+    results = []
+    for chunk in (2**25, 18):  # all rows at once, two at a time
+        monkeypatch.setattr(module, "_CHUNK_ELEMENTS", chunk)
+        logits = torch.randn(7, 9, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        logp, h = gather_logprobs(logits, labels, temperature=0.8), entropy(logits)
+        (logp.sum() + h.sum()).backward()
+        results.append((logp, h, logits.grad))
+    for whole, chunked in zip(*results, strict=True):
+        assert torch.equal(whole, chunked)
+
+
+def test_gradient_is_label_minus_probability_over_temperature():
+    logits = QUARTERS.clone().requires_grad_()
+    gather_logprobs(logits, torch.tensor([1]), temperature=0.5).sum().backward()
+    # (0 - 0.1) / 0.5 and (1 - 0.9) / 0.5
+    assert_close(logits.grad, torch.tensor([[-0.2, 0.2]]))
+
+
+def test_next_token_logprobs_stand_at_the_token_they_belong_to():
+    torch.manual_seed(0)
+    lengths, vocab = [3, 1, 0, 2], 5
+    logits, ids = torch.randn(6, vocab), torch.randint(vocab, (6,))
+    result = next_token_logprobs(logits, ids, lengths, temperature=0.9)
+    start = 0
+    for length in lengths:
+        for t in range(start, start + length):
+            expected = torch.zeros(())
+            if t > start:
+                expected = torch.log_softmax(logits[t - 1] / 0.9, dim=0)[ids[t]]
+            assert_close(result[t], expected)
+        start += length
+
+
+def test_other_sequences_do_not_leak_in():
+    torch.manual_seed(0)
+    logits, ids = torch.randn(5, 4, requires_grad=True), torch.randint(4, (5,))
+    together = next_token_logprobs(logits, ids, [3, 2])
+    alone = [
+        next_token_logprobs(logits[:3], ids[:3], [3]),
+        next_token_logprobs(logits[3:], ids[3:], [2]),
+    ]
+    assert torch.equal(together, torch.cat(alone))
+    together.sum().backward()
+    assert torch.equal(logits.grad[[2, 4]], torch.zeros(2, 4))  # nothing follows these
+
+
+def test_a_ruled_out_label_across_a_border_gives_no_nan():
+    logits = torch.zeros(3, 2)
+    logits[1, 0] = -torch.inf  # the last row of the first sequence; token 0 begins the second
+    logits.requires_grad_()
+    result = next_token_logprobs(logits, torch.tensor([0, 1, 0]), [2, 1])
+    assert_close(result, torch.tensor([0.0, math.log(0.5), 0.0]))
+    result.sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_shift_moves_values_to_the_next_token():
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert shift_to_next_token(x, [3, 2]).tolist() == [0.0, 1.0, 2.0, 0.0, 4.0]
+    with pytest.raises(DataError, match="x has 5 rows, lengths add up to 4"):
+        shift_to_next_token(x, [3, 1])
+
+
+def test_labels_must_match_the_rows():
+    with pytest.raises(DataError, match=r"logits_rows has shape \(1,\), labels \(2,\)"):
+        gather_logprobs(QUARTERS, torch.tensor([0, 1]))
