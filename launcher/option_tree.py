@@ -138,8 +138,8 @@ def type_text(kind: Any) -> str:
     if is_mapping(kind):
         return "table"
     if (origin or kind) in (tuple, list, frozenset, set):
-        item = type_text(args[0]) if args and args[0] is not Any else "values"
-        return f"list of {item}"
+        many = {int: "whole numbers", float: "numbers", str: "texts"}
+        return f"list of {many.get(args[0], 'values') if args else 'values'}"
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):

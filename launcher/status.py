@@ -177,8 +177,8 @@ class TrialReader:
             yield
         except RealsysError as error:
             self._note(f"{error.what} ({error.where})")
-        except (OSError, ValueError) as error:
-            self._note(str(error))
+        except Exception as error:  # damaged content fails in any way; `status` never does
+            self._note(f"{type(error).__name__}: {error}")
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

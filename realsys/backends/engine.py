@@ -54,9 +54,9 @@ class HFEngine(PipelinableEngine):
         loss_weight_fn: LossWeightFn,
         mb_spec: MicroBatchSpec | None = None,
     ) -> dict[str, float]:
-        microbatches = [mb for _, mb in self.microbatches(input_, mb_spec)]
-        means = WeightedMeans(self.ranks, [loss_weight_fn(mb) for mb in microbatches], "global")
-        for mb, scale in zip(microbatches, means.scales, strict=True):
+        microbatches = self.microbatches(input_, mb_spec)
+        means = WeightedMeans(self.ranks, weights_of(microbatches, loss_weight_fn), "global")
+        for (_, mb), scale in zip(microbatches, means.scales, strict=True):
             means.add(loss_fn(self.run_module(mb), mb), scale)
         return means.result()
 
@@ -74,7 +74,7 @@ class HFEngine(PipelinableEngine):
             if post_hook is not None:
                 output = post_hook(output, mb)
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            for i, x in zip(indices, rows, strict=True):
+            for i, x in zip(indices, rows, strict=False):  # a repeat has no indices
                 per_id[i] = x
         return torch.cat(per_id)
 
@@ -121,7 +121,10 @@ class HFEngine(PipelinableEngine):
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
     ) -> list[tuple[list[int], SequenceSample]]:
-        """Indices and micro-batches of ``input_`` on this engine's device."""
+        """Indices and micro-batches of ``input_`` on this engine's device.
+
+        One without indices is a repeat that only keeps ranks in step: its output counts nowhere.
+        """
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
     def run_module(self, mb: SequenceSample) -> Tensor:
@@ -132,6 +135,13 @@ class HFEngine(PipelinableEngine):
             self.module(input_ids=input_ids_BT, use_cache=False).logits, lengths
         )
         return output.squeeze(-1) if output.shape[-1] == 1 else output
+
+
+def weights_of(
+    microbatches: Sequence[tuple[list[int], SequenceSample]], loss_weight_fn: LossWeightFn
+) -> list[float]:
+    """Weight of each micro-batch; a repeat weighs nothing."""
+    return [loss_weight_fn(mb) if indices else 0.0 for indices, mb in microbatches]
 
 
 def _eos_token_ids(tokenizer: Any, module: nn.Module) -> list[int]:

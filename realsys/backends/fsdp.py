@@ -22,9 +22,16 @@ from realsys.api.errors import CheckpointError, ConfigError, DataError, Internal
 from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackend
 from realsys.api.options import OptimizerOptions
 from realsys.api.plain import from_plain
-from realsys.backends.engine import HFEngine
+from realsys.backends.engine import HFEngine, weights_of
 from realsys.backends.lr_schedule import learning_rate
-from realsys.backends.sharding import full, local, own_copy, plain_copy, shard, state_like
+from realsys.backends.sharding import (
+    cpu_copy,
+    full_weight,
+    local_shard,
+    plain_copy,
+    shard,
+    state_like,
+)
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.sequence_sample import SequenceSample
 
@@ -77,8 +84,7 @@ class FSDPEngine(HFEngine):
         version_steps: int = 0,
     ) -> dict[str, float]:
         microbatches = self.microbatches(input_, mb_spec)
-        # An empty index list is a repeat that only keeps this rank in step: it weighs nothing.
-        weights = [loss_weight_fn(mb) if indices else 0.0 for indices, mb in microbatches]
+        weights = weights_of(microbatches, loss_weight_fn)
         means = WeightedMeans(self.ranks, weights, token_normalize_scope)
         last = len(microbatches) - 1
         for i, ((_, mb), scale) in enumerate(zip(microbatches, means.scales, strict=True)):
@@ -121,7 +127,7 @@ class FSDPEngine(HFEngine):
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
     ) -> list[tuple[list[int], SequenceSample]]:
-        """As in the base class; sharded, ranks with fewer repeat their smallest with no indices.
+        """As in the base class. Sharded, ranks with fewer add repeats (no indices) of their smallest.
 
         A pass through sharded layers is a collective: all ranks must make equally many.
         """
@@ -133,14 +139,14 @@ class FSDPEngine(HFEngine):
     def whole_module(self) -> nn.Module:
         """The module itself, or a plain copy that is refreshed after each update (collective)."""
         if not self.is_sharded:
-            return self.module
+            return super().whole_module()
         if self._replica is None:
             self._replica = plain_copy(self._whole_class, self.module, self.device)
         if self._replica_is_old:
             whole = dict(self._replica.named_parameters())
             with torch.no_grad():
                 for name, parameter in self.module.named_parameters():
-                    whole[name].copy_(full(parameter))
+                    whole[name].copy_(full_weight(parameter))
             self._replica_is_old = False
         return self._replica
 
@@ -150,9 +156,9 @@ class FSDPEngine(HFEngine):
             return None
         whole = {}
         for name, x in self.module.state_dict().items():
-            full = full(x)
+            weight = full_weight(x)
             if self.rank == 0:
-                whole[name] = full.cpu()
+                whole[name] = weight.cpu()
         return whole
 
     # ---- recovery -----------------------------------------------------------------------------
@@ -160,11 +166,11 @@ class FSDPEngine(HFEngine):
     def state_dict(self) -> dict[str, Any]:
         """Copies of this rank's shards: ``weights`` and ``optimizer``, name → tensors."""
         moments = {
-            name: {k: own_copy(x) for k, x in self.optimizer.state[p].items()}
+            name: {k: cpu_copy(x) for k, x in self.optimizer.state[p].items()}
             for name, p in self.module.named_parameters()
             if p in self.optimizer.state
         }
-        weights = {name: own_copy(x) for name, x in self.module.state_dict().items()}
+        weights = {name: cpu_copy(x) for name, x in self.module.state_dict().items()}
         return {"weights": weights, "optimizer": moments}
 
     @torch.no_grad()
@@ -175,7 +181,7 @@ class FSDPEngine(HFEngine):
             CheckpointError: names or shapes are those of another model or layout.
         """
         weights, moments = state["weights"], state["optimizer"]
-        own = {name: local(x) for name, x in self.module.state_dict().items()}
+        own = {name: local_shard(x) for name, x in self.module.state_dict().items()}
         if own.keys() != weights.keys():
             differing = sorted(own.keys() ^ weights.keys())
             raise _unfit(f"{len(differing)} weights differ in name, e.g. {differing[0]}")

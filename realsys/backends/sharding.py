@@ -34,30 +34,34 @@ def plain_copy(cls: Any, module: Any, device: torch.device) -> nn.Module:
     return plain.to(device).eval().requires_grad_(False)
 
 
-def full(x: Tensor) -> Tensor:
+def full_weight(x: Tensor) -> Tensor:
+    """All of ``x``, without gradient. Collective if it is sharded."""
     x = x.detach()
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def local(x: Tensor) -> Tensor:
+def local_shard(x: Tensor) -> Tensor:
+    """This rank's part of ``x``, without gradient; writing to it writes to ``x``."""
     x = x.detach()
-    return x.tolocal() if isinstance(x, DTensor) else x
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
-def own_copy(x: Tensor) -> Tensor:
-    return torch.emptystate_like(local(x), device="cpu").copy_(local(x))
+def cpu_copy(x: Tensor) -> Tensor:
+    """This rank's part of ``x`` in memory of its own."""
+    return local_shard(x).to("cpu", copy=True)
 
 
 def state_like(parameter: Tensor, name: str, x: Tensor) -> Tensor:
     """A moment (or the step counter) as the optimizer keeps it beside ``parameter``."""
-    local = x.detach().clone().to(parameter.device)
+    own = x.to(parameter.device, copy=True)
     if name == "step" or not isinstance(parameter, DTensor):
-        return local
-    return DTensor.fromlocal(
-        local,
+        return own
+    sharded: Tensor = DTensor.from_local(
+        own,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+    return sharded

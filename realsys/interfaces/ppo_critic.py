@@ -5,6 +5,7 @@ With ``value_norm`` the module predicts normalised returns; everyone else sees r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,8 +67,11 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
             batch.data["returns"],
             answer_mask(batch),
         )
+        # nan where all returns are equal, as in a first batch without a right answer: no file
+        # of metrics should have to hold that.
+        explained = explained_variance(values_N, returns_N, mask_N, reduce=ranks.sum)
         figures = {
-            "explained_variance": explained_variance(values_N, returns_N, mask_N, reduce=ranks.sum),
+            "explained_variance": 0.0 if math.isnan(explained) else explained,
             "return/mean": mean_and_std(returns_N, mask_N, ranks)[0],
             "value/mean": mean_and_std(values_N, mask_N, ranks)[0],
         }

@@ -17,7 +17,7 @@ from realsys.api.trial import TrialFiles
 
 pytestmark = pytest.mark.process
 
-LONG = (*SMALL_PPO, "exp_ctrl.total_train_epochs=1000")
+LONG = tuple(w.replace("total_train_epochs=2", "total_train_epochs=1000") for w in SMALL_PPO)
 
 
 @pytest.fixture

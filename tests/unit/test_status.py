@@ -1,0 +1,332 @@
+"""What a trial's records mean: the table of states is total, and every row of the view is right."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.liveness import Liveness, Process, liveness, processes_of
+from launcher.status import TrialReader, keys_of, trial_view
+from launcher.submission import Submission
+from launcher.trial_state import Facts, Records, State, decide, view_of
+from realsys.api.plan import LaunchPlan, plan_text
+from realsys.api.trial import (
+    AttemptRecord,
+    ExitMarker,
+    Failure,
+    Progress,
+    Result,
+    StopRequest,
+    TrialFiles,
+    WorkerRecord,
+    WorkerStatus,
+    dumps,
+    process_start,
+    write_record,
+)
+from realsys.name_resolve.open import open_store
+
+HOST, PID = socket.gethostname(), os.getpid()
+START = process_start(PID) or 0
+ALIVE, DEAD, NONE, UNKNOWN = Liveness.ALIVE, Liveness.DEAD, Liveness.NONE, Liveness.UNKNOWN
+YES_NO = (False, True)
+ALL_FACTS = [
+    Facts(
+        planned=planned,
+        pending=pending,
+        supervisor=supervisor,
+        result=result,
+        stop_requested=stop,
+        leases=leases,
+        working=working,
+    )
+    for planned, pending, supervisor, result, stop, leases, working in itertools.product(
+        YES_NO, Liveness, Liveness, (None, *Result), YES_NO, YES_NO, YES_NO
+    )
+]
+
+
+def expected(f: Facts) -> State:
+    """The table, written the other way round: which facts make each state."""
+    results = {
+        Result.COMPLETED: State.COMPLETED,
+        Result.STOPPED: State.STOPPED,
+        Result.FAILED: State.FAILED,
+    }
+    handed_over = f.pending is not NONE
+    had_attempt = not handed_over and f.supervisor is not NONE
+    open_end = had_attempt and f.result is None
+    visible = f.supervisor is ALIVE or (f.supervisor is UNKNOWN and f.leases)
+    rows = {
+        State.STARTING: (handed_over and f.pending is ALIVE)
+        or (open_end and visible and not f.stop_requested and not f.working),
+        State.LOST: (handed_over and f.pending is DEAD) or (open_end and f.supervisor is DEAD),
+        State.UNKNOWN: (handed_over and f.pending is UNKNOWN)
+        or (open_end and f.supervisor is UNKNOWN and not f.leases)
+        or (not handed_over and not had_attempt and not f.planned),
+        State.PLANNED: not handed_over and not had_attempt and f.planned,
+        State.RUNNING: open_end and visible and not f.stop_requested and f.working,
+        State.STOPPING: open_end and visible and f.stop_requested,
+        **{s: had_attempt and f.result is r for r, s in results.items()},
+    }
+    (state,) = [s for s, holds in rows.items() if holds]  # exactly one
+    return state
+
+
+def test_every_combination_of_facts_has_exactly_one_state() -> None:
+    assert len(ALL_FACTS) == 2 * 4 * 4 * 4 * 2 * 2 * 2
+    for facts in ALL_FACTS:
+        assert decide(facts) is expected(facts), facts
+
+
+def test_completed_comes_from_the_exit_marker_alone() -> None:
+    assert all(
+        f.result is Result.COMPLETED for f in ALL_FACTS if decide(f) is State.COMPLETED
+    )
+
+
+def test_every_state_is_live_final_or_neither() -> None:
+    assert not State.live() & State.final()
+    assert set(State) - State.live() - State.final() == {State.PLANNED, State.UNKNOWN}
+
+
+# ---- views of records -----------------------------------------------------------------------
+
+
+def attempt(number: int = 1, *, pid: int = PID, start: int = START) -> AttemptRecord:
+    return AttemptRecord(
+        number=number,
+        token="t",
+        host=HOST,
+        supervisor_pid=pid,
+        supervisor_start=start,
+        started_at=time.time() - 60,
+    )
+
+
+def submission(after: int = 0, *, pid: int = PID, start: int = START) -> Submission:
+    return Submission(job_id="1", host=HOST, pid=pid, start=start, after_attempt=after, at=1.0)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    from launcher.resolve import resolve
+    from realsys.api import registry
+    from realsys.api.cluster import ClusterSpec
+
+    root = str(tmp_path)
+    return resolve(
+        "ppo-math",
+        registry.make_experiment("ppo-math"),
+        cluster=ClusterSpec(file_root=root, name_resolve=f"file://{root}/name_resolve"),
+        trial_name="run1",
+        user="me",
+    )
+
+
+def records(plan: LaunchPlan, **changes: object) -> Records:
+    base = Records(trial=plan.trial, folder=plan.trial_dir, now=1000.0, plan=plan)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_a_plan_alone_is_planned(plan: LaunchPlan) -> None:
+    view = view_of(records(plan))
+    assert (view.state, view.workers, view.phases) == (State.PLANNED, (), ("sft", "main"))
+
+
+def test_a_resume_that_is_starting_hides_the_old_result(plan: LaunchPlan) -> None:
+    marker = ExitMarker(result=Result.FAILED, attempt=1, ended_at=1.0, phase="main")
+    view = view_of(
+        records(
+            plan,
+            attempt=attempt(),
+            supervisor=DEAD,
+            exit=marker,
+            submission=submission(after=1),
+            submission_alive=ALIVE,
+        )
+    )
+    assert view.state is State.STARTING
+
+
+def test_a_lost_supervisor_says_who_and_how_to_go_on(plan: LaunchPlan) -> None:
+    view = view_of(records(plan, attempt=attempt(pid=77), supervisor=DEAD))
+    assert view.state is State.LOST
+    assert "pid 77" in view.reason
+    assert "killed, or the host rebooted" in view.reason
+    assert view.fix == "realsys resume ppo-math/run1"
+
+
+def test_a_supervisor_that_never_took_an_attempt(plan: LaunchPlan) -> None:
+    view = view_of(records(plan, submission=submission(), submission_alive=DEAD))
+    assert view.state is State.LOST
+    assert "before it could take an attempt" in view.reason
+
+
+def test_a_failure_names_worker_reason_and_repair(plan: LaunchPlan) -> None:
+    failure = Failure(
+        worker="model_worker/0", host="n1", pid=5, why="killed by SIGKILL", at=1.0, fix="more memory"
+    )
+    marker = ExitMarker(
+        result=Result.FAILED, attempt=1, ended_at=1.0, phase="main", step=7, first_failure=failure
+    )
+    view = view_of(records(plan, attempt=attempt(), supervisor=DEAD, exit=marker))
+    assert view.state is State.FAILED
+    assert view.reason == "model_worker/0 (pid 5 on n1): killed by SIGKILL"
+    assert (view.fix, view.step) == ("more memory", 7)
+
+
+def test_progress_and_stop_of_an_older_attempt_do_not_count(plan: LaunchPlan) -> None:
+    old = Progress(attempt=1, phase="main", step=9, total_steps=10)
+    stop = StopRequest(grace_seconds=1, by="x", at=1.0, attempt=1)
+    view = view_of(
+        records(plan, attempt=attempt(2), supervisor=ALIVE, progress=old, stop=stop)
+    )
+    assert (view.state, view.step, view.progress) == (State.STARTING, 0, None)
+
+
+def test_stopping_says_who_asked(plan: LaunchPlan) -> None:
+    stop = StopRequest(grace_seconds=60, by="ann@n1", at=980.0, attempt=1)
+    view = view_of(records(plan, attempt=attempt(), supervisor=ALIVE, stop=stop))
+    assert view.state is State.STOPPING
+    assert view.reason == "asked by ann@n1; 40 s of grace left for the current step"
+
+
+@pytest.mark.parametrize(
+    ("status", "registered", "alive", "state"),
+    [
+        (None, False, NONE, "not started"),
+        ("starting", False, NONE, "starting"),
+        ("ready", True, ALIVE, "ready"),
+        ("running", True, ALIVE, "running"),
+        ("running", True, UNKNOWN, "running"),
+        ("running", True, DEAD, "gone"),
+        ("running", False, NONE, "gone"),  # its lease ended
+        ("done", False, NONE, "done"),
+        ("failed", True, DEAD, "failed"),
+        ("whatever", True, ALIVE, "whatever"),  # of a newer realsys
+    ],
+)
+def test_a_worker_is_what_its_records_and_its_process_say(
+    plan: LaunchPlan, status: str | None, registered: bool, alive: Liveness, state: str
+) -> None:
+    name = "model_worker/0"
+    record = WorkerRecord(worker=name, host="n", pid=4, start=5, attempt=1, token="t")
+    view = view_of(
+        records(
+            plan,
+            attempt=attempt(),
+            supervisor=ALIVE,
+            workers={name: record} if registered else {},
+            statuses={name: WorkerStatus(state=status, mfc="m", step=3)} if status else {},
+            alive={name: alive} if registered else {},
+        )
+    )
+    worker = next(w for w in view.workers if w.worker == name)
+    assert worker.state == state
+    assert worker.alive is {ALIVE: True, DEAD: False}.get(alive)
+    assert [w.worker for w in view.workers] == ["model_worker/0", "master_worker/0"]
+
+
+# ---- reading --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(plan: LaunchPlan) -> TrialFiles:
+    found = TrialFiles(Path(plan.trial_dir))
+    found.root.mkdir(parents=True)
+    found.plan.write_text(plan_text(plan))
+    return found
+
+
+def test_reading_a_running_trial(plan: LaunchPlan, files: TrialFiles) -> None:
+    write_record(files.attempt(1).record, attempt())
+    store, keys = open_store(plan.name_resolve_url), keys_of(plan)
+    worker = WorkerRecord(
+        worker="model_worker/0", host=HOST, pid=PID, start=START, attempt=1, token="t"
+    )
+    store.add(keys.worker("model_worker", 0), dumps(worker))
+    status = WorkerStatus(state="running", mfc="actor_gen", step=3, since=time.time() - 2)
+    store.add(keys.worker_status("model_worker", 0), dumps(status))
+    progress = Progress(attempt=1, phase="main", step=3, total_steps=10, headline={"reward": 0.5})
+    store.add(keys.progress, dumps(progress))
+    store.close()
+    view = trial_view(files)
+    assert (view.state, view.step, view.total_steps, view.phase) == (State.RUNNING, 3, 10, "main")
+    row = view.workers[0]
+    assert (row.worker, row.state, row.mfc, row.pid, row.alive) == (
+        "model_worker/0",
+        "running",
+        "actor_gen",
+        PID,
+        True,
+    )
+    assert row.seconds_in_state == pytest.approx(2, abs=1.5)
+
+
+def test_reading_makes_no_store_where_nothing_has_started(
+    plan: LaunchPlan, files: TrialFiles
+) -> None:
+    assert trial_view(files).state is State.PLANNED
+    assert not (Path(plan.cluster.file_root) / "name_resolve").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}', "\0"])
+def test_damaged_records_are_notes_and_never_an_exception(files: TrialFiles, text: str) -> None:
+    files.plan.write_text(text)
+    files.record.write_text(text)
+    files.attempt(1).root.mkdir(parents=True)
+    files.attempt(1).record.write_text(text)
+    files.attempt(1).exit.write_text(text)
+    view = trial_view(files)
+    assert view.state is State.UNKNOWN
+    assert view.trial == "ppo-math/run1"
+    assert view.notes
+
+
+def test_a_damaged_store_value_is_a_note(plan: LaunchPlan, files: TrialFiles) -> None:
+    write_record(files.attempt(1).record, attempt())
+    store, keys = open_store(plan.name_resolve_url), keys_of(plan)
+    store.add(keys.progress, b"\xff not json")
+    store.add(f"{keys.workers}/odd/0", b"[]")
+    store.close()
+    view = trial_view(files)
+    assert view.state is State.STARTING
+    assert len(view.notes) == 2
+
+
+def test_a_file_where_the_store_should_be_is_a_note(plan: LaunchPlan, files: TrialFiles) -> None:
+    write_record(files.attempt(1).record, attempt())
+    (Path(plan.cluster.file_root) / "name_resolve").write_text("")
+    view = trial_view(files)
+    assert view.state is State.STARTING
+    assert view.notes
+
+
+def test_an_empty_folder_is_unknown(tmp_path: Path) -> None:
+    view = trial_view(TrialFiles(tmp_path / "exp" / "run9"))
+    assert (view.state, view.trial) == (State.UNKNOWN, "exp/run9")
+
+
+def test_the_last_metrics_survive_a_torn_line(files: TrialFiles) -> None:
+    TrialFiles.phase(files.root).metrics.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    reader = TrialReader(files)
+    assert reader.view().metrics == {"step": 2}
+    reader.close()
+
+
+def test_a_reused_pid_is_another_process() -> None:
+    assert liveness(HOST, PID, START) is ALIVE
+    assert liveness(HOST, PID, START + 1) is DEAD
+    assert liveness("another-host", PID, START) is UNKNOWN
+    assert not Process(PID, START + 1).send(15)  # type: ignore[arg-type]
+
+
+def test_our_own_process_is_never_among_those_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PID not in [p.pid for p in processes_of(Path("/no/such/trial"))]
