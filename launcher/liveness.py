@@ -79,7 +79,7 @@ def processes_of(trial_dir: Path) -> list[Process]:
 def end_processes(
     find: Callable[[], Iterable[Process]],
     *,
-    term_s: float = 5.0,
+    term_s: float,
     kill_s: float = 5.0,
     poll_s: float = 0.05,
 ) -> tuple[list[int], list[int], list[int]]:

@@ -23,6 +23,8 @@ from realsys.api.trial import AttemptRecord, StopRequest, TrialFiles, dumps
 from realsys.name_resolve.open import open_store
 
 EXTRA_S = 10.0  # after the grace: for the supervisor's own way of ending its workers
+QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
+TERM_S = 5.0
 POLL_S = 0.1
 
 
@@ -36,13 +38,20 @@ class StopReport:
 
 
 def stop(
-    files: TrialFiles, *, grace_s: float, tell: Callable[[str], None] = lambda text: None
+    files: TrialFiles,
+    *,
+    grace_s: float,
+    tell: Callable[[str], None] = lambda text: None,
+    extra_s: float = EXTRA_S,
+    term_s: float = TERM_S,
 ) -> StopReport:
     """Returns when no process of the trial is left.
 
     Args:
         grace_s: how long the current step may take to finish.
         tell: gets each action as it is taken.
+        extra_s: after the grace, how long the supervisor may take to end its workers.
+        term_s: how long SIGTERM may take before SIGKILL.
     Raises:
         TrialError: the trial runs on another host.
         ClusterError: some process survived SIGKILL.
@@ -57,7 +66,7 @@ def stop(
 
         if view.state in State.live() and _is_elsewhere(view):
             _ask(reader, view, grace_s, did)
-            _await_end(reader, grace_s + EXTRA_S)
+            _await_end(reader, grace_s + extra_s)
             report.view = reader.view()
             _refuse_elsewhere(report.view)
             return report
@@ -68,9 +77,9 @@ def stop(
         if report.was_over:
             return report
         if view.state in State.live() and view.attempt and _ask(reader, view, grace_s, did):
-            _await_end(reader, grace_s + EXTRA_S)
-        _await_quiet(files, reader, 2.0)
-        _end_the_rest(files, reader, did)
+            _await_end(reader, grace_s + extra_s)
+        _await_quiet(files, reader, QUIET_S)
+        _end_the_rest(files, reader, term_s, did)
         report.view = reader.view()
         return report
 
@@ -112,8 +121,10 @@ def _await_quiet(files: TrialFiles, reader: TrialReader, timeout_s: float) -> No
         time.sleep(POLL_S)
 
 
-def _end_the_rest(files: TrialFiles, reader: TrialReader, did: Callable[[str], None]) -> None:
-    termed, killed, left = end_processes(lambda: _left(files, reader))
+def _end_the_rest(
+    files: TrialFiles, reader: TrialReader, term_s: float, did: Callable[[str], None]
+) -> None:
+    termed, killed, left = end_processes(lambda: _left(files, reader), term_s=term_s)
     if termed:
         did(f"sent SIGTERM to pid {_pids(termed)}")
     if killed:

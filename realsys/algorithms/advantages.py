@@ -131,7 +131,7 @@ def group_advantages(
 
     count = sum_per_group(torch.ones_like(score))
     others = (count - 1).clamp(min=1)
-    centred = (score - sum_per_group(score) / count).masked_fill(count == 1, 0.0)
+    centred = score - sum_per_group(score) / count  # exactly 0 in a group of one
     if leave_one_out:  # r_i - mean of the others = (r_i - mean of all) · n / (n - 1)
         centred = centred * count / others
     elif normalise_std:

@@ -37,7 +37,7 @@ def ppo_policy_loss(
         logprobs: of the policy being trained; the only one that gets a gradient.
         old_logprobs: of the policy before this update, same temperature.
         eps_clip: the ratio is clipped to ``[1 - eps_clip, 1 + eps_clip_higher]``.
-        eps_clip_higher: None for ``eps_clip``; larger is "clip-higher" (arXiv:2503.14476, sec. 3.1).
+        eps_clip_higher: None for ``eps_clip``; larger: "clip-higher" (arXiv:2503.14476, sec. 3.1).
         dual_clip: c > 1: bounds the loss by ``-c · advantage`` where the advantage is negative
             (arXiv:1912.09729). None for no bound.
     Returns:

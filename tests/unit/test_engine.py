@@ -61,7 +61,8 @@ def gradients_of(engine, batch, mb_spec):
 
 
 @pytest.mark.parametrize(
-    "mb_spec", [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=4), MicroBatchSpec(max_tokens_per_mb=25)]
+    "mb_spec",
+    [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=4), MicroBatchSpec(max_tokens_per_mb=25)],
 )
 def test_gradients_do_not_depend_on_micro_batches(mb_spec):
     batch = make_batch()
@@ -220,7 +221,9 @@ def test_generate_packs_groups_and_repeats_itself():
 
 
 def test_a_critic_gives_one_number_a_token_and_is_saved_whole(tmp_path):
-    make_engine().save_to_hf(tokenizer=tiny_llama(**SHAPE, **COMPANY).tokenizer, save_dir=tmp_path / "a")
+    make_engine().save_to_hf(
+        tokenizer=tiny_llama(**SHAPE, **COMPANY).tokenizer, save_dir=tmp_path / "a"
+    )
     critic = FSDPBackend(optimizer={"lr": 0.1}).initialize(
         hf_critic(path=str(tmp_path / "a"), **COMPANY), SPEC
     )

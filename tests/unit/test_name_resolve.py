@@ -379,11 +379,10 @@ def test_a_lease_ended_by_others_is_lost(open_another: OpenAnother, clock: HandC
         lease.keep_alive()
 
 
+@pytest.mark.parametrize("open_another", ["file"], indirect=True)  # memory has one clock for all
 def test_a_reader_that_looks_for_the_first_time_waits_a_whole_ttl(
     store: NameResolve, open_another: OpenAnother, clock: HandClock
 ):
-    if isinstance(store, MemoryStore):
-        pytest.skip("one clock for all")
     lease = store.grant(ttl_s=10)
     store.add(f"{ROOT}/worker/0", b"x", lease=lease)
     clock.now_s += 60  # a late reader can't know when the last renewal was
@@ -506,9 +505,8 @@ def test_the_end_of_a_lease_is_told_as_expired(open_another: OpenAnother, clock:
         assert [(e.kind, e.value) for e in events] == [(EXPIRE, b"a"), (EXPIRE, b"b")]
 
 
-def test_a_watcher_far_behind_gets_the_difference(open_another: OpenAnother):
-    if not isinstance(store := open_another(), MemoryStore):
-        pytest.skip("thousands of files; the same code runs")
+@pytest.mark.parametrize("open_another", ["memory"], indirect=True)  # thousands of writes
+def test_a_watcher_far_behind_gets_the_difference(store: NameResolve):
     store.add(f"{ROOT}/gone", b"x")
     store.add(f"{ROOT}/same", b"x")
     with store.watch(ROOT) as watch, store.watch(ROOT, from_revision=1) as from_start:

@@ -204,7 +204,9 @@ def test_words_win_over_the_file(tmp_path: Path) -> None:
 
 def test_mistakes_in_the_file_have_their_line(tmp_path: Path) -> None:
     config = tmp_path / "my.yaml"
-    config.write_text("seed: 5\nactor:\n  optimizer:\n    lr: abc\n    steps: 0\n  pth: x\nseed: 6\n")
+    config.write_text(
+        "seed: 5\nactor:\n  optimizer:\n    lr: abc\n    steps: 0\n  pth: x\nseed: 6\n"
+    )
     found = {p.what: p.where for p in problems(config=config)}
     assert found["actor.optimizer.lr is 'abc'"] == f"actor.optimizer.lr, {config}:4"
     assert found["actor.optimizer.steps is 0"] == f"actor.optimizer.steps, {config}:5"

@@ -86,9 +86,7 @@ def test_every_combination_of_facts_has_exactly_one_state() -> None:
 
 
 def test_completed_comes_from_the_exit_marker_alone() -> None:
-    assert all(
-        f.result is Result.COMPLETED for f in ALL_FACTS if decide(f) is State.COMPLETED
-    )
+    assert all(f.result is Result.COMPLETED for f in ALL_FACTS if decide(f) is State.COMPLETED)
 
 
 def test_every_state_is_live_final_or_neither() -> None:
@@ -171,7 +169,12 @@ def test_a_supervisor_that_never_took_an_attempt(plan: LaunchPlan) -> None:
 
 def test_a_failure_names_worker_reason_and_repair(plan: LaunchPlan) -> None:
     failure = Failure(
-        worker="model_worker/0", host="n1", pid=5, why="killed by SIGKILL", at=1.0, fix="more memory"
+        worker="model_worker/0",
+        host="n1",
+        pid=5,
+        why="killed by SIGKILL",
+        at=1.0,
+        fix="more memory",
     )
     marker = ExitMarker(
         result=Result.FAILED, attempt=1, ended_at=1.0, phase="main", step=7, first_failure=failure
@@ -185,9 +188,7 @@ def test_a_failure_names_worker_reason_and_repair(plan: LaunchPlan) -> None:
 def test_progress_and_stop_of_an_older_attempt_do_not_count(plan: LaunchPlan) -> None:
     old = Progress(attempt=1, phase="main", step=9, total_steps=10)
     stop = StopRequest(grace_seconds=1, by="x", at=1.0, attempt=1)
-    view = view_of(
-        records(plan, attempt=attempt(2), supervisor=ALIVE, progress=old, stop=stop)
-    )
+    view = view_of(records(plan, attempt=attempt(2), supervisor=ALIVE, progress=old, stop=stop))
     assert (view.state, view.step, view.progress) == (State.STARTING, 0, None)
 
 

@@ -32,7 +32,7 @@ from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import TrialFiles, TrialRecord, read_record
 from realsys.transport.keys import TrialKeypairs
 
-SUPERVISOR = '''
+SUPERVISOR = """
 import os, signal, socket, subprocess, sys, time
 from pathlib import Path
 from launcher.status import keys_of
@@ -72,7 +72,7 @@ def _asked(store, plan):
         return bool(store.get(keys_of(plan).stop))
     except KeyNotFound:
         return False
-'''
+"""
 
 
 @pytest.fixture
@@ -100,9 +100,7 @@ def make_plan(tmp_path: Path) -> Iterator[Callable[..., LaunchPlan]]:
         from launcher.clusters import absolute_root, quote
 
         folder = absolute_root(str(tmp_path / root))
-        cluster = ClusterSpec(
-            file_root=folder, name_resolve=f"file://{quote(folder)}/name_resolve"
-        )
+        cluster = ClusterSpec(file_root=folder, name_resolve=f"file://{quote(folder)}/name_resolve")
         plan = resolve(
             "ppo-math",
             registry.make_experiment("ppo-math"),
@@ -228,15 +226,10 @@ def test_resume_takes_the_next_attempt(
     wait_until_started(files)
     stop(files, grace_s=5)
     stand_in("completes")
-    from launcher.status import keys_of
-    from realsys.name_resolve.open import open_store
-
     resubmit(files)
     assert wait_for(files, State.COMPLETED, attempt=2).attempt == 2
     with pytest.raises(TrialError, match="has completed"):
         resubmit(files)
-    plan = read_plan(files.plan)
-    open_store(plan.name_resolve_url).delete(keys_of(plan).stop, missing_ok=True)
 
 
 def test_a_supervisor_that_dies_at_once_is_lost_and_says_why(
@@ -252,22 +245,13 @@ def test_a_supervisor_that_dies_at_once_is_lost_and_says_why(
 
 
 def test_stop_kills_what_does_not_listen_and_leaves_nothing(
-    make_plan: Callable[..., LaunchPlan],
-    stand_in: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
+    make_plan: Callable[..., LaunchPlan], stand_in: Callable[[str], None]
 ) -> None:
-    from launcher import liveness
-    from launcher import stop as stop_module
-
-    monkeypatch.setattr(stop_module, "EXTRA_S", 0.2)
-    monkeypatch.setattr(liveness.end_processes, "__kwdefaults__", {
-        "term_s": 0.5, "kill_s": 5.0, "poll_s": 0.05,
-    })
     stand_in("hangs")
     files = submit(make_plan())
     wait_until_started(files)
     told: list[str] = []
-    report = stop(files, grace_s=0.2, tell=told.append)
+    report = stop(files, grace_s=0.2, extra_s=0.2, term_s=0.5, tell=told.append)
     assert processes_of(files.root) == []
     assert report.view.state is State.LOST  # it could not write an exit marker
     assert [text.split()[0] for text in told] == ["asked", "sent", "sent", "no"]

@@ -1,0 +1,416 @@
+"""The command line as a user and a script meet it: help, Tab, errors, exit statuses, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import completion, entry, exit_codes, front_page, write_front_page
+from launcher.cli import run
+from launcher.exit_codes import ExitCode
+from launcher.places import user_name
+from launcher.planning import make_plan
+from realsys.api import errors, registry
+from realsys.api.plan import plan_text
+from realsys.api.trial import TrialFiles, TrialRecord, write_record
+
+
+@pytest.fixture(autouse=True)
+def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a file root of our own, and no colours."""
+    for name in ("REALSYS_CLUSTER", "FORCE_COLOR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def trial(file_root: Path) -> TrialFiles:
+    """A planned trial ppo-math/run7 with one log."""
+    plan = make_plan("ppo-math", ["seed=5"], trial="run7")
+    files = TrialFiles(Path(plan.trial_dir))
+    files.root.mkdir(parents=True)
+    files.plan.write_text(plan_text(plan))
+    record = TrialRecord(
+        experiment_name="ppo-math",
+        trial_name="run7",
+        user=user_name(),
+        cluster="local",
+        plan_hash="",
+        created_at=1.0,
+        launch_host="h",
+    )
+    write_record(files.record, record)
+    log = files.attempt(1).log("model_worker/0")
+    log.parent.mkdir(parents=True)
+    log.write_text("hello\nworld\n")
+    return files
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The one JSON document on stdout."""
+    content = json.loads(capsys.readouterr().out)
+    assert content["schema"] == 1
+    return content  # type: ignore[no-any-return]
+
+
+# ---- the quick front ------------------------------------------------------------------------
+
+
+def plain(text: str) -> list[str]:
+    return [line.rstrip() for line in entry.without_colour(text).splitlines()]
+
+
+def test_the_help_page_is_what_typer_draws() -> None:
+    assert plain(front_page.HELP) == plain(write_front_page.rendered_help())
+
+
+def test_the_words_of_tab_are_those_of_the_command_line() -> None:
+    namespace: dict[str, Any] = {}
+    exec(write_front_page.text(), namespace)
+    assert namespace["VERBS"] == front_page.VERBS
+    assert tuple(sorted(registry.BUILTIN["experiment"])) == front_page.EXPERIMENTS
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_the_front_prints_the_help_page(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.main(words) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    for verb in front_page.VERBS:
+        assert f" {verb} " in out
+
+
+def test_colours_only_where_they_are_wanted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    entry.main(["-h"])
+    assert "\x1b[" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    entry.main(["-h"])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has after running ``code``."""
+    probe = f"{code}\nimport sys; sys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--help"], ["__complete", "la"], ["__complete", "logs", ""], ["completion", "bash"]],
+)
+def test_the_front_imports_neither_typer_nor_our_packages(words: list[str]) -> None:
+    code = f"from launcher.entry import main\nmain({words!r})"
+    assert not loaded_by(code) & {"typer", "rich", "realsys", "yaml", "dataclasses", "json"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [f"launcher.{p.stem}" for p in sorted(Path(entry.__file__).parent.glob("[a-z]*.py"))],
+)
+def test_no_module_of_the_launcher_loads_torch(module: str) -> None:
+    heavy = {"torch", "transformers", "etcd3", "matplotlib", "wandb", "pandas"}
+    assert not loaded_by(f"import {module}") & heavy
+
+
+def test_planning_the_default_experiment_loads_no_torch() -> None:
+    code = "from launcher.cli import run\nassert run(['plan', 'ppo-math']) == 0"
+    assert not loaded_by(code) & {"torch", "transformers", "matplotlib", "submitit", "zmq"}
+
+
+def test_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.entry", "--version"], capture_output=True, text=True
+    )
+    assert re.fullmatch(r"realsys \d+\.\d+.*\n", done.stdout)
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m launcher.entry show --config ppo-math | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.stderr, len(done.stdout.splitlines())) == ("", 1)
+
+
+# ---- completion -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["la"], ["launch"]),
+        (["st"], ["status", "stop"]),
+        (["--v"], ["--version"]),
+        (["launch", "sft"], ["sft-math"]),
+        (["launch", "--det"], ["--detach"]),
+        (["status", "ppo"], ["ppo-math/run7"]),
+        (["logs", "ppo-math/run7", ""], ["model_worker/0"]),
+        (["show", "--config", "p"], ["ppo-math"]),
+        (["plan", "--cluster", ""], ["local"]),
+        (["launch", "ppo-math", ""], []),
+        (["launch", "--config", ""], []),
+        (["nonsense", "x"], []),
+        (["completion", "z"], ["zsh"]),
+    ],
+)
+def test_tab(trial: TrialFiles, words: list[str], expected: list[str]) -> None:
+    assert completion.candidates(words) == expected
+
+
+def test_tab_in_a_real_bash(trial: TrialFiles, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "realsys"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher.entry "$@"\n')
+    program.chmod(0o755)
+    script = (
+        'eval "$(realsys completion bash)"; COMP_WORDS=(realsys logs ppo-math/run7 mo); '
+        'COMP_CWORD=3; _realsys; printf "%s|" "${COMPREPLY[@]}"'
+    )
+    path = f"{program.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+    assert done.stdout == "model_worker/0|"
+
+
+# ---- errors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["lauch"], 2, "Did you mean 'launch'"),
+        (["launch"], 2, "Missing argument 'EXPERIMENT'"),
+        (["launch", "ppo-math", "--detch"], 2, "--detach"),
+        (["launch", "ppo-mth"], 4, "did you mean 'ppo-math'?"),
+        (["plan", "ppo-math", "lr=1"], 4, "did you mean 'actor.optimizer.lr'"),
+        (["plan", "ppo-math", "--trial", "a/b"], 4, "can't be used in paths and keys"),
+        (["plan", "ppo-math", "--config", "no.yaml"], 4, "can't be read"),
+        (["plan", "ppo-math", "--cluster", "lcal"], 4, "did you mean 'local'?"),
+        (["plan", "ppo-math", "--import", "no.py"], 4, "no file"),
+        (["plan", "ppo-math", "dataset.path=/no"], 4, "/no"),
+        (["status", "ppo-math/run1"], 3, "no trial 'ppo-math/run1'"),
+        (["stop", "nope"], 3, "no trial of experiment 'nope'"),
+        (["resume", "nope"], 3, "launch one: realsys launch EXPERIMENT"),
+        (["graph", "ppo-mat"], 4, "did you mean 'ppo-math'?"),
+        (["show"], 2, "either a TRIAL or --config"),
+        (["completion", "tcsh"], 2, "use one of bash, zsh, fish"),
+    ],
+)
+def test_an_error_is_three_lines_and_a_status(
+    words: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == status
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("error: ")
+    assert "  where: " in captured.err
+    assert "  fix:   " in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_an_unwritable_root_is_told_before_anything(
+    file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_root.write_text("a file")
+    assert run(["plan", "ppo-math"]) == ExitCode.CLUSTER_REFUSED
+    assert "is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "kind"),
+    [
+        (["status", "x/y", "--json"], 3, "NoSuchTrial"),
+        (["plan", "ppo-math", "--json", "lr=1", "seed=x"], 4, "ConfigErrors"),
+        (["plan", "--json"], 2, "RealsysError"),
+    ],
+)
+def test_errors_are_json_documents_too(
+    words: list[str], status: int, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == status
+    error = document(capsys)["error"]
+    assert error["kind"] == kind
+    assert set(error) >= {"what", "where", "fix"}
+    if kind == "ConfigErrors":
+        assert [p["what"] for p in error["problems"]] == [
+            "no option called 'lr'",
+            "seed is 'x'",
+        ]
+
+
+def test_a_bug_says_so_and_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def boom(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("launcher.planning.make_plan", boom)
+    assert run(["plan", "ppo-math", "--json"]) == ExitCode.BUG
+    captured = capsys.readouterr()
+    assert "Traceback" in captured.err
+    error = json.loads(captured.out)["error"]
+    assert error["what"] == "bug in realsys: ZeroDivisionError: oh"
+    assert "test_cli.py" in error["where"]
+
+
+def test_every_exit_status_is_in_the_table() -> None:
+    assert set(exit_codes.EXIT_CODES) == set(ExitCode)
+    classes = [errors.RealsysError]
+    for cls in classes:
+        classes += cls.__subclasses__()
+        assert cls.exit_code in set(ExitCode), cls
+
+
+# ---- verbs ----------------------------------------------------------------------------------
+
+
+def test_plan_as_json_is_the_plan_and_writes_nothing(
+    file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "ppo-math", "actor.optimizer.lr=1e-3", "--json"]) == 0
+    content = document(capsys)
+    assert content["plan"]["trial_name"] == "run1"
+    assert content["plan"]["options"]["actor"]["optimizer"]["lr"] == 1e-3
+    assert len(content["hash"]) == 64
+    assert not file_root.exists()
+
+
+def test_plan_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "ppo-math"]) == 0
+    out = capsys.readouterr().out
+    for text in ("phase 1 of 2: sft", "phase 2 of 2: main", "1 × model_worker", "actor_gen"):
+        assert text in out
+    assert max(map(len, out.splitlines())) <= 100 + len(os.environ["REALSYS_FILE_ROOT"])
+
+
+def test_the_default_trial_name_is_the_next_free_one(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "ppo-math", "--json"]) == 0
+    assert document(capsys)["plan"]["trial_name"] == "run8"
+
+
+def test_own_experiments_by_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "my_experiment_for_test_cli.py"
+    mine.write_text(
+        "from dataclasses import dataclass\n"
+        "from experiments.sft_math import SFTMathExperiment\n"
+        "from realsys.api.registry import register_experiment\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Mine(SFTMathExperiment):\n"
+        '    """My own."""\n'
+        "register_experiment('mine-for-test-cli', Mine)\n"
+    )
+    assert run(["plan", "mine-for-test-cli", "--import", str(mine), "--json"]) == 0
+    assert document(capsys)["plan"]["imports"] == [str(mine)]
+    assert run(["experiments", "--json"]) == 0
+    found = {e["name"]: e["doc"] for e in document(capsys)["experiments"]}
+    assert found["mine-for-test-cli"] == "My own."
+
+
+@pytest.mark.parametrize("name", ["ppo-math/run7", "ppo-math", "FOLDER"])
+def test_status_by_name_by_experiment_and_by_folder(
+    trial: TrialFiles, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = str(trial.root) if name == "FOLDER" else name
+    assert run(["status", name, "--json"]) == 0
+    view = document(capsys)["trial"]
+    assert (view["trial"], view["state"]) == ("ppo-math/run7", "planned")
+    assert run(["status", name]) == 0
+    assert "ppo-math/run7  planned" in capsys.readouterr().out
+
+
+def test_a_misspelt_trial_gets_the_nearest(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["status", "ppo-math/rnu7"]) == 3
+    assert "did you mean 'ppo-math/run7'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["ls"], ["status"]])
+def test_lists(trial: TrialFiles, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 0
+    assert "ppo-math/run7" in capsys.readouterr().out
+    assert run([*words, "--json"]) == 0
+    assert [t["trial"] for t in document(capsys)["trials"]] == ["ppo-math/run7"]
+
+
+def test_show_the_options_of_a_trial(trial: TrialFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", "ppo-math/run7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "seed=5" in lines
+    assert "actor.optimizer.lr=5e-05" in lines
+    assert run(["plan", "ppo-math", *lines]) == 0  # what it prints can be given back
+
+
+def test_show_every_option_with_default_unit_range_and_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["show", "--config", "ppo-math", "--json"]) == 0
+    rows = {row["path"]: row for row in document(capsys)["options"]}
+    assert rows["dataset.max_prompt_len"] == {
+        "path": "dataset.max_prompt_len",
+        "type": "whole number",
+        "default": 128,
+        "unit": "tokens",
+        "range": "≥ 1",
+        "meaning": "longest question; a longer one is an error",
+        "section": False,
+    }
+    assert rows["ppo.gen.temperature"]["type"] == "number"
+    assert run(["show", "--config", "ppo-math"]) == 0
+    out = capsys.readouterr().out
+    for path in rows:
+        assert re.search(rf"^{re.escape(path)} ", out, re.MULTILINE), path
+
+
+def test_graph_of_an_experiment_and_of_a_trial(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["graph", "ppo-math", "--json"]) == 0
+    levels = document(capsys)["levels"]
+    assert levels[0] == ["actor_gen"]
+    assert run(["graph", "ppo-math/run7"]) == 0
+    assert "actor_gen" in capsys.readouterr().out
+
+
+def test_logs(trial: TrialFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["logs", "ppo-math", "--grep", "wor"]) == 0
+    assert capsys.readouterr().out == "model_worker/0 | world\n"
+    assert run(["logs", "ppo-math", "model_worker", "--json"]) == 0
+    assert document(capsys)["lines"][0] == {
+        "attempt": 1,
+        "worker": "model_worker/0",
+        "text": "hello",
+    }
+
+
+def test_stop_of_a_trial_that_does_not_run_is_fine(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["stop", "ppo-math/run7"]) == 0
+    assert "nothing runs" in capsys.readouterr().err
+
+
+def test_wait_gives_up_with_its_own_status(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.render.is_over", lambda view: False)
+    assert run(["wait", "ppo-math/run7", "--timeout", "0", "--json"]) == ExitCode.TIMED_OUT
+    assert document(capsys)["error"]["what"].startswith("ppo-math/run7 is still planned after 0 s")
