@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from launcher.places import user_name
+
 
 def commands() -> dict[str, list[str]]:
     """What is measured, by the name in the table."""
@@ -44,7 +46,7 @@ def main() -> None:
     rounds: int = parser.parse_args().rounds
     seconds: dict[str, list[float]] = {name: [] for name in commands()}
     with tempfile.TemporaryDirectory() as root:
-        logs = Path(root, "runs", os.environ.get("USER", "root"), "ppo-math", "run1")
+        logs = Path(root, "runs", user_name(), "ppo-math", "run1")
         logs.mkdir(parents=True)
         environment = {**os.environ, "REALSYS_FILE_ROOT": root}
         for _ in range(rounds + 1):

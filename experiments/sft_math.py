@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from experiments.math_files import dataset_args, dataset_problems, model_problems
+from experiments.math_files import absolute, dataset_args, dataset_problems, model_problems
 from experiments.placement import RolePlacement, place_roles
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
@@ -84,6 +85,14 @@ class SFTMathExperiment(Experiment):
                 where="dataset.train_bs_n_seqs and model.parallel",
                 fix=f"use a multiple of {self._topo.data}",
             )
+
+    def input_files(self) -> tuple[str, ...]:
+        """The questions, and the model to start from."""
+        weights = (
+            [] if self.model.path is None else sorted(Path(self.model.path).glob("*.safetensors"))
+        )
+        given = (self.dataset.path, self.dataset.eval_path, *map(str, weights))
+        return tuple(path for path in map(absolute, given) if path is not None)
 
     def scheduling_setup(self) -> ExperimentScheduling:
         """One master, as many model workers as the model's layout has processes."""

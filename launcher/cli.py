@@ -7,6 +7,7 @@ verbs are in verbs_run.py and verbs_inspect.py.
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def run(words: list[str]) -> int:
     from launcher import output
     from realsys.api.errors import RealsysError
 
+    # What our libraries log is for workers' logs; here every message is printed on purpose.
+    logging.getLogger("realsys").addHandler(logging.NullHandler())
     as_json = "--json" in words
     try:
         status = typer.main.get_command(app).main(

@@ -13,8 +13,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher import places
-from launcher.overrides import put_on, read_yaml
+from launcher.overrides import put_on
 from launcher.problems import raise_all
+from launcher.settings import read_yaml
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
 
@@ -38,7 +39,7 @@ def spec_path(wanted: str) -> Path:
         raise UnknownName(
             f"no cluster spec called {wanted!r}",
             where=", ".join(places.spec_folders()),
-            fix=f"{did_you_mean(wanted, known)} A path to a YAML file works too",
+            fix=f"{did_you_mean(wanted, known)} (a path to a YAML file works too)",
         )
     return Path(known[wanted])
 

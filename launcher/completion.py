@@ -2,7 +2,7 @@
 
 `realsys completion bash` prints a script that calls `realsys __complete WORD…` with the words after
 `realsys` up to the cursor, the last one being completed. It may be wrong or empty, never slow and
-never an error: a Tab key has nobody to report to.
+never an error: a Tab key has nobody to tell.
 """
 
 from __future__ import annotations

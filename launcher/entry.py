@@ -1,4 +1,4 @@
-"""The console command `realsys`: answers help, version and Tab itself, hands the rest to the CLI.
+"""The console command `realsys`: answers help, version and Tab itself, hands all else to the CLI.
 
 For people who type: importing typer alone takes longer than they notice, so this file imports
 nothing that is not needed to answer. It parses no options and has no verbs (launcher/cli.py has).

@@ -164,8 +164,9 @@ def worker_of(path: Path) -> str:
 
 
 def fits(worker: str, pattern: str) -> bool:
-    """Whether the worker's name or type fits the glob."""
-    names = (worker, worker.partition("/")[0])
+    """Whether the worker's name, type, or type without ``_worker`` fits the glob."""
+    kind = worker.partition("/")[0]
+    names = (worker, kind, kind.removesuffix("_worker"))
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 

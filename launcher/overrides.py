@@ -2,13 +2,12 @@
 
 For launch and plan, and for cluster specs. All mistakes are found at once: unknown names (with the
 nearest one anywhere in the tree), wrong types, values out of range, and what a dataclass's own
-checks refuse. Words on the command line win over the file. Opens only the YAML file.
+checks refuse. Words on the command line win over the file. Reading both is settings.py's work.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +15,10 @@ from typing import Any
 
 from launcher.option_tree import hints, is_mapping, nearest, nested
 from launcher.problems import collected, raise_all
-from launcher.typed_values import Text, Written, from_node, parse_flow, read
+from launcher.settings import Setting, read_words, read_yaml
+from launcher.typed_values import Text, Written, read
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import range_problems
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One value that a user wrote for a dotted name, and where."""
-
-    path: str
-    written: Written
-    origin: str  # `command line`, or file:line
 
 
 @dataclass
@@ -89,88 +80,6 @@ def put_on(options: Any, settings: Iterable[Setting]) -> Applied:
         where = f"{problem.where}, {origin}" if origin else problem.where
         applied.problems.append(ConfigError(problem.what, where=where, fix=problem.fix))
     return applied
-
-
-def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Setting]:
-    """Settings of `a.b=value` words."""
-    seen: dict[str, str] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        name = name.strip()
-        if not equals or not re.fullmatch(r"\w+(\.[^.\s=]+)*", name):
-            problems.append(
-                ConfigError(
-                    f"{word!r} is not a setting" + ("" if equals else ": it has no '='"),
-                    where="command line",
-                    fix=f"write NAME=VALUE, e.g. {name or 'seed'}=1"
-                    if not equals
-                    else "write NAME=VALUE with a dotted name, e.g. actor.optimizer.lr=1e-5",
-                )
-            )
-            continue
-        if seen.get(name, text) != text:
-            problems.append(
-                ConfigError(
-                    f"{name} is given twice: {seen[name]!r} and {text!r}",
-                    where=f"{name}, command line",
-                    fix="keep one of them",
-                )
-            )
-            continue
-        seen[name] = text
-        yield Setting(name, parse_flow(text), f"command line {word!r}")
-
-
-def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
-    """Settings of a YAML file, nested or dotted, each with its line.
-
-    Raises:
-        ConfigError: no such file, not readable, or not YAML (with the line).
-    """
-    import yaml
-
-    try:
-        node: Any = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError(
-            f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(
-            f"not YAML: {reason}",
-            where=f"{path}:{mark.line + 1}" if mark else str(path),
-            fix="repair that line; strings with ': ' or '#' need quotes",
-        ) from error
-    if node is None:
-        return
-    if node.id != "mapping":
-        raise ConfigError(
-            "the file is no table of settings", where=str(path), fix="write NAME: VALUE lines"
-        )
-    seen: dict[str, int] = {}
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        if key.value in seen:
-            problems.append(
-                ConfigError(
-                    f"{key.value} is given twice, in lines {seen[key.value]} and {line}",
-                    where=f"{path}:{line}",
-                    fix="keep one of them",
-                )
-            )
-        seen[str(key.value)] = line
-        yield from _yaml_settings(str(key.value), value, path)
-
-
-def _yaml_settings(name: str, node: Any, path: Path) -> Iterator[Setting]:
-    """One setting a leaf, so that each has its own line; empty tables and lists are leaves."""
-    if node.id == "mapping" and node.value:
-        for key, value in node.value:
-            yield from _yaml_settings(f"{name}.{key.value}", value, path)
-    else:
-        yield Setting(name, from_node(node), f"{path}:{node.start_mark.line + 1}")
 
 
 def _leaves(

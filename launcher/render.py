@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, TextIO
 
 from launcher import output
 from launcher.exit_codes import ExitCode
+from launcher.liveness import Liveness
 from launcher.logs import TrialLogs
 from launcher.status import TrialReader, tail_lines
 from launcher.text import duration, headline
-from launcher.trial_state import State, TrialView
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
 from realsys.api.trial import TrialFiles
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 POLL_S = 0.5
+SETTLE_S = 30.0
 QUIET_S = 15.0  # a pipe gets a line at least this often
 COLOURS = {
     State.COMPLETED: "green",
@@ -39,6 +42,14 @@ EXIT = {
     State.COMPLETED: ExitCode.OK,
     State.STOPPED: ExitCode.RUN_STOPPED,
 }
+
+
+def settle(files: TrialFiles, *, timeout_s: float = SETTLE_S) -> None:
+    """Waits until the supervisor has left: after its exit marker it writes the report page."""
+    deadline = time.monotonic() + timeout_s
+    with closing(TrialReader(files)) as reader:
+        while reader.records().supervisor is Liveness.ALIVE and time.monotonic() < deadline:
+            time.sleep(POLL_S / 5)
 
 
 def exit_code(view: TrialView) -> ExitCode:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.problems import collected, flat, raise_all
@@ -110,7 +111,8 @@ class _Phases:
         config, scheduling = resolved
         publish = None
         if name != MAIN_PHASE:
-            publish = f"{self.file_root}/cache/{name}/{content_hash(config)}"
+            product = content_hash(config, experiment.input_files())
+            publish = f"{self.file_root}/cache/{name}/{product}"
         self.done.append(
             PhasePlan(
                 name=name,
@@ -143,10 +145,19 @@ class _Phases:
         return None if len(self.problems) > before else (config, scheduling)
 
 
-def content_hash(config: ExperimentConfig) -> str:
-    """Names a product by what makes it: equal configurations, equal names. 16 hex digits."""
-    text = json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def content_hash(config: ExperimentConfig, input_files: Iterable[str] = ()) -> str:
+    """Names a product by what makes it: equal configuration and equal files, equal name.
+
+    16 hex digits. A file that can't be read counts by its name: it is reported elsewhere.
+    """
+    digest = hashlib.sha256(
+        json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False).encode()
+    )
+    for path in input_files:
+        digest.update(path.encode())
+        with suppress(OSError), open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def scheduling_problems(

@@ -1,4 +1,4 @@
-"""Reads a trial's records: folder, name resolution and processes, thinly; launcher/trial_state.py
+"""Reads a trial's records: folder, name resolution and processes, thinly; launcher/trial_view.py
 decides what they mean.
 
 Never an exception for what is missing, damaged or unreachable: that becomes a note in the view. It
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from launcher.liveness import Liveness, liveness
 from launcher.submission import Submission
-from launcher.trial_state import Records, TrialView, view_of
+from launcher.trial_view import Records, TrialView, view_of
 from realsys.api.errors import KeyNotFound, RealsysError
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import (

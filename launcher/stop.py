@@ -17,7 +17,8 @@ from launcher.liveness import Liveness, Process, end_processes, processes_of
 from launcher.places import user_name
 from launcher.status import TrialReader, keys_of
 from launcher.submit import read_submission
-from launcher.trial_state import State, TrialView
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
 from realsys.api.errors import ClusterError, RealsysError, TrialError
 from realsys.api.trial import AttemptRecord, StopRequest, TrialFiles, dumps
 from realsys.name_resolve.open import open_store

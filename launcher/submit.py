@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import os
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +119,11 @@ def start(files: TrialFiles, hash_of_plan: str) -> None:
         after_attempt=attempts[-1].number if attempts else 0,
         at=time.time(),
     )
-    write_record(submission_file(files), submission)
+    try:
+        write_record(submission_file(files), submission)
+    except BaseException:
+        os.killpg(pid, signal.SIGKILL)  # nobody would know of it; its session is its own group
+        raise
 
 
 def submission_file(files: TrialFiles) -> Path:
@@ -153,7 +158,7 @@ def already_there(files: TrialFiles, trial: str) -> TrialError:
 
 
 @contextmanager
-def reported(root: Path) -> Iterator[None]:
+def reported(root: Path, what: str = "the trial") -> Iterator[None]:
     """Turns what a file system refuses into a ClusterError with what to do."""
     try:
         yield
@@ -168,7 +173,7 @@ def reported(root: Path) -> Iterator[None]:
             errno.ENOTDIR: "a part of the path is a file: set REALSYS_FILE_ROOT to a folder",
         }
         raise ClusterError(
-            f"the trial can't be written: {error.strerror or error}",
+            f"{what} can't be written: {error.strerror or error}",
             where=str(error.filename or root),
             fix=fixes.get(error.errno or 0, "check the folder and the file system"),
         ) from error

@@ -14,7 +14,8 @@ from launcher import output
 from launcher.option_tree import OptionRow, value_text
 from launcher.render import progress_line, rates
 from launcher.text import duration, headline, moment
-from launcher.trial_state import TrialView
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
 
 
@@ -31,7 +32,7 @@ def print_status(view: TrialView) -> None:
         say(f"  progress  phase {p.phase}, step {p.step}/{p.total_steps or '?'}   {rates(view)}")
         if p.headline:
             say(f"  metrics   {headline(p.headline)}")
-        for name, where in p.running.items():
+        for name, where in p.running.items() if view.state in State.live() else ():
             say(f"  computes  {name} on {where}")
     if view.supervisor_pid:
         say(f"  where     {view.host}, supervisor pid {view.supervisor_pid}")

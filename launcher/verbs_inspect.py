@@ -157,7 +157,7 @@ def graph(
     if out is not None:
         from launcher.submit import reported
 
-        with reported(out):
+        with reported(out, "the picture"):
             draw(found, out)
         output.say(f"drawn: {out}")
     if json:

@@ -16,7 +16,7 @@ from launcher import cli_options as o
 from launcher.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from launcher.trial_state import TrialView
+    from launcher.trial_view import TrialView
     from realsys.api.plan import LaunchPlan
     from realsys.api.trial import TrialFiles
 
@@ -140,7 +140,7 @@ def wait(
     from contextlib import closing
 
     from launcher import output
-    from launcher.render import POLL_S, exit_code, is_over, summary
+    from launcher.render import POLL_S, exit_code, is_over, settle, summary
     from launcher.status import TrialReader
     from launcher.trials import find_trial
     from realsys.api.errors import WaitTimeout
@@ -156,6 +156,7 @@ def wait(
                     fix=f"wait longer, or look: realsys status {view.trial}",
                 )
             time.sleep(POLL_S)
+    settle(files)
     if json:
         output.document(trial=view)
     else:
@@ -176,10 +177,11 @@ def _attached(files: TrialFiles, trial: str) -> int:
 def watch_until_over(files: TrialFiles, trial: str) -> int:
     """The live view on stderr, then the summary; the exit status of the run."""
     from launcher import output
-    from launcher.render import exit_code, follow, summary
+    from launcher.render import exit_code, follow, settle, summary
 
     try:
         view = follow(files, sys.stderr)
+        settle(files)
     except KeyboardInterrupt:
         output.say(f"\n{trial} goes on.  watch: realsys watch {trial}   stop: realsys stop {trial}")
         return ExitCode.INTERRUPTED

@@ -525,6 +525,10 @@ class Experiment(abc.ABC):
         """Mistakes that only this experiment can see, checked before anything starts. No torch."""
         yield from ()
 
+    def input_files(self) -> tuple[str, ...]:
+        """Files whose content the product depends on: part of a preparation's cache key."""
+        return ()
+
     def preparations(self) -> tuple[Preparation, ...]:
         """Experiments whose product this one starts from."""
         return ()

@@ -8,6 +8,7 @@ before anything starts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,10 +44,14 @@ def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
             continue
         m = f.metadata
         rules = (
+            (isinstance(value, float) and not math.isfinite(value), "a finite number"),
             (m.get("ge") is not None and value < m["ge"], f"{m.get('ge')} or more"),
             (m.get("gt") is not None and value <= m["gt"], f"more than {m.get('gt')}"),
             (m.get("le") is not None and value > m["le"], f"{m.get('le')} or less"),
-            (bool(m.get("choices")) and value not in m["choices"], f"one of {m.get('choices')}"),
+            (
+                bool(m.get("choices")) and value not in m["choices"],
+                "one of " + ", ".join(m.get("choices") or ()),
+            ),
         )
         for broken, rule in rules:
             if broken:

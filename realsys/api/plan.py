@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
@@ -70,7 +71,7 @@ class LaunchPlan:
     @property
     def name_resolve_url(self) -> str:
         """URL of the trial's store."""
-        return self.cluster.name_resolve or f"file://{self.cluster.file_root}/name_resolve"
+        return self.cluster.name_resolve or f"file://{quote(self.cluster.file_root)}/name_resolve"
 
     def phase(self, name: str) -> PhasePlan:
         """The phase called ``name``. Raises ConfigError."""
@@ -103,6 +104,8 @@ def read_plan(path: Path, *, expected_hash: str | None = None) -> LaunchPlan:
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError(f"a {type(data).__name__}, not an object")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the plan can't be read: {error}", where=str(path), fix="launch the trial again"

@@ -42,7 +42,7 @@ class Scheduling:
     """
 
     cpu: int = 1
-    gpu: float = 0
+    gpu: float = 0.0
     mem: int = 1024
     nodelist: str | None = None
     exclude: str | None = None
@@ -77,27 +77,27 @@ class Scheduling:
     @classmethod
     def master_worker_default(cls, **overrides: object) -> Scheduling:
         """16 cores, no GPU, 20 GiB."""
-        return cls(**{"cpu": 16, "gpu": 0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
+        return cls(**{"cpu": 16, "gpu": 0.0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
 
     @classmethod
     def model_worker_default(cls, **overrides: object) -> Scheduling:
         """2 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 2, "gpu": 1, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
+        return cls(**{"cpu": 2, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
 
     @classmethod
     def generation_server_default(cls, **overrides: object) -> Scheduling:
         """4 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 4, "gpu": 1, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
+        return cls(**{"cpu": 4, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
 
     @classmethod
     def gserver_manager_default(cls, **overrides: object) -> Scheduling:
         """4 cores, no GPU, 10 GiB."""
-        return cls(**{"cpu": 4, "gpu": 0, "mem": 10 * 1024, **overrides})  # type: ignore[arg-type]
+        return cls(**{"cpu": 4, "gpu": 0.0, "mem": 10 * 1024, **overrides})  # type: ignore[arg-type]
 
     @classmethod
     def rollout_worker_default(cls, **overrides: object) -> Scheduling:
         """4 cores, no GPU, 20 GiB."""
-        return cls(**{"cpu": 4, "gpu": 0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
+        return cls(**{"cpu": 4, "gpu": 0.0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,14 +28,60 @@ _TWO_DIGITS = range(10, 100)  # the first two operands
 _ONE_DIGIT = range(2, 10)  # the third: no equation with it can be that of a held-out pair
 _RESULTS = range(10, 100)  # of every step: numbers look alike, and an answer has two digits
 
-_NAMES = (
-    "Ada Amy Anna Ben Clara Diego Emma Eva Grace Hugo Ida Ivan James Kai Leo Lily Max Mia Nina "
-    "Noah Omar Ravi Rosa Sam Tom Yuki Zoe"
-).split()
-_THINGS = (
-    "apples beads books bottles buttons candles cards coins cookies cups eggs flowers lemons "
-    "marbles pencils photos plums shells stamps stickers stones tickets toys"
-).split()
+_NAMES = [
+    "Ada",
+    "Amy",
+    "Anna",
+    "Ben",
+    "Clara",
+    "Diego",
+    "Emma",
+    "Eva",
+    "Grace",
+    "Hugo",
+    "Ida",
+    "Ivan",
+    "James",
+    "Kai",
+    "Leo",
+    "Lily",
+    "Max",
+    "Mia",
+    "Nina",
+    "Noah",
+    "Omar",
+    "Ravi",
+    "Rosa",
+    "Sam",
+    "Tom",
+    "Yuki",
+    "Zoe",
+]
+_THINGS = [
+    "apples",
+    "beads",
+    "books",
+    "bottles",
+    "buttons",
+    "candles",
+    "cards",
+    "coins",
+    "cookies",
+    "cups",
+    "eggs",
+    "flowers",
+    "lemons",
+    "marbles",
+    "pencils",
+    "photos",
+    "plums",
+    "shells",
+    "stamps",
+    "stickers",
+    "stones",
+    "tickets",
+    "toys",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +104,7 @@ _TEMPLATES = (
 )
 
 
-def arithmetic_word_problems(
-    *, num_problems: int, seed: int, split: str
-) -> list[dict[str, str]]:
+def arithmetic_word_problems(*, num_problems: int, seed: int, split: str) -> list[dict[str, str]]:
     """Distinct word problems, every template equally often, in an order drawn from ``seed``.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -101,7 +102,7 @@ def prepare_experience(
         score_on_truncated=settings.score_on_truncated,
         truncated_B=truncated_B,
     )
-    last_B = torch.tensor(lengths, device=value_N.device).cumsum(0) - 1
+    last_B = torch.tensor([end - 1 for end in accumulate(lengths)], device=value_N.device)
     advantage_BT, return_BT = gae_advantages(
         reward_BT,
         padded(value_N),

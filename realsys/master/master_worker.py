@@ -103,6 +103,7 @@ class MasterWorkerLoop:
     async def run_step(self) -> None:
         """One walk over the graph, its metrics, and what is due after it."""
         self.runner.set_log_step(self.step + 1)
+        self.runner.tell(mfc="main loop", step=self.step + 1)
         report = await self.executor.run_step(self.step + 1)
         self.step = report.step
         epoch = self.schedule.epoch_of(self.step - 1)

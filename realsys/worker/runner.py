@@ -144,6 +144,11 @@ class WorkerRunner:
         """Moves this worker by the lifecycle table and publishes its new state."""
         with self._status_lock:
             self.state = next_state(self.state, event)
+        self.tell(mfc=mfc, step=step, reason=reason)
+
+    def tell(self, *, mfc: str = "", step: int = 0, reason: str = "") -> None:
+        """Publishes what this worker is at, in the state that it is in."""
+        with self._status_lock:
             status = WorkerStatus(
                 state=self.state.value, mfc=mfc, step=step, since=time.time(), reason=reason
             )

@@ -61,7 +61,8 @@ def test_attempts_follow_one_another(files: TrialFiles) -> None:
         ("model_worker/*", "model_worker/12", True),
         ("*/0", "master_worker/0", True),
         ("supervisor", "supervisor", True),
-        ("model", "model_worker/3", False),
+        ("model", "model_worker/3", True),
+        ("mod", "model_worker/3", False),
         ("model_worker/1", "model_worker/12", False),
     ],
 )

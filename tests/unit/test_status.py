@@ -14,7 +14,8 @@ import pytest
 from launcher.liveness import Liveness, Process, liveness, processes_of
 from launcher.status import TrialReader, keys_of, trial_view
 from launcher.submission import Submission
-from launcher.trial_state import Facts, Records, State, decide, view_of
+from launcher.trial_state import Facts, State, decide
+from launcher.trial_view import Records, view_of
 from realsys.api.plan import LaunchPlan, plan_text
 from realsys.api.trial import (
     AttemptRecord,

@@ -24,7 +24,8 @@ from launcher.resolve import resolve
 from launcher.status import trial_view
 from launcher.stop import stop
 from launcher.submit import read_submission, reported, resubmit, submit
-from launcher.trial_state import State, TrialView
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
 from realsys.api import registry
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive

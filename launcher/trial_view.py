@@ -1,0 +1,218 @@
+"""What is going on in a trial, told from its records (pure): state, reason, one row a worker.
+
+For status, watch, wait, stop, resume and ls. Reading the records is launcher/status.py's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.liveness import Liveness
+from launcher.submission import Submission
+from launcher.trial_state import Facts, State, decide
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.trial import (
+    AttemptRecord,
+    ExitMarker,
+    Progress,
+    StopRequest,
+    TrialRecord,
+    WorkerRecord,
+    WorkerStatus,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Everything that was read of a trial, at one moment."""
+
+    trial: str
+    folder: str
+    now: float
+    plan: LaunchPlan | None = None
+    record: TrialRecord | None = None
+    submission: Submission | None = None
+    submission_alive: Liveness = Liveness.NONE
+    attempt: AttemptRecord | None = None
+    supervisor: Liveness = Liveness.NONE
+    exit: ExitMarker | None = None
+    stop: StopRequest | None = None
+    progress: Progress | None = None
+    workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
+    statuses: Mapping[str, WorkerStatus] = field(default_factory=dict)
+    alive: Mapping[str, Liveness] = field(default_factory=dict)
+    published: frozenset[str] = frozenset()  # preparing phases whose product is there
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # last line of the main phase
+    notes: tuple[str, ...] = ()  # what could not be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerView:
+    """One row of the worker table."""
+
+    worker: str
+    state: str
+    host: str = ""
+    pid: int | None = None
+    alive: bool | None = None  # None: on another host
+    mfc: str = ""
+    step: int = 0
+    seconds_in_state: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialView:
+    """A trial as `status` shows it."""
+
+    trial: str
+    state: State
+    reason: str = ""
+    fix: str = ""
+    folder: str
+    attempt: int = 0
+    host: str = ""
+    supervisor_pid: int | None = None
+    created_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    phase: str = ""
+    phases: tuple[str, ...] = ()
+    step: int = 0
+    total_steps: int = 0
+    progress: Progress | None = None
+    workers: tuple[WorkerView, ...] = ()
+    exit: ExitMarker | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def view_of(records: Records) -> TrialView:
+    """The view that the records mean."""
+    attempt, marker = records.attempt, records.exit
+    state = decide(_facts(records))
+    progress = records.progress
+    if progress is not None and (attempt is None or progress.attempt != attempt.number):
+        progress = None
+    phase = _current_phase(records, progress)
+    reason, fix = _explanation(state, records)
+    return TrialView(
+        trial=records.trial,
+        state=state,
+        reason=reason,
+        fix=fix,
+        folder=records.folder,
+        attempt=attempt.number if attempt else 0,
+        host=attempt.host if attempt else "",
+        supervisor_pid=attempt.supervisor_pid if attempt else None,
+        created_at=records.record.created_at if records.record else None,
+        started_at=attempt.started_at if attempt else None,
+        ended_at=marker.ended_at if marker else None,
+        phase=phase.name if phase else "",
+        phases=tuple(p.name for p in records.plan.phases) if records.plan else (),
+        step=progress.step if progress else (marker.step if marker else 0),
+        total_steps=progress.total_steps if progress else 0,
+        progress=progress,
+        workers=_workers(records, phase),
+        exit=marker,
+        metrics=records.metrics,
+        notes=records.notes,
+    )
+
+
+def _facts(records: Records) -> Facts:
+    attempt, submission = records.attempt, records.submission
+    number = attempt.number if attempt else 0
+    pending = submission is not None and submission.after_attempt >= number
+    current = [w for w in records.workers.values() if w.attempt == number]
+    progress = records.progress
+    return Facts(
+        planned=records.plan is not None,
+        pending=records.submission_alive if pending else Liveness.NONE,
+        supervisor=records.supervisor if attempt else Liveness.NONE,
+        result=records.exit.result if records.exit else None,
+        stop_requested=records.stop is not None and records.stop.attempt == number,
+        leases=bool(current),
+        working=(progress is not None and progress.attempt == number)
+        or any(s.state == "running" for s in records.statuses.values()),
+    )
+
+
+def _explanation(state: State, records: Records) -> tuple[str, str]:
+    """Why the state is as it is, where that is not plain, and what to do."""
+    attempt, marker, resume = records.attempt, records.exit, f"realsys resume {records.trial}"
+    if state is State.FAILED and marker and marker.first_failure:
+        failure = marker.first_failure
+        why = f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}"
+        return why, failure.fix or f"read its log, then {resume}"
+    if state is State.FAILED:
+        return "its supervisor says so without a reason", f"realsys logs {records.trial}; {resume}"
+    if state is State.LOST and _facts(records).pending is Liveness.DEAD:
+        return (
+            "the supervisor ended before it could take an attempt",
+            f"read {records.folder}/submitit/*_log.err, then {resume}",
+        )
+    if state is State.LOST and attempt:
+        return (
+            f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host}) is gone without an "
+            "exit marker: killed, or the host rebooted",
+            resume,
+        )
+    if state is State.STOPPED:
+        by = f" by {records.stop.by}" if records.stop else ""
+        return f"stopped on request{by}", resume
+    if state is State.STOPPING and records.stop:
+        by, left = records.stop.by, records.stop.at + records.stop.grace_seconds - records.now
+        return f"asked by {by}; {max(0.0, left):.0f} s of grace left for the current step", ""
+    if state is State.UNKNOWN:
+        where = attempt or records.submission
+        if records.plan is None and not where:
+            return "its records can't be read", f"look into {records.folder}"
+        host = where.host if where else "another host"
+        return f"it was started on {host}, and no worker's lease is held", f"ask on {host}"
+    return "", ""
+
+
+def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | None:
+    if records.plan is None:
+        return None
+    phases = {phase.name: phase for phase in records.plan.phases}
+    named = progress.phase if progress else (records.exit.phase if records.exit else "")
+    if named in phases:
+        return phases[named]
+    left = [p for p in records.plan.phases if p.name not in records.published]
+    return (left or list(records.plan.phases))[0]
+
+
+def _workers(records: Records, phase: PhasePlan | None) -> tuple[WorkerView, ...]:
+    """The phase's workers, whether they have registered or not."""
+    expected: Sequence[str] = ()
+    if phase is not None and records.attempt is not None:
+        groups = phase.scheduling.groups().items()
+        expected = [f"{kind.value}/{i}" for kind, group in groups for i in range(group.count)]
+    names = [*expected, *sorted(set(records.workers) - set(expected))]
+    return tuple(_worker(name, records) for name in names)
+
+
+def _worker(name: str, records: Records) -> WorkerView:
+    record, status = records.workers.get(name), records.statuses.get(name)
+    liveness = records.alive.get(name, Liveness.NONE)
+    known = {Liveness.ALIVE: True, Liveness.DEAD: False}
+    state = status.state if status else "not started"
+    if liveness is Liveness.DEAD and state not in ("done", "failed"):
+        state = "gone"
+    elif status is not None and record is None and state not in ("done", "failed", "starting"):
+        state = "gone"  # its lease has ended: dead, or cut off
+    return WorkerView(
+        worker=name,
+        state=state,
+        host=record.host if record else "",
+        pid=record.pid if record else None,
+        alive=known.get(liveness),
+        mfc=status.mfc if status else "",
+        step=status.step if status else 0,
+        seconds_in_state=max(0.0, records.now - status.since) if status and status.since else None,
+        reason=status.reason if status else "",
+    )

@@ -1,0 +1,137 @@
+"""Math data sets: the same prompt everywhere, held-out records, limits that name the record."""
+
+import json
+
+import pytest
+import torch
+
+from realsys.api.errors import DataError
+from realsys.datasets.arithmetic import arithmetic_word_problems
+from realsys.datasets.math import MathPrompts, MathSFT, tokenize_prompt
+from realsys.models.tiny_llama import train_tokenizer
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
+    return train_tokenizer([p["prompt"] + p["answer"] for p in problems], vocab_size=400)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Ten records in GSM8K's spelling: question i, answer 10 · i."""
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": f"How much is {i}0?", "answer": f"{i} tens\n#### {i}0"} for i in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def text(tokenizer, tokens):
+    return tokenizer.decode(tokens.tolist())
+
+
+def test_prompts_carry_the_final_answer(tokenizer):
+    data = MathPrompts(tokenizer=tokenizer, seed=3, split="train", train_size=20)
+    records = arithmetic_word_problems(num_problems=20, seed=3, split="train")
+    assert (len(data), data.keys) == (20, ("packed_prompts",))
+    batch = data.batch([7, 2], ["x", "y"])
+    assert batch.ids == ("x", "y")
+    pieces = torch.split(batch.data["packed_prompts"], batch.piece_lengths("packed_prompts"))
+    assert [text(tokenizer, p) for p in pieces] == [records[i]["prompt"] for i in (7, 2)]
+    answers = [records[i]["answer"].split("#### ")[1] for i in (7, 2)]
+    assert batch.meta.metadata["answer"] == tuple(answers)
+
+
+def test_fine_tuning_continues_the_prompt_of_ppo(tokenizer):
+    arguments = {"tokenizer": tokenizer, "seed": 3, "split": "train", "train_size": 20}
+    data, prompts = MathSFT(**arguments), MathPrompts(**arguments)
+    assert data.keys == ("packed_input_ids", "prompt_mask")
+    batch = data.batch([4], ["x"])
+    tokens, mask = batch.data["packed_input_ids"], batch.data["prompt_mask"]
+    assert tokens[mask].tolist() == prompts.prompt_tokens(4)
+    assert text(tokenizer, tokens[~mask]) == data.records[4]["answer"] + tokenizer.eos_token
+    assert mask.tolist() == sorted(mask.tolist(), reverse=True)
+
+
+def test_a_tokenizer_that_puts_a_bos_token_gets_one_in_front_and_no_other(tokenizer):
+    class Putting:
+        """A tokenizer with the post-processor of Llama's (BOS) or another's (BOS and EOS)."""
+
+        chat_template, bos_token_id, eos_token_id = None, 1, 2
+
+        def __init__(self, tail):
+            self.tail = tail
+
+        def __call__(self, text, add_special_tokens=True):
+            encoded = tokenizer(text, add_special_tokens=False)
+            if add_special_tokens:
+                encoded["input_ids"] = [1, *encoded["input_ids"], *self.tail]
+            return encoded
+
+    plain = tokenize_prompt(tokenizer, "Why?\n")
+    assert plain[0] != 1
+    assert tokenize_prompt(Putting([]), "Why?\n") == [1, *plain]
+    assert tokenize_prompt(Putting([2]), "Why?\n") == [1, *plain]
+
+
+def test_a_question_without_trailing_space_gets_a_newline(tokenizer):
+    assert tokenize_prompt(tokenizer, "Why?") == tokenize_prompt(tokenizer, "Why?\n")
+
+
+def test_a_chat_template_is_used_by_both(tokenizer, file):
+    tokenizer.chat_template = TEMPLATE
+    try:
+        prompts = MathPrompts(tokenizer=tokenizer, seed=1, split="train", path=file, eval_size=0)
+        sft = MathSFT(tokenizer=tokenizer, seed=1, split="train", path=file, eval_size=0)
+        tokens = prompts.prompt_tokens(1)
+        assert tokenizer.decode(tokens) == "[user]How much is 10?[assistant]"
+        whole = sft.batch([1], ["x"]).data["packed_input_ids"]
+        assert text(tokenizer, whole) == "[user]How much is 10?[assistant]1 tens\n#### 10<eos>"
+    finally:
+        tokenizer.chat_template = None
+
+
+def prompts_of(data):
+    return [record["prompt"] for record in data.records]
+
+
+def test_the_last_records_are_held_out(tokenizer, file):
+    arguments = {"tokenizer": tokenizer, "seed": 1, "path": file, "eval_size": 3}
+    train, test = (prompts_of(MathPrompts(split=s, **arguments)) for s in ("train", "test"))
+    assert [p.split()[-1] for p in test] == ["70?", "80?", "90?"]
+    assert len(train) == 7
+    assert not set(train) & set(test)
+
+
+def test_held_out_records_of_their_own_leave_the_training_file_whole(tokenizer, file, tmp_path):
+    other = tmp_path / "held_out.jsonl"
+    other.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
+    arguments = {"tokenizer": tokenizer, "seed": 1, "path": file, "eval_path": str(other)}
+    assert len(MathPrompts(split="train", eval_size=1, **arguments)) == 10
+    assert prompts_of(MathPrompts(split="test", eval_size=1, **arguments)) == ["a"]
+
+
+def test_no_held_out_records(tokenizer, file):
+    arguments = {"tokenizer": tokenizer, "seed": 1, "path": file, "eval_size": 0}
+    assert len(MathPrompts(split="train", **arguments)) == 10
+    assert len(MathPrompts(split="test", **arguments)) == 0
+
+
+def test_too_long_names_the_record_and_both_numbers(tokenizer, file):
+    arguments = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": file, "eval_size": 0}
+    prompts = MathPrompts(max_prompt_len=4, **arguments)
+    length = len(tokenize_prompt(tokenizer, "How much is 20?"))
+    with pytest.raises(DataError, match=f"prompt of record 3 has {length} tokens, the limit is 4"):
+        prompts.batch([2], ["x"])
+    answers = MathSFT(max_answer_len=1, **arguments)
+    with pytest.raises(DataError, match=r"answer of record 3 has .* the limit is 1") as error:
+        answers.batch([2], ["x"])
+    assert "max_answer_len" in error.value.fix
+    assert file in error.value.where
+
+
+def test_an_unknown_split_is_refused(tokenizer):
+    with pytest.raises(DataError, match="no split 'tests'"):
+        MathPrompts(tokenizer=tokenizer, seed=1, split="tests")
