@@ -29,6 +29,7 @@ from realsys.api.experiment import (
 )
 from realsys.api.model import (
     DatasetAbstraction,
+    GenerationHyperparameters,
     ModelAbstraction,
     ModelBackendAbstraction,
     ModelInterfaceAbstraction,
@@ -56,23 +57,31 @@ class PPOMathExperiment(Experiment):
 
     seed: int = option(1, "of data order, sampling and everything drawn", ge=0)
     exp_ctrl: ExperimentSaveEvalControl = option(
-        ExperimentSaveEvalControl(total_train_epochs=1, eval_freq_steps=20),
+        ExperimentSaveEvalControl(eval_freq_steps=20),
         "how long to train, when to save and evaluate",
     )
     actor: ModelOptions = option(
-        ModelOptions(optimizer=OptimizerOptions(lr=5e-5)), "the policy; its path starts all roles"
+        ModelOptions(
+            optimizer=OptimizerOptions(lr=2e-4, weight_decay=0.0, warmup_steps_proportion=0.04)
+        ),
+        "the policy; its path starts all roles",
     )
     critic: ModelOptions = option(
-        ModelOptions(optimizer=OptimizerOptions(lr=2e-4)),
+        ModelOptions(
+            optimizer=OptimizerOptions(lr=5e-4, weight_decay=0.0, warmup_steps_proportion=0.04)
+        ),
         "the value model; without a path, the actor's body with a new head",
     )
     ref: ModelOptions = option(
         ModelOptions(backend="inference"), "the frozen reference; without a path, the actor's start"
     )
-    dataset: MathDatasetOptions = option(MathDatasetOptions(), "the questions")
+    dataset: MathDatasetOptions = option(MathDatasetOptions(train_size=130 * 64), "the questions")
     group_size: int = option(4, "answers a question", ge=1)
     reward: str = option("math_verify", "registered rule that scores an answer")
-    ppo: PPOHyperparameters = option(PPOHyperparameters(), "the algorithm")
+    ppo: PPOHyperparameters = option(
+        PPOHyperparameters(gen=GenerationHyperparameters(max_new_tokens=16), kl_ctl=0.02),
+        "the algorithm",
+    )
     sft: SFTMathExperiment = option(
         SFTMathExperiment(), "the run that makes the starting policy when actor.path is none"
     )
@@ -101,6 +110,12 @@ class PPOMathExperiment(Experiment):
                 where="dataset.path without actor.path",
                 fix="give actor.path=<Hugging Face directory> (or sft.model.path= and "
                 "sft.dataset.path= to fine-tune one first)",
+            )
+        if self.ppo.use_adaptive_kl_ctl and self.ppo.kl_ctl == 0:
+            yield ConfigError(
+                "an adaptive KL controller can't start from 0: it multiplies",
+                where="ppo.use_adaptive_kl_ctl and ppo.kl_ctl",
+                fix="give ppo.kl_ctl a starting value, e.g. 0.01",
             )
         for role in ("actor", "critic"):
             yield from self._batch_problems(role)

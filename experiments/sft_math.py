@@ -41,7 +41,7 @@ class TinyLlamaOptions:
     """Shape of the model made from scratch when there is no ``path``."""
 
     hidden_size: int = option(128, "width", ge=8)
-    num_layers: int = option(4, "layers", ge=1)
+    num_layers: int = option(3, "layers", ge=1)
     num_heads: int = option(4, "attention heads", ge=1)
     num_kv_heads: int = option(2, "key-value heads", ge=1)
     vocab_size: int = option(512, "tokens of the byte-level BPE tokenizer", ge=300)
@@ -53,15 +53,20 @@ class SFTMathExperiment(Experiment):
 
     seed: int = option(1, "of initialisation, data order and everything drawn", ge=0)
     exp_ctrl: ExperimentSaveEvalControl = option(
-        ExperimentSaveEvalControl(total_train_epochs=1, benchmark_steps=200),
-        "how long to train, when to save and evaluate",
+        ExperimentSaveEvalControl(), "how long to train, when to save and evaluate"
     )
     model: ModelOptions = option(
-        ModelOptions(optimizer=OptimizerOptions(lr=1e-3, lr_schedule="linear")), "the model"
+        ModelOptions(
+            optimizer=OptimizerOptions(lr=2e-3, weight_decay=0.0, warmup_steps_proportion=0.05)
+        ),
+        "the model",
     )
     init: TinyLlamaOptions = option(TinyLlamaOptions(), "the model made when model.path is none")
+    # 350 steps on few carries: the policy that comes out solves about half of the held-out
+    # questions, and leaves the other half to be learned from reward.
     dataset: MathDatasetOptions = option(
-        MathDatasetOptions(train_bs_n_seqs=128, eval_size=0), "questions and answers"
+        MathDatasetOptions(train_size=350 * 48, train_bs_n_seqs=48, eval_size=0, carry_share=0.05),
+        "questions and answers",
     )
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
     cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)

@@ -25,10 +25,19 @@ def option(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
+    lt: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field with its meaning, unit and allowed range."""
-    metadata = {"meaning": meaning, "unit": unit, "ge": ge, "gt": gt, "le": le, "choices": choices}
+    metadata = {
+        "meaning": meaning,
+        "unit": unit,
+        "ge": ge,
+        "gt": gt,
+        "le": le,
+        "lt": lt,
+        "choices": choices,
+    }
     if isinstance(default, Mapping) or dataclasses.is_dataclass(default):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -43,16 +52,19 @@ def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
         if value is None:
             continue
         m = f.metadata
-        rules = (
+        rules: tuple[tuple[bool, str], ...] = (
             (isinstance(value, float) and not math.isfinite(value), "a finite number"),
             (m.get("ge") is not None and value < m["ge"], f"{m.get('ge')} or more"),
             (m.get("gt") is not None and value <= m["gt"], f"more than {m.get('gt')}"),
             (m.get("le") is not None and value > m["le"], f"{m.get('le')} or less"),
+            (m.get("lt") is not None and value >= m["lt"], f"less than {m.get('lt')}"),
             (
                 bool(m.get("choices")) and value not in m["choices"],
                 "one of " + ", ".join(m.get("choices") or ()),
             ),
         )
+        if m.get("choices") and value not in m["choices"]:
+            rules += ((True, "one of " + ", ".join(m["choices"])),)
         for broken, rule in rules:
             if broken:
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
@@ -64,8 +76,8 @@ class OptimizerOptions:
 
     lr: float = option(1e-5, "peak learning rate", gt=0)
     weight_decay: float = option(0.01, "decoupled weight decay", ge=0)
-    beta1: float = option(0.9, "decay of the first moment", ge=0, le=1)
-    beta2: float = option(0.95, "decay of the second moment", ge=0, le=1)
+    beta1: float = option(0.9, "decay of the first moment", ge=0, lt=1)
+    beta2: float = option(0.95, "decay of the second moment", ge=0, lt=1)
     eps: float = option(1e-8, "added to the denominator", gt=0)
     lr_schedule: str = option(
         "constant", "shape after the warm-up", choices=("constant", "linear", "cosine")
@@ -102,7 +114,7 @@ class PPOHyperparameters:
     )
     ppo_n_minibatches: int = option(4, "optimizer steps a pass over the batch", ge=1)
     ppo_epochs: int = option(1, "passes over the batch", ge=1)
-    eps_clip: float = option(0.2, "clip range of the importance ratio", gt=0)
+    eps_clip: float = option(0.2, "clip range of the importance ratio", gt=0, lt=1)
     eps_clip_higher: float | None = option(
         None, "upper clip range if it differs (clip-higher, arXiv:2503.14476)", gt=0
     )
@@ -126,7 +138,7 @@ class PPOHyperparameters:
     )
     score_on_truncated: bool = option(True, "give an answer that was cut its score")
     value_norm: bool = option(False, "train the critic on normalised returns")
-    value_norm_beta: float = option(0.99995, "decay of the running moments", gt=0, le=1)
+    value_norm_beta: float = option(0.99995, "decay of the running moments", gt=0, lt=1)
     value_norm_eps: float = option(1e-5, "least variance", gt=0)
     early_stop_imp_ratio: float | None = option(
         5.0, "skip the rest of a batch when the mean ratio exceeds this; none is off", gt=1
@@ -148,6 +160,12 @@ class MathDatasetOptions:
         None, "JSONL of held-out questions; none takes the last eval_size of path"
     )
     train_size: int = option(16384, "questions to make when path is none", ge=1)
+    carry_share: float | None = option(
+        None,
+        "share of made questions that need a carry; none: as they fall, about half",
+        ge=0,
+        le=1,
+    )
     eval_size: int = option(500, "held-out questions", ge=0)
     train_bs_n_seqs: int = option(64, "questions a step", ge=1)
     max_prompt_len: int = option(

@@ -37,6 +37,7 @@ class _MathRecords:
         train_size: problems to make when ``path`` is none.
         eval_size: held-out records.
         max_prompt_len: tokens of the longest prompt.
+        carry_share: of the training problems made when ``path`` is none, see arithmetic.py.
     """
 
     _: KW_ONLY
@@ -48,6 +49,7 @@ class _MathRecords:
     train_size: int = 16384
     eval_size: int = 500
     max_prompt_len: int = 128
+    carry_share: float | None = None
     records: list[dict[str, str]] = field(init=False, repr=False)
     _prompts: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
 
@@ -66,8 +68,12 @@ class _MathRecords:
     def _read(self) -> list[dict[str, str]]:
         is_test = self.split == "test"
         if self.path is None:
-            size = self.eval_size if is_test else self.train_size
-            return arithmetic_word_problems(num_problems=size, seed=self.seed, split=self.split)
+            return arithmetic_word_problems(
+                num_problems=self.eval_size if is_test else self.train_size,
+                seed=self.seed,
+                split=self.split,
+                carry_share=None if is_test else self.carry_share,
+            )
         if self.eval_path is not None:
             return (
                 read_records(self.eval_path)[: self.eval_size]

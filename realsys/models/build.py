@@ -59,7 +59,7 @@ def tiny_llama(
     dtype: str = "float32",
     seed: int = 1,
     hidden_size: int = 128,
-    num_layers: int = 4,
+    num_layers: int = 3,
     num_heads: int = 4,
     num_kv_heads: int = 2,
     vocab_size: int = 512,

@@ -123,6 +123,8 @@ def save_hf(
     partial, old = (target.parent / f".{target.name}.{end}" for end in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
     weights = None if state_dict is None else _untie(module, state_dict)
+    # transformers lets only the first process of the whole job write; our caller chose this one.
+    module.should_save_on_this_rank = lambda is_main_process: True
     with _quiet_transformers():
         module.save_pretrained(partial, state_dict=weights)
         if tokenizer is not None:

@@ -7,6 +7,7 @@ was not made by us and is an error that names it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -139,7 +140,8 @@ def _replace(path: Path, data: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True) if temporary else None
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
         raise write_error(error, path) from error
 
 
@@ -186,7 +188,8 @@ class JsonlAppender:
             if written < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            os.ftruncate(self._handle, size)
+            with contextlib.suppress(OSError):  # the next opening would mend it as well
+                os.ftruncate(self._handle, size)
             raise write_error(error, self.path) from error
 
     def close(self) -> None:

@@ -62,7 +62,6 @@ code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono"
 code { background: var(--code); padding: 1px 5px; border-radius: 4px; overflow-wrap: anywhere; }
 pre { background: var(--code); padding: 10px 12px; border-radius: 7px; margin: 8px 0;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-pre.log { max-height: 420px; overflow-y: auto; }
 .paper { background: #fff; border: 1px solid var(--line); border-radius: 9px; padding: 8px;
   break-inside: avoid; } .paper img { width: 100%; height: auto; display: block; }
 .sample { margin-bottom: 12px; } .sides { display: grid; gap: 12px; grid-template-columns: 1fr 1fr; }
@@ -72,7 +71,7 @@ details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
 footer { margin-top: 40px; color: var(--soft); font-size: .82rem; }
 @media (max-width: 620px) { .sides { grid-template-columns: 1fr; } }
 @media print { :root { --page: #fff; } main { max-width: none; padding: 0; }
-  .grid { grid-template-columns: repeat(3, 1fr); } pre.log { max-height: none; }
+  .grid { grid-template-columns: repeat(3, 1fr); }
   h2 { break-after: avoid; } }
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from html import escape
 
+from realsys.api.trial import Failure
 from realsys.observability.attempt_story import Outcome, without_colours
 from realsys.observability.curves import (
     ACCURACY,
@@ -25,6 +26,8 @@ from realsys.observability.report_page import duration_text, rows_table, section
 from realsys.observability.svg_chart import chart, number_text
 from realsys.observability.timeline import finished_steps, mean_ratio, step_rows
 from realsys.observability.trial_story import TrialStory
+
+LOG_LINES = 15
 
 BADGE = {
     Outcome.COMPLETED: "good",
@@ -111,15 +114,26 @@ def failure_box(story: TrialStory) -> str:
     if first.fix:
         parts.append(f"<p>What to do: {escape(first.fix)}</p>")
     if first.log_tail:
-        lines = "\n".join(without_colours(line) for line in first.log_tail)
-        log = f"Last lines of <code>{escape(first.log)}</code>" if first.log else "Last log lines"
-        parts.append(f'<p class="small">{log}</p><pre class="log">{escape(lines)}</pre>')
+        parts.append(_log(first))
     if followed := story.marker.other_failures if story.marker else ():
         others = rows_table(
             ("worker", "why"), [(escape(f.worker), escape(f.why)) for f in followed]
         )
         parts.append(f"<details><summary>{len(followed)} that followed</summary>{others}</details>")
     return section("What failed first", f'<div class="box bad">{"".join(parts)}</div>')
+
+
+def _log(failure: Failure) -> str:
+    """The last lines in sight, the ones before them folded."""
+    lines = [escape(without_colours(line)) for line in failure.log_tail]
+    earlier, last = lines[:-LOG_LINES], lines[-LOG_LINES:]
+    name = f"Last lines of <code>{escape(failure.log)}</code>" if failure.log else "Last log lines"
+    folded = ""
+    if earlier:
+        before = "\n".join(earlier)
+        folded = f"<details><summary>{len(earlier)} before</summary><pre>{before}</pre></details>"
+    shown = "\n".join(last)
+    return f'<p class="small">{name}</p>{folded}<pre>{shown}</pre>'
 
 
 def notes_box(story: TrialStory) -> str:

@@ -14,7 +14,7 @@ _SMOOTH_FROM = 40  # points; fewer are drawn as they are
 
 
 def chart(curve: Curve, *, height: int = HEIGHT) -> str:
-    """The chart of a curve; many noisy points get a pale line and their moving average."""
+    """The chart of a curve; many noisy points get a pale line and their mean over neighbours."""
     finite = [
         (step, value)
         for points in curve.series.values()

@@ -100,7 +100,7 @@ def answers(model):
     )
     gconfig = GenerationHyperparameters(n=2, max_new_tokens=4)
     sample = model.module.generate(prompts, tokenizer=model.tokenizer, gconfig=gconfig)
-    return sample.data["packed_input_ids"].tolist()
+    return sample.data["packed_input_ids"].tolist(), sample.data["packed_logprobs"].tolist()
 
 
 def rank_main(rank, folder):
@@ -111,6 +111,7 @@ def rank_main(rank, folder):
     start = f"{folder}/start"
     model = make_model(start, rank, 2, dist.group.WORLD)
     engine, share = model.module, batch().take(SHARES[rank])
+    answers(model)  # the copy it makes must not be the one that answers after training
     stats = [train(engine, share) for _ in range(STEPS - 1)]
     state = engine.state_dict()
     torch.save(state, f"{folder}/state{rank}.pt")
@@ -166,7 +167,8 @@ def test_two_ranks_equal_one_process(tmp_path):
         atol=1e-5,
         rtol=0,
     )
-    assert first["answers"] == answers(FSDPBackend().initialize(loaded, SPEC))
+    tokens, logprobs = answers(FSDPBackend().initialize(loaded, SPEC))
+    assert first["answers"] == [tokens, pytest.approx(logprobs, abs=1e-5)]
     assert first["repeated"] == first["stats"][-1], "recovered state repeats the step to the bit"
     assert first["same_weights"]
     for figures, alone in zip(first["ppo"], ppo(start, experience()), strict=True):

@@ -72,7 +72,14 @@ def settings(**changes):
         max_new_tokens=10, temperature=TEMPERATURE, stop_token_ids=tuple(range(3, 60))
     )
     few = PPOHyperparameters(
-        gen=gen, ppo_n_minibatches=2, ppo_epochs=2, kl_ctl=0.1, discount=0.99, gae_lambda=0.95
+        gen=gen,
+        ppo_n_minibatches=2,
+        ppo_epochs=2,
+        kl_ctl=0.1,
+        discount=0.99,
+        gae_lambda=0.95,
+        value_eps_clip=0.005,
+        c_clip=1.02,
     )
     return {**to_plain(replace(few, **changes)), "group_size": 3}
 
@@ -171,9 +178,12 @@ def plain_ppo_step(policy, critic, ref, optimizers, groups):
             tokens, start, _ = sequences[k]
             ratio = (plain_logprobs(policy, tokens, start) - old[k]).exp()
             surrogate = torch.minimum(ratio * white[k], ratio.clamp(0.8, 1.2) * white[k])
-            policy_loss = policy_loss - surrogate.sum() / count
+            bounded = torch.where(
+                white[k] < 0, torch.maximum(surrogate, 1.02 * white[k]), surrogate
+            )
+            policy_loss = policy_loss - bounded.sum() / count
             v = plain_values(critic, tokens, start)
-            held = values[k] + (v - values[k]).clamp(-0.2, 0.2)
+            held = values[k] + (v - values[k]).clamp(-0.005, 0.005)
             errors = torch.maximum((v - returns[k]) ** 2, (held - returns[k]) ** 2)
             value_loss = value_loss + 0.5 * errors.sum() / count
         policy_losses.append(plain_update(policy, optimizers[0], policy_loss))
@@ -201,6 +211,7 @@ def test_three_ppo_steps_equal_a_plain_loop(path):
         expected = plain_ppo_step(policy, critic, ref, optimizers, plain_groups(data))
         found = (actor_stats["actor_loss"], critic_stats["value_loss"])
         assert found == pytest.approx(expected, abs=1e-6)
+        assert min(critic_stats["value_clip_ratio"], actor_stats["dual_clip_ratio"]) > 0
     assert 0 < actor_stats["no_eos_ratio"] < 1, "answers of both kinds were trained on"
     assert_close(
         dict(roles.actor.module.module.state_dict()), dict(policy.state_dict()), atol=1e-6, rtol=0

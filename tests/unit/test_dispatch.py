@@ -1,0 +1,73 @@
+"""How a call's batch is cut over data-parallel ranks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realsys.api.data import SequenceMeta
+from realsys.api.dataflow import MFCDef
+from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
+from realsys.data_plane.packing import contiguous
+from realsys.master.dispatch import split_over_ranks
+
+
+def call(kind):
+    return MFCDef(
+        name="call",
+        n_seqs=8,
+        interface_type=ModelInterfaceType(kind),
+        interface_impl=ModelInterfaceAbstraction("test"),
+        model_name=ModelName("actor"),
+        input_keys=("x",),
+    )
+
+
+def batch(lengths):
+    return SequenceMeta(
+        ids=tuple(f"i{i}" for i in range(len(lengths))),
+        seqlens={"x": tuple((n,) for n in lengths)},
+        dtypes={"x": "int64"},
+        trailing_shapes={"x": ()},
+    )
+
+
+@pytest.mark.parametrize("kind", list(ModelInterfaceType))
+def test_one_rank_gets_the_batch_as_it_is(kind):
+    assert split_over_ranks(call(kind), batch([5, 1, 9]), 1) == [[0, 1, 2]]
+
+
+def test_generation_is_cut_in_runs_whatever_the_prompts_lengths():
+    assert split_over_ranks(call("generate"), batch([100, 1, 1, 1, 1]), 2) == [[0, 1], [2, 3, 4]]
+
+
+def test_inference_is_balanced_by_tokens():
+    # Longest first to the lighter rank: 9 | 5, 3, 1 (sums 9 and 9).
+    assert split_over_ranks(call("inference"), batch([5, 9, 1, 3]), 2) == [[1], [0, 2, 3]]
+
+
+def test_training_has_equal_counts_on_every_rank():
+    # Rounds of two, the longer to the lighter: 9|5, then 3 to the rank with 5, 1 to the one with 9.
+    assert split_over_ranks(call("train_step"), batch([5, 9, 1, 3]), 2) == [[1, 2], [0, 3]]
+
+
+@given(
+    kind=st.sampled_from(list(ModelInterfaceType)),
+    lengths=st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    ranks=st.integers(1, 6),
+)
+def test_every_datapoint_goes_to_exactly_one_rank(kind, lengths, ranks):
+    parts = split_over_ranks(call(kind), batch(lengths), ranks)
+    assert len(parts) == ranks
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert all(part == sorted(part) for part in parts)
+    if kind in (ModelInterfaceType.TRAIN_STEP, ModelInterfaceType.GENERATE):
+        counts = [len(part) for part in parts]
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("count", "parts", "runs"),
+    [(5, 2, [[0, 1], [2, 3, 4]]), (4, 2, [[0, 1], [2, 3]]), (1, 3, [[], [], [0]]), (0, 1, [[]])],
+)
+def test_runs_differ_by_at_most_one(count, parts, runs):
+    assert contiguous(count, parts) == runs

@@ -1,0 +1,145 @@
+"""The picture of a dataflow graph: nothing overlaps, lines go round boxes, the text is complete."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from experiments.ppo_math import PPOMathExperiment
+from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
+from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
+from realsys.observability.graph_layout import BOX, KEYS, Place, lay_out, shortened
+from realsys.observability.graph_picture import draw, graph_figure, graph_text
+
+
+def call(name: str, reads: tuple[str, ...], makes: tuple[str, ...] = ()) -> MFCDef:
+    return MFCDef(
+        name=name,
+        n_seqs=8,
+        interface_type=ModelInterfaceType.INFERENCE,
+        interface_impl=ModelInterfaceAbstraction("x"),
+        model_name=ModelName(name.partition("_")[0]),
+        input_keys=reads,
+        output_keys=makes,
+    )
+
+
+def ppo() -> DataflowGraph:
+    return PPOMathExperiment().with_prepared("sft", "/models/start").initial_setup().graph()
+
+
+def wide() -> DataflowGraph:
+    """A chain beside nine calls that read it from afar, with many keys."""
+    keys = tuple(f"key_with_a_rather_long_name_{i}" for i in range(7))
+    chain = [call("a", ("d",), keys), call("b", keys[:1], ("x",)), call("c", ("x",), ("y",))]
+    return build_graph(
+        [*chain, *(call(f"t{i}", ("y", "d", *keys[: i % 3 + 1])) for i in range(9))],
+        dataset_keys=("d",),
+    )
+
+
+def single() -> DataflowGraph:
+    return build_graph([call("sft_train", ("d",))], dataset_keys=("d", "unread"))
+
+
+GRAPHS = [ppo, wide, single]
+
+
+def overlap(a: Place, b: Place) -> bool:
+    return (
+        abs(a.x - b.x) < (a.width + b.width) / 2 - 1e-6
+        and abs(a.y - b.y) < (a.height + b.height) / 2 - 1e-6
+    )
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_parts_do_not_overlap_and_stay_inside(graph: object) -> None:
+    layout = lay_out(graph())  # type: ignore[operator]
+    for a, b in combinations(layout.places.values(), 2):
+        assert not overlap(a, b), (a.name, b.name)
+    for place in layout.places.values():
+        assert place.x - place.width / 2 >= 0
+        assert place.x + place.width / 2 <= layout.width
+        assert place.y - place.height / 2 >= 0
+        assert place.y + place.height / 2 <= layout.height
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_lines_run_from_left_to_right(graph: object) -> None:
+    for line in lay_out(graph()).lines:  # type: ignore[operator]
+        assert line.x0 <= line.x1
+
+
+def test_columns_are_the_topological_levels() -> None:
+    places = lay_out(ppo()).places
+    x = {name: place.x for name, place in places.items() if place.kind == BOX}
+    assert x["actor_gen"] < x["rew_inf"] == x["ref_inf"] == x["critic_inf"] < x["actor_train"]
+    assert x["actor_train"] == x["critic_train"]
+    assert min(x, key=lambda name: x[name]).endswith("data set")
+
+
+def test_readers_of_the_same_keys_share_one_label() -> None:
+    layout = lay_out(ppo())
+    labels = sorted(p.text for p in layout.places.values() if p.kind == KEYS)
+    assert labels == [
+        ("packed_input_ids",),  # ref_inf and critic_inf
+        ("packed_input_ids", "prompt_mask"),
+        ("packed_input_ids", "prompt_mask", "packed_logprobs", "seq_no_eos_mask"),
+        ("packed_prompts",),
+        ("packed_ref_logprobs",),
+        ("rewards",),
+        ("values",),
+    ]
+    into_train = [line for line in layout.lines if line.end == "actor_train"]
+    assert len(into_train) == 4
+    assert len({line.y1 for line in into_train}) == 4
+
+
+def test_crowded_labels_are_shortened() -> None:
+    assert shortened(["a", "b", "c", "d"]) == ("a", "b", "c", "d")
+    assert shortened(["a", "b", "c", "d", "e"]) == ("a", "b", "c", "+ 2 more")
+    assert shortened(["x" * 30]) == ("x" * 25 + "…",)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_picture_shows_every_call(graph: object, tmp_path: Path) -> None:
+    built = graph()  # type: ignore[operator]
+    (axes,) = graph_figure(built).axes
+    texts = [t.get_text() for t in axes.texts]
+    for node in built.nodes:
+        assert node.name in texts
+    assert "data set" in texts
+    draw(built, tmp_path / "graph.png")
+    assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_box_says_model_kind_and_size() -> None:
+    (axes,) = graph_figure(ppo()).axes
+    assert "critic@0 · train_step\n64 seqs" in [t.get_text() for t in axes.texts]
+
+
+def test_text_of_the_graph() -> None:
+    graph = build_graph(
+        [call("a_gen", ("d",), ("x", "y")), call("b_inf", ("x",), ("z",)), call("c", ("y", "d"))],
+        dataset_keys=("d",),
+    )
+    assert graph_text(graph) == "\n".join(
+        [
+            "data set → d",
+            "",
+            "level 1",
+            "  a_gen  a@0  inference  8 seqs",
+            "           ← data set: d",
+            "           → x, y",
+            "",
+            "level 2  (at the same time)",
+            "  b_inf  b@0  inference  8 seqs",
+            "           ← a_gen: x",
+            "           → z",
+            "  c      c@0  inference  8 seqs",
+            "           ← a_gen: y",
+            "           ← data set: d",
+        ]
+    )

@@ -1,0 +1,387 @@
+"""Metrics and event files: exact rows, resumed runs, full disks, damaged files, optional sinks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realsys.api.errors import ClusterError, ConfigError, DataError
+from realsys.api.options import WandbOptions
+from realsys.api.trial import PhaseFiles
+from realsys.observability import jsonl
+from realsys.observability.events import EventLog, MfcEvent, PeriodicEvent, StepEvent, read_events
+from realsys.observability.jsonl import JsonlAppender, read_jsonl, truncate_jsonl
+from realsys.observability.metrics import MetricsWriter, deterministic, read_metrics
+
+
+def writer(
+    root: Path, *, resume: int | None = None, tensorboard: bool = False, wandb: str = "disabled"
+) -> MetricsWriter:
+    return MetricsWriter(
+        PhaseFiles(root),
+        tensorboard=tensorboard,
+        wandb=WandbOptions(mode=wandb),
+        run_name="ppo-math/run1",
+        config={"seed": 1},
+        resume_step=resume,
+    )
+
+
+def row(step: int) -> dict[str, float]:
+    return {"loss": 1 / (step + 3), "time/step": 0.5 * step}
+
+
+# ---- rows -----------------------------------------------------------------------------------
+
+
+def test_row_is_one_line_with_sorted_keys_and_exact_floats(tmp_path: Path) -> None:
+    with writer(tmp_path) as metrics:
+        metrics.write(3, {"b": 0.1 + 0.2, "a": 7, "note": "schön"})
+    text = PhaseFiles(tmp_path).metrics.read_text()
+    assert text == '{"a": 7, "b": 0.30000000000000004, "note": "schön", "step": 3}\n'
+    assert read_metrics(PhaseFiles(tmp_path).metrics)[0]["b"] == 0.1 + 0.2
+
+
+def test_row_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    with writer(tmp_path) as metrics:
+        metrics.write(1, {"a": 1.0})
+        assert read_metrics(PhaseFiles(tmp_path).metrics) == [{"a": 1.0, "step": 1}]
+
+
+def test_values_that_are_no_number_become_text_with_a_warning_that_names_the_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with writer(tmp_path) as metrics:
+        metrics.write(2, {"kl": math.nan, "up": math.inf, "down": -math.inf, "fine": 1.0})
+    line = PhaseFiles(tmp_path).metrics.read_text()
+    assert json.loads(line) == {"down": "-inf", "fine": 1.0, "kl": "nan", "step": 2, "up": "inf"}
+    assert [r.levelname for r in caplog.records] == ["WARNING"] * 3
+    assert "metric not finite key=kl value=nan at_step=2" in caplog.text
+    assert "fine" not in caplog.text
+
+
+def test_numbers_of_other_libraries_are_written_as_floats(tmp_path: Path) -> None:
+    class Scalar:  # as a numpy or torch scalar: it only converts
+        def __float__(self) -> float:
+            return 0.25
+
+    with writer(tmp_path) as metrics:
+        metrics.write(1, {"a": Scalar()})  # type: ignore[dict-item]
+    assert read_metrics(PhaseFiles(tmp_path).metrics) == [{"a": 0.25, "step": 1}]
+
+
+def test_comparison_leaves_out_what_a_clock_measured() -> None:
+    found = deterministic({"step": 1, "loss": 0.5, "time/step": 2.0, "perf/tokens_per_second": 9})
+    assert found == {"step": 1, "loss": 0.5}
+
+
+# ---- a run that goes on ---------------------------------------------------------------------
+
+
+def test_resumed_run_has_the_same_metrics_file_byte_for_byte(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with writer(whole) as metrics:
+        for step in range(1, 8):
+            metrics.write(step, row(step))
+    with writer(parts) as metrics:
+        for step in range(1, 6):
+            metrics.write(step, row(step))
+    with PhaseFiles(parts).metrics.open("ab") as file:
+        file.write(b'{"loss": 0.1, "st')  # the process died here
+    with writer(parts, resume=3) as metrics:
+        for step in range(4, 8):
+            metrics.write(step, row(step))
+    assert PhaseFiles(parts).metrics.read_bytes() == PhaseFiles(whole).metrics.read_bytes()
+
+
+def test_resume_cuts_ledger_samples_and_events_too(tmp_path: Path) -> None:
+    files = PhaseFiles(tmp_path)
+    for path in (files.ledger, files.samples, files.events):
+        with JsonlAppender(path) as file:
+            for step in (0, 1, 2, 2, 3):
+                file.append({"step": step})
+    writer(tmp_path, resume=2).close()
+    for path in (files.ledger, files.samples, files.events):
+        assert [r["step"] for r in read_jsonl(path)] == [0, 1, 2, 2]
+
+
+def test_fresh_start_in_a_used_folder_starts_from_nothing(tmp_path: Path) -> None:
+    with writer(tmp_path) as metrics:
+        metrics.write(0, {"eval/accuracy": 0.5})
+        metrics.write(1, row(1))
+    with writer(tmp_path, resume=None) as metrics:
+        metrics.write(1, row(1))
+    assert [r["step"] for r in read_metrics(PhaseFiles(tmp_path).metrics)] == [1]
+
+
+def test_truncation_keeps_lines_as_they_are_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"step":1,  "z":1.50}\n{"step": 2}\n{"step": 3}')  # last line lacks its end
+    assert truncate_jsonl(path, 3) == 3
+    assert path.read_bytes() == b'{"step":1,  "z":1.50}\n{"step": 2}\n{"step": 3}\n'
+    assert truncate_jsonl(path, 1) == 1
+    assert path.read_bytes() == b'{"step":1,  "z":1.50}\n'
+    assert os.listdir(tmp_path) == ["x.jsonl"]
+
+
+def test_truncation_of_nothing(tmp_path: Path) -> None:
+    assert truncate_jsonl(tmp_path / "none.jsonl", 5) == 0
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"step": 1}\n\0\0\0\n{"step": 2}\n', "1 damaged lines: 2"),
+        (b'{"step": 1}\n[1]\n{"step": 2}\n', "1 damaged lines: 2"),
+        (b'{"step": 1}\n{"stop": 2}\n', "row 2 has no step"),
+    ],
+)
+def test_truncation_refuses_damaged_files_and_leaves_them(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        truncate_jsonl(path, 1)
+    assert path.read_bytes() == content
+
+
+def test_truncation_that_fails_leaves_the_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n')
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jsonl.os, "fsync", full)
+    with pytest.raises(ClusterError, match="no space left"):
+        truncate_jsonl(path, 1)
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    assert os.listdir(tmp_path) == ["x.jsonl"]
+
+
+# ---- appending ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'{"step": 1}\n{"st', b'{"step": 1}\n{"step": 2}\n'),  # torn: removed
+        (b'{"step": 1}', b'{"step": 1}\n{"step": 2}\n'),  # whole but for its end: kept
+        (b'{"st', b'{"step": 2}\n'),
+    ],
+)
+def test_appender_mends_a_torn_end(tmp_path: Path, before: bytes, after: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(before)
+    with JsonlAppender(path) as file:
+        file.append({"step": 2})
+    assert path.read_bytes() == after
+
+
+def test_full_disk_is_an_error_with_a_way_out_and_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = writer(tmp_path)
+    metrics.write(1, {"a": 1.0})
+    before = PhaseFiles(tmp_path).metrics.read_bytes()
+    real_write = os.write
+
+    def half(handle: int, data: bytes) -> int:  # what a nearly full disk does
+        return real_write(handle, data[:5])
+
+    monkeypatch.setattr(jsonl.os, "write", half)
+    with pytest.raises(ClusterError) as caught:
+        metrics.write(2, {"a": 2.0})
+    monkeypatch.undo()
+    metrics.close()
+    assert caught.value.what == "no space left for metrics.jsonl"
+    assert caught.value.where == str(PhaseFiles(tmp_path).metrics)
+    assert "resume" in caught.value.fix
+    assert PhaseFiles(tmp_path).metrics.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_device_that_is_really_full() -> None:
+    with _on("/dev/full") as file, pytest.raises(ClusterError, match="no space left"):
+        file.append({"step": 1})
+
+
+def _on(path: str) -> JsonlAppender:
+    """An appender on a device: opening one the usual way would read it for ever."""
+    file = JsonlAppender.__new__(JsonlAppender)
+    file.path, file._handle = Path(path), os.open(path, os.O_WRONLY)
+    return file
+
+
+def test_no_permission_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()  # a folder in its place: refused for root as well
+    with pytest.raises(ClusterError, match=r"metrics.jsonl can't be written"):
+        JsonlAppender(tmp_path / "metrics.jsonl")
+
+
+# ---- events ---------------------------------------------------------------------------------
+
+
+def test_events_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    times = {"queued": 1.25, "start": 1.5, "end": 2.75, "compute_s": 1.1}
+    log.mfc(1, "actor_gen", "model_worker/0", **times, tokens=640)
+    log.step(1, 1.0, 3.0)
+    log.periodic("save", 1, 3.0, 3.5)
+    log.close()
+    assert read_events(path) == [
+        MfcEvent(step=1, name="actor_gen", worker="model_worker/0", **times, tokens=640),
+        StepEvent(step=1, start=1.0, end=3.0),
+        PeriodicEvent(kind="save", step=1, start=3.0, end=3.5),
+    ]
+
+
+def test_event_reader_forgives_a_torn_end_and_names_other_damage(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    good = '{"event": "step", "step": 1, "start": 1.0, "end": 2.0}\n'
+    path.write_text(good + good[:20])
+    assert read_events(path) == [StepEvent(step=1, start=1.0, end=2.0)]
+    path.write_text(good + "garbage\n" + good)
+    with pytest.raises(DataError, match="damaged lines: 2"):
+        read_events(path)
+    path.write_text(good + '{"event": "step", "step": "1", "start": 1.0, "end": 2.0}\n')
+    with pytest.raises(DataError, match="row 2 is no event"):
+        read_events(path)
+    assert read_events(tmp_path / "none.jsonl") == []
+
+
+def test_event_of_an_unknown_kind_of_work_is_refused(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    with pytest.raises(ValueError, match="dance"):
+        log.periodic("dance", 1, 0.0, 1.0)  # type: ignore[arg-type]
+    log.close()
+
+
+# ---- TensorBoard ----------------------------------------------------------------------------
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard itself shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(folder))
+    shown.Reload()
+    found = {}
+    for tag in shown.Tags()["tensors"] + shown.Tags()["scalars"]:
+        found[tag] = [(e.step, e.value) for e in shown.Scalars(tag)]
+    return found
+
+
+def test_tensorboard_shows_the_numbers_under_their_names(tmp_path: Path) -> None:
+    with writer(tmp_path, tensorboard=True) as metrics:
+        metrics.write(1, {"actor_train/loss": 0.5, "n": 3, "note": "text"})
+        metrics.write(2, {"actor_train/loss": 0.25, "n": 4})
+    assert scalars(tmp_path / "tensorboard") == {
+        "actor_train/loss": [(1, 0.5), (2, 0.25)],
+        "n": [(1, 3.0), (2, 4.0)],
+    }
+
+
+def test_tensorboard_forgets_the_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
+    with writer(tmp_path, tensorboard=True) as metrics:
+        for step in (1, 2, 3):
+            metrics.write(step, {"a": float(step)})
+    with writer(tmp_path, tensorboard=True, resume=2) as metrics:
+        metrics.write(3, {"a": 30.0})
+    assert scalars(tmp_path / "tensorboard") == {"a": [(1, 1.0), (2, 2.0), (3, 30.0)]}
+
+
+# ---- Weights & Biases -----------------------------------------------------------------------
+
+
+class FakeWandb(types.ModuleType):
+    """Stands for the package: keeps what it was given, fails where it is told to."""
+
+    def __init__(self, fails: str = "") -> None:
+        super().__init__("wandb")
+        self.fails, self.calls = fails, []  # type: ignore[var-annotated]
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        self.calls.append((name, args, kwargs))
+        if name == self.fails:
+            raise OSError("network is gone\nlong story")
+
+    def init(self, **kwargs: Any) -> FakeWandb:
+        self._call("init", **kwargs)
+        return self
+
+    def define_metric(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log(self, values: dict[str, Any]) -> None:
+        self._call("log", values)
+
+    def finish(self) -> None:
+        self._call("finish")
+
+
+def test_wandb_gets_the_rows_and_a_resumed_run_keeps_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with writer(tmp_path, wandb="offline") as metrics:
+        metrics.write(1, {"a": 1.5})
+    writer(tmp_path, wandb="offline", resume=1).close()
+    names = [name for name, _, _ in fake.calls]
+    assert names == ["init", "log", "finish", "init", "finish"]
+    first, again = fake.calls[0][2], fake.calls[3][2]
+    assert (first["project"], first["name"], first["mode"]) == (
+        "ppo-math", "ppo-math/run1", "offline",
+    )  # fmt: skip
+    assert first["config"] == {"seed": 1}
+    assert first["id"] == again["id"]
+    assert fake.calls[1][1] == ({"a": 1.5, "train_step": 1},)
+
+
+@pytest.mark.parametrize("fails", ["init", "log", "finish"])
+def test_wandb_trouble_is_one_warning_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails))
+    with writer(tmp_path, wandb="online") as metrics:
+        metrics.write(1, {"a": 1.0})
+        metrics.write(2, {"a": 2.0})
+    assert len(read_metrics(PhaseFiles(tmp_path).metrics)) == 2
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "wandb switched off error=OSError: network is gone;" in warnings[0].getMessage()
+
+
+def test_missing_wandb_is_said_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writer(tmp_path) as metrics:
+        metrics.write(1, {"a": 1.0})
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError) as caught:
+        writer(tmp_path, wandb="offline")
+    assert "pip install 'realsys[wandb]'" in caught.value.fix
+    assert len(read_metrics(PhaseFiles(tmp_path).metrics)) == 1  # nothing was emptied before
+
+
+@pytest.mark.parametrize("sink", ["tensorboard", "wandb"])
+def test_sinks_that_are_off_are_not_imported(tmp_path: Path, sink: str) -> None:
+    for name in [m for m in sys.modules if m.partition(".")[0] == sink]:
+        del sys.modules[name]
+    with writer(tmp_path) as metrics:
+        metrics.write(1, {"a": 1.0})
+    assert sink not in sys.modules

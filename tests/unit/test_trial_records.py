@@ -1,0 +1,182 @@
+"""A trial's folder and records: one place for each path, whole files, damage told."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from realsys.api.errors import TrialError
+from realsys.api.trial import (
+    AttemptFiles,
+    AttemptRecord,
+    ExitMarker,
+    Failure,
+    Progress,
+    Result,
+    StopRequest,
+    TrialFiles,
+    TrialRecord,
+    WorkerRecord,
+    WorkerStatus,
+    dumps,
+    is_alive,
+    loads,
+    process_start,
+    read_record,
+    trial_dir,
+    write_record,
+)
+
+FAILURE = Failure(
+    worker="model_worker/0", host="n1", pid=7, why="ü\nb", at=1.5, kind="DataError", log_tail=("a",)
+)
+RECORDS = [
+    TrialRecord(
+        experiment_name="ppo-math",
+        trial_name="run1",
+        user="anna",
+        cluster="local",
+        plan_hash="ab",
+        created_at=1.25,
+        launch_host="n1",
+        command=("realsys", "launch"),
+    ),
+    AttemptRecord(
+        number=2, token="ff", host="n1", supervisor_pid=7, supervisor_start=99, started_at=0.5
+    ),
+    FAILURE,
+    ExitMarker(
+        result=Result.FAILED,
+        attempt=2,
+        ended_at=3.0,
+        phase="main",
+        step=4,
+        first_failure=FAILURE,
+        other_failures=(FAILURE, FAILURE),
+    ),
+    WorkerRecord(worker="model_worker/0", host="n1", pid=1, start=2, attempt=3, token="t"),
+    WorkerStatus(state="running", mfc="actor_gen", step=3),
+    Progress(
+        attempt=1,
+        phase="main",
+        step=3,
+        total_steps=9,
+        running={"actor_gen": "model_worker/0"},
+        headline={"reward": 0.5},
+    ),
+    StopRequest(grace_seconds=5.0, by="anna", at=1.0, attempt=2),
+]
+all_records = pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
+
+
+@all_records
+def test_a_record_comes_back_from_a_file_and_from_bytes(record, tmp_path):
+    path = tmp_path / "deep" / "record.json"
+    write_record(path, record)
+    assert read_record(type(record), path) == record
+    assert loads(type(record), dumps(record), where="key") == record
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"[1]", b"\xff", b'{"no_such_field": 1}', b"{}"]
+)
+def test_a_damaged_record_is_a_trial_error_with_its_path(content, tmp_path):
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    with pytest.raises(TrialError) as refused:
+        read_record(AttemptRecord, path)
+    assert str(path) in refused.value.where
+
+
+def test_no_record_is_none(tmp_path):
+    assert read_record(TrialRecord, tmp_path / "none" / "trial.json") is None
+
+
+def test_a_record_is_json_that_a_person_can_read(tmp_path):
+    write_record(tmp_path / "r.json", RECORDS[2])
+    text = (tmp_path / "r.json").read_text()
+    assert json.loads(text)["why"] == "ü\nb"
+    assert "ü" in text
+    assert text.endswith("}\n")
+
+
+def test_a_record_that_can_t_be_written_leaves_the_old_one_and_no_scraps(tmp_path, monkeypatch):
+    path = tmp_path / "r.json"
+    write_record(path, RECORDS[5])
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_record(path, RECORDS[6])
+    assert read_record(WorkerStatus, path) == RECORDS[5]
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_record_is_never_seen_half_written(tmp_path, monkeypatch):
+    path, seen = tmp_path / "r.json", []
+    write_record(path, RECORDS[5])
+    replace = os.replace
+
+    def look_and_replace(source, target):
+        seen.append((read_record(WorkerStatus, path), Path(source).read_bytes()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", look_and_replace)
+    write_record(path, WorkerStatus(state="done"))
+    ((before, whole),) = seen
+    assert before == RECORDS[5]  # until the rename the old one is there
+    assert json.loads(whole)["state"] == "done"  # and the new one is whole beside it
+
+
+# ---- paths ----------------------------------------------------------------------------------------
+
+
+def test_every_path_lies_under_the_trial():
+    files = TrialFiles(trial_dir("/shared", "anna", "ppo-math", "run1"))
+    assert str(files.plan) == "/shared/runs/anna/ppo-math/run1/plan.json"
+    attempt = files.attempt(3)
+    assert str(attempt.record) == "/shared/runs/anna/ppo-math/run1/attempts/0003/attempt.json"
+    assert attempt.number == 3
+    assert attempt.log("model_worker/3").name == "model_worker-3.log"
+    assert attempt.words("model_worker/3").parent == attempt.last_words
+    assert str(TrialFiles.phase("/p").recover) == "/p/recover"
+    assert files.curve_keys.parent == files.secrets
+
+
+def test_attempts_are_listed_oldest_first(tmp_path):
+    files = TrialFiles(tmp_path)
+    assert files.all_attempts() == []
+    for name in ("0002", "0010", "0001", "latest", ".0003"):
+        (files.attempts / name).mkdir(parents=True)
+    assert [a.number for a in files.all_attempts()] == [1, 2, 10]
+
+
+def test_attempts_beyond_9999_are_still_the_newest(tmp_path):
+    files = TrialFiles(tmp_path)
+    for number in (10_000, 9_999):
+        files.attempt(number).root.mkdir(parents=True)
+    assert files.all_attempts()[-1] == AttemptFiles(files.attempts / "10000")
+
+
+# ---- processes --------------------------------------------------------------------------------------
+
+
+def test_a_process_is_named_by_pid_and_start():
+    start = process_start(os.getpid())
+    assert start is not None
+    assert is_alive(os.getpid(), start)
+    assert not is_alive(os.getpid(), start - 1)  # an earlier process of the same pid
+
+
+def test_a_process_that_is_gone_or_a_zombie_is_not_alive():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # ended, not yet waited for: a zombie
+    assert process_start(pid) is None
+    os.waitpid(pid, 0)
+    assert process_start(pid) is None
