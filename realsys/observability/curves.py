@@ -18,6 +18,7 @@ Points = tuple[tuple[int, float], ...]
 Table = dict[str, Points]
 
 MAX_SERIES = 3
+_ASIDE = ("eval*", "*/first_minibatch/*")  # told beside the training's own figure, not instead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class Curve:
 
 REWARD = CurveKind(
     title="Reward",
-    patterns=("reward", "*/reward", "*/reward_mean", "*/rewards/mean", "*/score*", "*reward*"),
-    without=("*std", "*min", "*max", "*kl*", "*clip*", "*coef*"),
+    patterns=("*/reward/mean", "*/reward", "reward", "*/reward_mean", "*/score*", "*reward*"),
+    without=("*std", "*min", "*max", "*kl*", "*clip*", "*coef*", *_ASIDE),
 )
 ACCURACY = CurveKind(
     title="Held-out accuracy",
@@ -54,39 +55,40 @@ KINDS = (
     ACCURACY,
     CurveKind(
         title="KL to the reference",
-        patterns=("*/kl_to_ref*", "*kl_ref*", "*ref_kl*", "*/kl", "kl", "*kl*ref*"),
-        without=("*coef*", "*ctl*", "*reward*"),
+        patterns=("*/kl_ref/per_sequence", "*/kl_ref*", "*kl_to_ref*", "*ref_kl*", "*/kl", "kl"),
+        without=("*coef*", "*ctl*", "*reward*", *_ASIDE),
     ),
     CurveKind(
         title="Entropy",
         patterns=("*/entropy", "entropy", "*entropy*"),
-        without=("*coef*", "*loss*"),
+        without=("*coef*", "*loss*", *_ASIDE),
     ),
     CurveKind(
         title="Loss",
         patterns=("loss", "*/loss", "*/policy_loss", "*/actor_loss", "*/pg_loss"),
-        without=("*critic*", "*value*"),
+        without=("*critic*", "*value*", *_ASIDE),
     ),
     CurveKind(
         title="Value loss",
         patterns=("*/value_loss", "critic*/loss", "*value_loss*", "*vf_loss*"),
+        without=_ASIDE,
     ),
     CurveKind(
         title="Response length",
         patterns=(
+            "*/response_length/mean",
             "*/response_length",
-            "*/response_len*mean*",
             "*response_len*",
             "*gen_len*",
             "*answer_len*",
             "*seq_len*",
         ),
-        without=("*min", "*max", "*std"),
+        without=("*min", "*max", "*std", *_ASIDE),
     ),
     CurveKind(
         title="Clip ratio",
         patterns=("actor*/clip_fraction", "actor*/*clip_ratio*", "*clip_frac*", "*clip_ratio*"),
-        without=("*value*", "*dual*", "critic*"),
+        without=("*value*", "*dual*", "critic*", *_ASIDE),
         percent=True,
     ),
 )
@@ -111,7 +113,10 @@ def _number(value: Any) -> float | None:
 
 
 def find(metrics: Table, kind: CurveKind) -> Table:
-    """The series of the first pattern that any metric fits, at most three; empty when none does."""
+    """The series of the first pattern that any metric fits, at most three; empty when none does.
+
+    Of series with the same values (calls that report on the same batch) only the first is taken.
+    """
     for pattern in kind.patterns:
         keys = [
             key
@@ -121,7 +126,9 @@ def find(metrics: Table, kind: CurveKind) -> Table:
             and not any(fnmatchcase(key, w) for w in kind.without)
         ]
         if keys:
-            return {key: metrics[key] for key in keys[:MAX_SERIES]}
+            different = {metrics[key]: key for key in reversed(keys)}
+            chosen = sorted(different.values())[:MAX_SERIES]
+            return {key: metrics[key] for key in chosen}
     return {}
 
 

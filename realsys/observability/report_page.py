@@ -49,7 +49,7 @@ svg text { font-size: 10px; fill: var(--soft); } svg line.grid { stroke: var(--l
 .legend { font-size: .78rem; color: var(--soft); overflow-wrap: anywhere; }
 .legend i { display: inline-block; width: 10px; height: 3px; margin: 0 4px 3px 0; }
 .legend i.s0 { background: var(--s0); } .legend i.s1 { background: var(--s1); }
-.legend i.s2 { background: var(--s2); } .legend span { margin-right: 10px; }
+.legend i.s2 { background: var(--s2); } .legend span { margin-right: 10px; display: inline-block; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line);

@@ -69,7 +69,8 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     rough = (high - low) / count
     unit = 10.0 ** math.floor(math.log10(rough))
     width = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= rough * 0.999)
-    first, last = math.floor(low / width + 1e-9), math.ceil(high / width - 1e-9)
+    # A hair past a tick (a KL of -1e-9) is not worth another one.
+    first, last = math.floor(low / width + 1e-3), math.ceil(high / width - 1e-3)
     return [i * width for i in range(first, last + 1)]
 
 

@@ -20,6 +20,13 @@ logger = logging.getLogger(__name__)
 
 STEP_KEY = "train_step"  # our own x axis: wandb's only grows, and a resumed run repeats steps
 
+SETTINGS = {
+    "console": "off",  # standard error belongs to the worker's log
+    "init_timeout": 60.0,  # seconds
+    "finish_timeout": 60.0,  # without it a lost network holds the end of the run for ever
+    "finish_timeout_raises": True,
+}
+
 
 class WandbRun:
     """One run. Never raises."""
@@ -80,6 +87,7 @@ def start_wandb(
             dir=str(folder),
             mode=options.mode,
             config=dict(config),
+            settings=_known_settings(wandb),
         )
         run.define_metric(STEP_KEY)
         run.define_metric("*", step_metric=STEP_KEY)
@@ -87,6 +95,12 @@ def start_wandb(
         _warn(error)
         return None
     return WandbRun(run)
+
+
+def _known_settings(wandb: Any) -> dict[str, Any]:
+    """Ours, as far as this version of wandb has them; it refuses unknown ones."""
+    known = getattr(getattr(wandb, "Settings", None), "model_fields", {})
+    return {name: value for name, value in SETTINGS.items() if name in known}
 
 
 def _run_id(path: Path) -> str:
