@@ -130,11 +130,17 @@ class Supervisor:
         return steps.start(worker, argv, self.attempt_files.log(worker))
 
     def _environment(self, phase: PhasePlan) -> Mapping[str, str]:
+        defaults = {
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            # Threads that wait asleep: spinning ones (the default) take the cores from their own
+            # partners as soon as anything else runs; a step was seen to take five times as long.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
         return {
+            **{name: os.environ.get(name, value) for name, value in defaults.items()},
             **self.plan.cluster.env_vars,
             "REALSYS_TRIAL_DIR": str(self.files.root),
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
             "PYTHONHASHSEED": "0",
         }
 

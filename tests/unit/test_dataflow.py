@@ -166,9 +166,7 @@ def test_a_call_that_reads_nothing_is_refused_since_it_would_never_run():
 
 def test_calls_of_unequal_batches_are_refused_since_a_step_runs_each_once():
     """A smaller n_seqs would leave datapoints behind in every step, a larger one waits for ever."""
-    found = problems_of(
-        [call("a", ["prompts"], ["x"], n_seqs=64), call("b", ["x"], n_seqs=32)]
-    )
+    found = problems_of([call("a", ["prompts"], ["x"], n_seqs=64), call("b", ["x"], n_seqs=32)])
     assert "64" in found[0].what
     assert "32" in found[0].what
 

@@ -28,9 +28,7 @@ ACTOR, SAMPLER, CRITIC = ModelName("actor"), ModelName("actor", 1), ModelName("c
 
 def shard(name, rank=0, **degrees):
     return ModelShard(
-        id=ModelShardID(
-            model_name=name, topo=ProcessTopology(**degrees), parallelism_rank=rank
-        ),
+        id=ModelShardID(model_name=name, topo=ProcessTopology(**degrees), parallelism_rank=rank),
         model=ModelAbstraction("test"),
         backend=ModelBackendAbstraction("test"),
     )

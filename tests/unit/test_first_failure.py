@@ -126,7 +126,9 @@ def test_last_words_of_a_plain_error_carry_its_kind_and_text(tmp_path, caplog):
 
 
 def test_an_own_timeout_is_told_with_whom_it_waited_for(tmp_path, caplog):
-    late = WaitTimeout("model_worker/1 did not answer in 3 s", where="gen step 2", fix="see its log")
+    late = WaitTimeout(
+        "model_worker/1 did not answer in 3 s", where="gen step 2", fix="see its log"
+    )
     with caplog.at_level(logging.CRITICAL):
         _leave_last_words(TrialFiles(tmp_path), 1, "master_worker/0", late)
     words = read_record(Failure, TrialFiles(tmp_path).attempt(1).words("master_worker/0"))

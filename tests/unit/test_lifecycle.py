@@ -42,7 +42,7 @@ def test_a_life(events, end):
 
 
 def test_an_end_is_final():
-    assert FINAL == {S.DONE, S.FAILED, S.LOST}
+    assert {S.DONE, S.FAILED, S.LOST} == FINAL
     assert {state for state, _ in TRANSITIONS} == set(S) - FINAL
 
 

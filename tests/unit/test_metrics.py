@@ -17,7 +17,6 @@ import pytest
 from realsys.api.errors import ClusterError, ConfigError, DataError
 from realsys.api.options import WandbOptions
 from realsys.api.trial import PhaseFiles
-from realsys.observability import jsonl
 from realsys.observability.events import EventLog, MfcEvent, PeriodicEvent, StepEvent, read_events
 from realsys.observability.jsonl import JsonlAppender, read_jsonl, truncate_jsonl
 from realsys.observability.metrics import MetricsWriter, deterministic, read_metrics
@@ -165,7 +164,7 @@ def test_truncation_that_fails_leaves_the_file_whole(
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(jsonl.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ClusterError, match="no space left"):
         truncate_jsonl(path, 1)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
@@ -202,7 +201,7 @@ def test_full_disk_is_an_error_with_a_way_out_and_no_half_line(
     def half(handle: int, data: bytes) -> int:  # what a nearly full disk does
         return real_write(handle, data[:5])
 
-    monkeypatch.setattr(jsonl.os, "write", half)
+    monkeypatch.setattr(os, "write", half)
     with pytest.raises(ClusterError) as caught:
         metrics.write(2, {"a": 2.0})
     monkeypatch.undo()

@@ -30,7 +30,7 @@ def make_plan(**changes) -> LaunchPlan:
         "trial_name": "run1",
         "user": "anna",
         "trial_dir": "/runs/run1",
-        "cluster": ClusterSpec(file_root="/shared"),
+        "cluster": ClusterSpec(file_root="/lustre"),
         "phases": (phase,),
         "options": {"actor": {"path": None}, "note": "Größe"},
         "warnings": ("slow",),
@@ -128,7 +128,7 @@ def test_phases_are_found_by_name():
 
 
 def test_the_store_is_the_clusters_or_lies_under_its_file_root():
-    assert make_plan().name_resolve_url == "file:///shared/name_resolve"
+    assert make_plan().name_resolve_url == "file:///lustre/name_resolve"
     spaced = make_plan(cluster=ClusterSpec(file_root="/a b#c"))
     assert spaced.name_resolve_url == "file:///a%20b%23c/name_resolve"
     named = make_plan(cluster=ClusterSpec(name_resolve="memory://x"))

@@ -9,16 +9,17 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import NoSuchTrial
-from realsys.api.experiment import ExperimentSaveEvalControl
-from realsys.api.options import ModelOptions, OptimizerOptions, WandbOptions
+from realsys.api.options import WandbOptions
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan, plan_text
 from realsys.api.trial import (
@@ -76,9 +77,11 @@ def make_trial(root: Path, *, steps: int = STEPS) -> TrialFiles:
 
 
 def _plan(root: Path) -> LaunchPlan:
-    options = PPOMathExperiment(
-        exp_ctrl=ExperimentSaveEvalControl(benchmark_steps=STEPS, eval_freq_steps=20),
-        actor=ModelOptions(optimizer=OptimizerOptions(lr=1e-4)),
+    defaults = PPOMathExperiment()
+    options = replace(
+        defaults,
+        exp_ctrl=replace(defaults.exp_ctrl, benchmark_steps=STEPS),
+        actor=replace(defaults.actor, optimizer=replace(defaults.actor.optimizer, lr=0.125)),
     )
     phases = []
     for name, experiment, folder in (
@@ -125,15 +128,15 @@ def _row(step: int) -> dict[str, float]:
     if step == 0:
         return row
     return row | {
-        "rew_inf/reward": 0.45 + 0.4 * (1 - math.exp(-step / 20)) + noise,
-        "actor_train/kl_to_ref": 0.0008 * step + abs(noise) * 0.1,
+        "actor_train/reward/mean": 0.45 + 0.4 * (1 - math.exp(-step / 20)) + noise,
+        "actor_train/kl_ref/per_sequence": 0.0008 * step + abs(noise) * 0.1,
         "actor_train/entropy": 1.2 - 0.01 * step + noise,
-        "actor_train/loss": -0.01 + noise * 0.1,
-        "actor_train/clip_fraction": 0.02 + abs(noise) * 0.3,
+        "actor_train/actor_loss": -0.01 + noise * 0.1,
+        "actor_train/clip_ratio": 0.02 + abs(noise) * 0.3,
         "actor_train/grad_norm": 1 + noise,
         "critic_train/value_loss": 0.3 * math.exp(-step / 15) + 0.02 + abs(noise) * 0.1,
-        "actor_gen/response_length": 18 + 4 * noise,
-        "time/step": 2.0,
+        "actor_train/response_length/mean": 18 + 4 * noise,
+        "time/step_s": 2.0,
     }
 
 
@@ -270,10 +273,13 @@ def test_settings_that_differ_come_first(trial: TrialFiles) -> None:
     text = words(report.write_report(trial.root).read_text())
     settings = text[text.index("Settings option") :]
     changed, every = re.split(r"All \d+ options", settings)
-    assert "actor.optimizer.lr 0.0001 5e-05 peak learning rate" in changed
-    assert "exp_ctrl.benchmark_steps 60 none" in changed
+    defaults = PPOMathExperiment()
+    lr, steps = defaults.actor.optimizer.lr, defaults.exp_ctrl.benchmark_steps
+    clip = defaults.ppo.eps_clip
+    assert f"actor.optimizer.lr 0.125 {lr} peak learning rate" in changed
+    assert f"exp_ctrl.benchmark_steps 60 {'none' if steps is None else steps} stop" in changed
     assert "ppo.eps_clip" not in changed
-    assert "ppo.eps_clip 0.2 0.2 clip range of the importance ratio" in every
+    assert f"ppo.eps_clip {clip} {clip} clip range of the importance ratio" in every
 
 
 def test_failed_trial_says_which_where_why_and_how_to_go_on(trial: TrialFiles) -> None:
@@ -389,13 +395,21 @@ def _marker(ended_at: float) -> ExitMarker:
 @pytest.mark.parametrize(
     ("title", "key", "other"),
     [
+        ("Reward", "actor_train/reward/mean", "actor_train/reward/std"),
         ("Reward", "rew_inf/reward", "actor_train/kl_reward"),
         ("Entropy", "actor_train/entropy", "actor_train/entropy_coef"),
         ("Value loss", "critic_train/loss", "actor_train/loss"),
         ("Loss", "actor_train/loss", "critic_train/loss"),
+        ("Loss", "actor_train/actor_loss", "critic_train/value_loss"),
+        ("Value loss", "critic_train/value_loss", "actor_train/actor_loss"),
+        ("Clip ratio", "actor_train/clip_ratio", "actor_train/dual_clip_ratio"),
         ("Clip ratio", "actor_train/clip_fraction", "critic_train/value_clip_fraction"),
+        ("KL to the reference", "actor_train/kl_ref/per_sequence", "actor_train/kl_ref/per_token"),
         ("KL to the reference", "actor_train/kl_to_ref", "actor_train/kl_coef"),
+        ("Response length", "actor_train/response_length/mean", "actor_train/response_length/max"),
         ("Response length", "actor_gen/response_length", "time/response_length"),
+        ("Response length", "actor_train/response_length/mean", "eval/response_length/mean"),
+        ("Clip ratio", "actor_train/clip_ratio", "actor_train/first_minibatch/clip_ratio"),
     ],
 )
 def test_curve_takes_its_metric_and_leaves_its_namesake(title: str, key: str, other: str) -> None:
@@ -404,8 +418,21 @@ def test_curve_takes_its_metric_and_leaves_its_namesake(title: str, key: str, ot
     assert find(metrics, kind) == {key: ((1, 0.5),)}
 
 
+def test_series_that_say_the_same_are_drawn_once() -> None:
+    rows = [
+        {"step": i, "a_train/reward/mean": i, "c_train/reward/mean": i, "d/reward/mean": 2 * i}
+        for i in range(3)
+    ]
+    kind = next(k for k in KINDS if k.title == "Reward")
+    assert list(find(table(rows), kind)) == ["a_train/reward/mean", "d/reward/mean"]
+
+
 def test_rows_of_one_step_join_and_nan_is_kept() -> None:
-    rows = [{"step": 2, "a": 1}, {"step": 1, "a": "nan", "note": "text"}, {"step": 2, "b": "inf"}]
+    rows: list[dict[str, Any]] = [
+        {"step": 2, "a": 1},
+        {"step": 1, "a": "nan", "note": "text"},
+        {"step": 2, "b": "inf"},
+    ]
     found = table(rows)
     assert set(found) == {"a", "b"}
     assert math.isnan(found["a"][0][1])
@@ -433,6 +460,7 @@ def test_smoothing_is_centred_and_keeps_the_ends() -> None:
         (0.0, 1.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
         (3.0, 17.0, [0.0, 5.0, 10.0, 15.0, 20.0]),
         (-0.02, 0.06, [-0.02, 0.0, 0.02, 0.04, 0.06]),
+        (-1e-9, 0.4, [0.0, 0.1, 0.2, 0.3, 0.4]),
     ],
 )
 def test_ticks_are_round_and_hold_the_data(low: float, high: float, expected: list[float]) -> None:

@@ -86,9 +86,7 @@ def test_groups_come_in_the_order_in_which_they_start():
 
 def test_groups_without_tasks_are_left_out():
     two, none = (TasksGroup(count=n, scheduling=Scheduling()) for n in (2, 0))
-    groups = ExperimentScheduling(
-        master_worker=two, model_worker=two, rollout_worker=none
-    ).groups()
+    groups = ExperimentScheduling(master_worker=two, model_worker=two, rollout_worker=none).groups()
     assert set(groups) == {WorkerType.MASTER_WORKER, WorkerType.MODEL_WORKER}
 
 

@@ -159,7 +159,9 @@ def test_trace_has_a_process_per_worker_and_a_thread_per_role() -> None:
 
 def test_trace_file_is_json(tmp_path: Path) -> None:
     write_perfetto(one_step(), tmp_path / "timeline.json")
-    assert len(json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]) == 14  # 6 events, 8 names
+    assert (
+        len(json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]) == 14
+    )  # 6 events, 8 names
     with pytest.raises(ClusterError, match="can't be written"):
         write_perfetto(one_step(), tmp_path / "no folder" / "timeline.json")
 

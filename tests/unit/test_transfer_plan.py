@@ -69,7 +69,7 @@ def test_a_tensor_that_nobody_holds_is_named():
     assert refused.value.what == "no worker holds 'y' of datapoint 'c'"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_plan_moves_exactly_what_is_missing_and_is_balanced(data):
     items = [(k, i) for k in KEYS for i in IDS]

@@ -136,10 +136,10 @@ def test_a_record_is_never_seen_half_written(tmp_path, monkeypatch):
 
 
 def test_every_path_lies_under_the_trial():
-    files = TrialFiles(trial_dir("/shared", "anna", "ppo-math", "run1"))
-    assert str(files.plan) == "/shared/runs/anna/ppo-math/run1/plan.json"
+    files = TrialFiles(trial_dir("/lustre", "anna", "ppo-math", "run1"))
+    assert str(files.plan) == "/lustre/runs/anna/ppo-math/run1/plan.json"
     attempt = files.attempt(3)
-    assert str(attempt.record) == "/shared/runs/anna/ppo-math/run1/attempts/0003/attempt.json"
+    assert str(attempt.record) == "/lustre/runs/anna/ppo-math/run1/attempts/0003/attempt.json"
     assert attempt.number == 3
     assert attempt.log("model_worker/3").name == "model_worker-3.log"
     assert attempt.words("model_worker/3").parent == attempt.last_words

@@ -1,0 +1,329 @@
+"""Tensors from worker to worker over loopback: exact, authenticated, and every failure told."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import zmq
+
+from realsys.api.data import SequenceMeta
+from realsys.api.errors import ClusterError, DataError, RemoteError, WaitTimeout
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data_plane.tensor_store import TensorStore
+from realsys.data_plane.transfer import FRAME_BYTES, TensorClient, TensorServer
+from realsys.transport.keys import TrialKeypairs
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+TRIAL, ATTEMPT = "ppo-math/run1", 3
+KEYS = TrialKeypairs.generate()
+WHO = {"trial": TRIAL, "attempt": ATTEMPT, "keypairs": KEYS}
+# A server's thread that dies is a bug each of these tests shows in its own words.
+dead_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@contextmanager
+def serving(store: TensorStore, **changes) -> Iterator[TensorServer]:
+    server = TensorServer(store, name="model_worker/0", **{**WHO, **changes}).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def fetching(*endpoints: str, **changes) -> Iterator[TensorClient]:
+    client = TensorClient(endpoints, **{**WHO, **changes})
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def stored(**rows: torch.Tensor) -> TensorStore:
+    """A store with key ``x`` of datapoints ``rows``."""
+    store = TensorStore()
+    store.put_rows("x", rows.items())
+    return store
+
+
+def moved(*rows: torch.Tensor) -> list[torch.Tensor]:
+    """``rows`` after a journey."""
+    names = [f"i{n}" for n in range(len(rows))]
+    with (
+        serving(stored(**dict(zip(names, rows, strict=True)))) as server,
+        fetching(server.endpoint) as client,
+    ):
+        return client.fetch(0, "x", names, timeout_s=20)
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Bit for bit, NaNs included."""
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert torch.equal(
+        found.contiguous().flatten().view(torch.uint8),
+        expected.contiguous().flatten().view(torch.uint8),
+    )
+
+
+# ---- exact ----------------------------------------------------------------------------------------
+
+VALUES = {
+    "bool": torch.tensor([True, False, True]),
+    "uint8": torch.tensor([0, 255, 7], dtype=torch.uint8),
+    "int8": torch.tensor([-128, 127], dtype=torch.int8),
+    "int16": torch.tensor([-32768, 32767], dtype=torch.int16),
+    "int32": torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32),
+    "int64": torch.tensor([2**53 + 1, -(2**63), 2**63 - 1]),
+    "float16": torch.tensor([65504.0, 6e-8, float("-inf")], dtype=torch.float16),
+    "bfloat16": torch.tensor([1.0, 3.14159, float("nan"), 3e38], dtype=torch.bfloat16),
+    "float32": torch.tensor([0.1, -0.0, float("nan"), 1e-45]),
+    "float64": torch.tensor([0.1, 1e308, 5e-324], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("x", VALUES.values(), ids=VALUES)
+def test_a_dtype_arrives_exact(x):
+    (found,) = moved(x)
+    assert_same(found, x)
+
+
+def test_rows_of_many_datapoints_arrive_apart_and_in_order():
+    rows = [torch.arange(n) + 100 * n for n in (3, 1, 0, 5)]
+    for found, expected in zip(moved(*rows), rows, strict=True):
+        assert_same(found, expected)
+
+
+def test_shapes_behind_the_rows_arrive():
+    rows = [torch.arange(24.0).view(2, 3, 4), torch.arange(12.0).view(1, 3, 4)]
+    for found, expected in zip(moved(*rows), rows, strict=True):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
+def test_empty_tensors_arrive(shape):
+    x = torch.empty(shape, dtype=torch.bfloat16)
+    for found in moved(x, x):
+        assert_same(found, x)
+
+
+def test_a_tensor_that_is_not_contiguous_arrives():
+    x = torch.arange(12).view(3, 4).T
+    (found,) = moved(x)
+    assert_same(found, x)
+
+
+@pytest.mark.parametrize("num_bytes", [FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1])
+def test_the_border_of_a_frame_cuts_nothing(num_bytes):
+    x = (torch.arange(num_bytes) % 251).to(torch.uint8)
+    (found,) = moved(x)
+    assert_same(found, x)
+
+
+def test_forty_mebibytes_arrive():
+    x = torch.arange(10 * 2**20, dtype=torch.float32)
+    (found,) = moved(x)
+    assert_same(found, x)
+
+
+def test_what_arrived_can_be_changed_without_changing_the_peers():
+    store = stored(a=torch.zeros(3))
+    with serving(store) as server, fetching(server.endpoint) as client:
+        (found,) = client.fetch(0, "x", ["a"], timeout_s=10)
+        found += 1
+    assert store.rows("x", ["a"])[0].tolist() == [0.0, 0.0, 0.0]
+
+
+@dead_thread
+def test_a_tensor_that_still_has_its_graph_arrives():
+    x = torch.ones(2, requires_grad=True) * 3
+    with serving(stored(a=x)) as server, fetching(server.endpoint) as client:
+        (found,) = client.fetch(0, "x", ["a"], timeout_s=0.5)
+    assert found.tolist() == [3.0, 3.0]
+
+
+def test_a_client_reaches_several_workers_by_index():
+    with (
+        serving(stored(a=torch.tensor([1]))) as first,
+        serving(stored(a=torch.tensor([2]))) as second,
+        fetching(first.endpoint, second.endpoint) as client,
+    ):
+        assert [client.fetch(w, "x", ["a"], timeout_s=10)[0].item() for w in (1, 0, 1)] == [2, 1, 2]
+
+
+# ---- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", ["both", "client only"])
+def test_wrong_keys_get_nothing_and_the_wait_names_the_peer(half):
+    other = TrialKeypairs.generate()
+    if half == "client only":  # knows the server's public key, is not of the trial
+        other = TrialKeypairs(
+            server_public=KEYS.server_public,
+            server_secret=other.server_secret,
+            client_public=other.client_public,
+            client_secret=other.client_secret,
+        )
+    with (
+        serving(stored(a=torch.ones(1))) as server,
+        fetching(server.endpoint, keypairs=other) as client,
+    ):
+        with pytest.raises(WaitTimeout) as late:
+            client.fetch(0, "x", ["a"], timeout_s=0.2)
+        assert late.value.what == "model_worker/0 did not send 'x' in 0.2 s"
+        assert late.value.where == server.endpoint
+        with fetching(server.endpoint) as known:  # others are served as before
+            assert known.fetch(0, "x", ["a"], timeout_s=10)[0].item() == 1.0
+
+
+@pytest.mark.parametrize("changes", [{"attempt": 2}, {"attempt": 4}, {"trial": "ppo-math/run2"}])
+def test_another_attempt_or_trial_is_refused_with_both_named(changes):
+    asked = {"trial": TRIAL, "attempt": ATTEMPT, **changes}
+    with (
+        serving(stored(a=torch.ones(1))) as server,
+        fetching(server.endpoint, **changes) as client,
+        pytest.raises(RemoteError) as refused,
+    ):
+        client.fetch(0, "x", ["a"], timeout_s=10)
+    assert f"asked by attempt {asked['attempt']} of {asked['trial']}" in refused.value.what
+    assert f"attempt {ATTEMPT} of {TRIAL}" in refused.value.what
+
+
+def test_a_tensor_that_is_not_there_is_named_with_its_datapoints():
+    with (
+        serving(stored(a=torch.ones(1))) as server,
+        fetching(server.endpoint) as client,
+    ):
+        with pytest.raises(RemoteError) as refused:
+            client.fetch(0, "x", ["a", "b"], timeout_s=10)
+        assert refused.value.what == (
+            "model_worker/0 did not give 'x': key 'x' of datapoints ['b'] is not on this worker "
+            "(tensor store)"
+        )
+        with pytest.raises(RemoteError, match="key 'y' of datapoints"):
+            client.fetch(0, "y", ["a"], timeout_s=10)
+        assert client.fetch(0, "x", ["a"], timeout_s=10)[0].item() == 1.0
+
+
+def test_a_peer_that_is_gone_is_named():
+    with serving(stored(a=torch.ones(1))) as server:
+        endpoint = server.endpoint
+    with fetching(endpoint) as client, pytest.raises(WaitTimeout, match="model_worker/0"):
+        client.fetch(0, "x", ["a"], timeout_s=0.1)
+
+
+@dead_thread
+def test_rows_that_do_not_fit_together_are_told_and_the_server_lives_on():
+    store = stored(a=torch.ones(1, 2), b=torch.ones(1, 3))
+    with serving(store) as server, fetching(server.endpoint) as client:
+        with pytest.raises(RemoteError):
+            client.fetch(0, "x", ["a", "b"], timeout_s=0.5)
+        assert client.fetch(0, "x", ["a"], timeout_s=0.5)[0].shape == (1, 2)
+
+
+@dead_thread
+def test_a_request_for_nothing_does_not_end_the_server():
+    with serving(stored(a=torch.ones(1))) as server, fetching(server.endpoint) as client:
+        try:
+            assert client.fetch(0, "x", [], timeout_s=0.5) == []
+        except RemoteError:
+            pass  # told: as good
+        assert client.fetch(0, "x", ["a"], timeout_s=0.5)[0].item() == 1.0
+
+
+def test_what_is_no_request_does_not_end_the_server():
+    with serving(stored(a=torch.ones(1))) as server, zmq.Context() as context:
+        with context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.curve_serverkey = KEYS.server_public
+            socket.curve_publickey = KEYS.client_public
+            socket.curve_secretkey = KEYS.client_secret
+            socket.connect(server.endpoint)
+            for junk in (b"\xc1junk", b"", b"\x80"):
+                socket.send_multipart([b"id", junk])
+                assert socket.poll(5000)
+                assert b"error" in b"".join(socket.recv_multipart())
+        with fetching(server.endpoint) as client:
+            assert client.fetch(0, "x", ["a"], timeout_s=10)[0].item() == 1.0
+
+
+@dead_thread
+def test_half_a_message_does_not_end_the_server():
+    with serving(stored(a=torch.ones(1))) as server, zmq.Context() as context:
+        with context.socket(zmq.DEALER) as socket:
+            socket.linger = 200
+            socket.curve_serverkey = KEYS.server_public
+            socket.curve_publickey = KEYS.client_public
+            socket.curve_secretkey = KEYS.client_secret
+            socket.connect(server.endpoint)
+            socket.send_multipart([b"alone"])  # an id and no body
+        with fetching(server.endpoint) as client:
+            assert client.fetch(0, "x", ["a"], timeout_s=1)[0].item() == 1.0
+
+
+@dead_thread
+def test_an_address_that_is_not_ours_is_told_with_the_reason():
+    server = TensorServer(TensorStore(), name="model_worker/0", host="203.0.113.1", **WHO)
+    with pytest.raises(ClusterError) as refused:  # documentation range, RFC 5737: nobody's
+        server.start()
+    assert "assign" in refused.value.what
+    assert "203.0.113.1" in str(refused.value)
+
+
+# ---- late answers ---------------------------------------------------------------------------------
+
+
+class SlowOnce(TensorStore):
+    """Answers its first reader when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def rows(self, key, ids):
+        self.may_answer.wait(5.0)
+        return super().rows(key, ids)
+
+
+def test_the_late_answer_to_an_older_request_is_not_taken_for_the_newer_ones():
+    store = SlowOnce()
+    store.put_rows("x", [("a", torch.tensor([1]))])
+    store.put_rows("y", [("a", torch.tensor([2]))])
+    with serving(store) as server, fetching(server.endpoint) as client:
+        with pytest.raises(WaitTimeout):
+            client.fetch(0, "x", ["a"], timeout_s=0.1)
+        store.may_answer.set()
+        assert client.fetch(0, "y", ["a"], timeout_s=10)[0].item() == 2
+
+
+# ---- the store ------------------------------------------------------------------------------------
+
+
+def sample() -> SequenceSample:
+    meta = SequenceMeta(
+        ids=("a", "b"),
+        seqlens={"x": ((2,), (3,)), "r": ((1,), (1,))},
+        dtypes={"x": "int64", "r": "float32"},
+        trailing_shapes={"x": (), "r": ()},
+    )
+    return SequenceSample.from_meta(meta, {"x": torch.arange(5), "r": torch.tensor([0.5, 1.5])})
+
+
+def test_a_store_gives_back_any_batch_of_what_it_holds():
+    store, whole = TensorStore(), sample()
+    store.put(whole)
+    swapped = whole.meta.take([1, 0]).select(["x"])
+    assert store.get(swapped).data["x"].tolist() == [2, 3, 4, 0, 1]
+    assert len(store) == 2
+
+
+def test_a_store_forgets_what_is_used_up_and_ignores_what_it_never_had():
+    store = TensorStore()
+    store.put(sample())
+    store.clear(["a", "never"])
+    with pytest.raises(DataError, match=r"key 'x' of datapoints \['a'\]"):
+        store.get(sample().meta)
+    assert len(store) == 1

@@ -1,0 +1,228 @@
+"""Attempts: one incarnation at a time, numbered, each with a token of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from realsys.api.errors import KeyNotFound, TrialError, TrialIsLive
+from realsys.api.trial import (
+    AttemptRecord,
+    ExitMarker,
+    Result,
+    TrialFiles,
+    dumps,
+    process_start,
+    read_record,
+    write_record,
+)
+from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.open import open_store
+from realsys.supervisor.attempt import take_attempt
+
+KEYS = TrialKeys(cluster="local", user="anna", experiment="ppo-math", trial="run1")
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request, tmp_path):
+    url = f"memory://{tmp_path}" if request.param == "memory" else f"file://{tmp_path}/store"
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TrialFiles:
+    root = tmp_path / "run1"
+    root.mkdir()
+    return TrialFiles(root)
+
+
+def take(files, store):
+    return take_attempt(files, store, KEYS, job_id="77")
+
+
+def end(files, number, result=Result.FAILED):
+    marker = ExitMarker(result=result, attempt=number, ended_at=2.0, phase="main")
+    write_record(files.attempt(number).exit, marker)
+
+
+def gone_process() -> tuple[int, int]:
+    """Pid and start of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    start = process_start(child.pid)
+    child.communicate(b"\n", timeout=10)
+    return child.pid, start
+
+
+def attempt_of(number, *, pid, start, host=None):
+    return AttemptRecord(
+        number=number,
+        token="t",
+        host=host or socket.gethostname(),
+        supervisor_pid=pid,
+        supervisor_start=start,
+        started_at=1.0,
+    )
+
+
+# ---- taking one -----------------------------------------------------------------------------------
+
+
+def test_the_first_attempt_is_number_one_and_names_this_process(files, store):
+    record, attempt = take(files, store)
+    assert (record.number, attempt.number) == (1, 1)
+    assert (record.supervisor_pid, record.supervisor_start) == (
+        os.getpid(),
+        process_start(os.getpid()),
+    )
+    assert record.host == socket.gethostname()
+    assert record.job_id == "77"
+    assert len(record.token) == 32
+
+
+def test_its_record_is_in_the_store_and_in_its_folder(files, store):
+    record, attempt = take(files, store)
+    assert store.get(KEYS.attempt).value == dumps(record)
+    assert read_record(AttemptRecord, attempt.record) == record
+    assert attempt.logs.is_dir()
+    assert attempt.last_words.is_dir()
+
+
+def test_latest_points_to_the_newest(files, store):
+    for number in (1, 2):
+        take(files, store)
+        assert os.readlink(files.latest) == f"attempts/{number:04d}"
+        end(files, number)
+
+
+def test_numbers_grow_and_tokens_differ(files, store):
+    records = []
+    for number in (1, 2, 3):
+        records.append(take(files, store)[0])
+        end(files, number)
+    assert [r.number for r in records] == [1, 2, 3]
+    assert len({r.token for r in records}) == 3
+
+
+def test_numbers_grow_also_when_the_store_was_lost(files, store):
+    for number in (1, 2):
+        take(files, store)
+        end(files, number)
+    store.delete(KEYS.attempt)
+    assert take(files, store)[0].number == 3
+
+
+def test_numbers_grow_also_when_the_folder_was_lost(files, store):
+    write = attempt_of(7, pid=gone_process()[0], start=1)
+    store.add(KEYS.attempt, dumps(write))
+    assert take(files, store)[0].number == 8
+
+
+def test_a_new_attempt_forgets_what_the_older_one_told(files, store):
+    take(files, store)
+    end(files, 1)
+    told = [KEYS.worker("model_worker", 0), KEYS.worker_status("model_worker", 0)]
+    told += [KEYS.progress, KEYS.stop, KEYS.done]
+    for key in told:
+        store.add(key, b"old")
+    store.add(KEYS.experiment_status, b"kept")
+    take(files, store)
+    for key in told:
+        with pytest.raises(KeyNotFound):
+            store.get(key)
+    assert store.get(KEYS.experiment_status).value == b"kept"
+
+
+# ---- a live one -----------------------------------------------------------------------------------
+
+
+def test_a_live_attempt_is_not_replaced_and_says_who_runs(files, store):
+    take(files, store)
+    with pytest.raises(TrialIsLive) as live:
+        take(files, store)
+    assert live.value.what == f"attempt 1 runs as pid {os.getpid()} on {socket.gethostname()}"
+    assert live.value.where == str(files.root)
+    assert "realsys stop" in live.value.fix
+    assert [a.number for a in files.all_attempts()] == [1]
+
+
+def test_an_attempt_that_wrote_its_end_is_over_though_its_process_lives(files, store):
+    """It is drawing the report: that must not hold up a resume."""
+    take(files, store)
+    end(files, 1, Result.COMPLETED)
+    assert take(files, store)[0].number == 2
+
+
+def test_a_killed_supervisors_attempt_is_over(files, store):
+    pid, start = gone_process()
+    store.add(KEYS.attempt, dumps(attempt_of(1, pid=pid, start=start)))
+    assert take(files, store)[0].number == 2
+
+
+def test_another_process_of_the_same_pid_is_not_the_supervisor(files, store):
+    earlier = process_start(os.getpid()) - 1
+    store.add(KEYS.attempt, dumps(attempt_of(4, pid=os.getpid(), start=earlier)))
+    assert take(files, store)[0].number == 5
+
+
+def test_a_damaged_record_in_the_store_is_told(files, store):
+    store.add(KEYS.attempt, b"{")
+    with pytest.raises(TrialError) as refused:
+        take(files, store)
+    assert refused.value.where == KEYS.attempt
+
+
+# ---- a race ---------------------------------------------------------------------------------------
+
+
+class Overtaken:
+    """A store in which somebody else acts between our look and our write."""
+
+    def __init__(self, store, act):
+        self._store, self._act = store, act
+
+    def transaction(self, *args, **kwargs):
+        self._act()
+        return self._store.transaction(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("earlier", [0, 1], ids=["the first attempt", "a later one"])
+def test_who_is_overtaken_gets_nothing(files, store, earlier):
+    for number in range(1, earlier + 1):
+        take(files, store)
+        end(files, number)
+    winners = []
+    with pytest.raises(TrialIsLive) as lost:
+        take(files, Overtaken(store, lambda: winners.append(take(files, store)[0])))
+    number = earlier + 1
+    assert lost.value.what == f"somebody else took attempt {number} at the same moment"
+    assert [w.number for w in winners] == [number]
+    assert read_record(AttemptRecord, files.attempt(number).record) == winners[0]
+
+
+def test_of_many_at_the_same_moment_one_wins(files, store):
+    count = 6
+    barrier, outcomes = threading.Barrier(count), []
+
+    def supervisor():
+        barrier.wait(5.0)
+        try:
+            outcomes.append(take(files, store)[0].number)
+        except TrialIsLive:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=supervisor, name=f"supervisor {i}") for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    assert sorted(outcomes, key=str) == [1] + [None] * (count - 1)
+    assert [a.number for a in files.all_attempts()] == [1]
