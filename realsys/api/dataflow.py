@@ -172,6 +172,7 @@ def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> Data
         )
     producers = _producers(nodes, known, problems)
     _check_inputs(nodes, known, producers, problems)
+    _check_batches(nodes, problems)
     parents = {
         n.name: frozenset(producers[k] for k in n.input_keys if k in producers) for n in nodes
     }
@@ -216,6 +217,28 @@ def _check_inputs(
                         fix=did_you_mean(key, [*dataset_keys, *producers]),
                     )
                 )
+
+
+def _check_batches(nodes: Sequence[MFCDef], problems: list[ConfigError]) -> None:
+    """A step runs each call once: calls of unequal batches would leave datapoints, or wait for ever."""
+    for node in nodes:
+        if not node.input_keys:
+            problems.append(
+                ConfigError(
+                    "it reads no keys, so nothing would ever start it",
+                    where=f"MFC {node.name!r}, input_keys",
+                    fix="give it a key of the data set",
+                )
+            )
+        if node.n_seqs != nodes[0].n_seqs:
+            problems.append(
+                ConfigError(
+                    f"{node.name} takes {node.n_seqs} datapoints a call, "
+                    f"{nodes[0].name} takes {nodes[0].n_seqs}",
+                    where=f"MFC {node.name!r}, n_seqs",
+                    fix="use one number for all calls: a step runs each of them once",
+                )
+            )
 
 
 def _levels(

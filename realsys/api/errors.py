@@ -43,13 +43,15 @@ class RealsysError(Exception):
     """
 
     exit_code = 1  # of the CLI, see docs/cli.md
+    from_worker = ""  # where it happened, when that was another process
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         super().__init__(f"{what}\n  where: {where}\n  fix:   {fix}")
         self.what, self.where, self.fix = what, where, fix
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), where=self.where, fix=self.fix), (self.what,)
+        make = partial(type(self), where=self.where, fix=self.fix)
+        return make, (self.what,), self.__dict__  # the rest: notes, from_worker
 
 
 class ConfigError(RealsysError):

@@ -259,6 +259,7 @@ class ExperimentConfig:
         trained = _trained_replicas(self.model_rpcs, problems)
         _check_calls(self.model_rpcs, topos, problems)
         sync_pairs = _sync_param_pairs(self.model_rpcs, topos, problems)
+        _check_weights(self.model_rpcs, topos, trained, problems)
         if problems:
             raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
         resolved = Resolution(
@@ -311,7 +312,14 @@ class ExperimentConfig:
         Raises:
             ConfigError: there is no such worker, or the configuration was not resolved.
         """
-        kind = WorkerType(kind)
+        try:
+            kind = WorkerType(kind)
+        except ValueError:
+            raise ConfigError(
+                f"no kind of worker called {kind!r}",
+                where="resolve_worker_config",
+                fix=did_you_mean(kind, [k.value for k in WorkerType]),
+            ) from None
         workers = self.workers(kind)
         if self.resolved is None:
             raise ConfigError(
@@ -435,6 +443,27 @@ def _check_calls(
                     f"of at least {rpc.min_n_seqs_per_pass}",
                     where=f"MFC {rpc.name!r}, n_seqs",
                     fix=f"use {data * rpc.min_n_seqs_per_pass} or more, or fewer ranks",
+                )
+            )
+
+
+def _check_weights(
+    rpcs: Iterable[MFCDef],
+    topos: Mapping[ModelName, ProcessTopology],
+    trained: Mapping[str, ModelName],
+    problems: list[ConfigError],
+) -> None:
+    """A replica beside the trained one is not instantiated: it needs weights from a hook."""
+    rpcs = tuple(rpcs)
+    filled = {hook.target or rpc.model_name for rpc, hook in _realloc_hooks(rpcs)}
+    for rpc in rpcs:
+        name = rpc.model_name
+        if name in topos and trained.get(name.role, name) != name and name not in filled:
+            problems.append(
+                ConfigError(
+                    f"{name} never gets weights: {trained[name.role]} is trained, no hook fills it",
+                    where=f"MFC {rpc.name!r}, model_name",
+                    fix=f"run it on {trained[name.role]}, or add ParamReallocHook(source=…)",
                 )
             )
 

@@ -38,7 +38,9 @@ def option(
         "lt": lt,
         "choices": choices,
     }
-    if isinstance(default, Mapping) or dataclasses.is_dataclass(default):
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    if dataclasses.is_dataclass(default):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
@@ -63,8 +65,6 @@ def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
                 "one of " + ", ".join(m.get("choices") or ()),
             ),
         )
-        if m.get("choices") and value not in m["choices"]:
-            rules += ((True, "one of " + ", ".join(m["choices"])),)
         for broken, rule in rules:
             if broken:
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")

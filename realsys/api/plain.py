@@ -131,7 +131,15 @@ def _read_mapping(args: tuple[Any, ...], data: Any, where: str) -> dict[Any, Any
     if not isinstance(data, dict):
         _refuse("a table", data, where)
     key_kind, value_kind = args if args else (Any, Any)
-    read_key = (lambda k: int(k)) if key_kind is int else (lambda k: _read(key_kind, k, where))
+
+    def read_key(key: Any) -> Any:
+        if key_kind is not int:
+            return _read(key_kind, key, where)
+        try:
+            return int(key)
+        except ValueError:
+            return _refuse("whole numbers as keys", key, where)
+
     return {read_key(k): _read(value_kind, v, f"{where}[{k!r}]") for k, v in data.items()}
 
 

@@ -107,8 +107,8 @@ def _make(kind: str, type_: str, args: dict[str, Any]) -> Any:
     try:
         return factory(**args)
     except TypeError as error:
-        if "argument" not in str(error):
-            raise
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise  # from inside it: the arguments fit
         raise ConfigError(
             f"{kind} {type_!r} does not take these arguments: {error}",
             where=f"{kind} abstraction args {sorted(args)}",
@@ -209,6 +209,7 @@ def load_plugins(imports: Iterable[str] = ()) -> None:
 
 
 def _import(name: str, *, origin: str) -> None:
+    before = {kind: dict(table) for kind, table in _registered.items()}
     try:
         if not name.endswith(".py"):
             importlib.import_module(name)
@@ -225,6 +226,9 @@ def _import(name: str, *, origin: str) -> None:
         spec.loader.exec_module(module)
     except Exception as error:  # user code: anything can come out of it
         sys.modules.pop("realsys_import_" + Path(name).stem, None)
+        for kind, table in before.items():  # half a plug-in is none
+            _registered[kind].clear()
+            _registered[kind].update(table)
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(

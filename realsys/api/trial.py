@@ -25,7 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from realsys.api.errors import TrialError
+from realsys.api.errors import ConfigError, TrialError
 from realsys.api.plain import from_plain, to_plain
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class TrialFiles:
         """Attempts so far, oldest first."""
         if not self.attempts.is_dir():
             return []
-        names = sorted(p.name for p in self.attempts.iterdir() if p.name.isdigit())
+        names = sorted((p.name for p in self.attempts.iterdir() if p.name.isdecimal()), key=int)
         return [AttemptFiles(self.attempts / n) for n in names]
 
     @staticmethod
@@ -251,10 +251,13 @@ def loads(kind: type[T], data: bytes, *, where: str) -> T:
     """A record from JSON bytes. Raises TrialError when they are not one."""
     try:
         return from_plain(kind, json.loads(data), where=where)
-    except ValueError as error:
+    except (ValueError, ConfigError) as error:
+        what, place = (
+            (error.what, error.where) if isinstance(error, ConfigError) else (error, where)
+        )
         raise TrialError(
-            f"not a {kind.__name__}: {error}",
-            where=where,
+            f"not a {kind.__name__}: {what}",
+            where=place,
             fix="the file was damaged; see its folder",
         ) from error
 

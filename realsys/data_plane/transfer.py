@@ -8,6 +8,7 @@ frames of about 1 MiB, which a loopback measurement found fastest; dtypes arrive
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import uuid
 from collections.abc import Sequence
@@ -17,11 +18,13 @@ import torch
 import zmq
 import zmq.asyncio
 
-from realsys.api.errors import InternalError, RealsysError, RemoteError, WaitTimeout
+from realsys.api.errors import ClusterError, InternalError, RealsysError, RemoteError, WaitTimeout
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.transport.authentication import DOMAIN, Authenticator, Refusals
 from realsys.transport.codec import ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
+
+logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 1 << 20
 
@@ -61,6 +64,7 @@ class TensorServer:
         self._store, self._keypairs, self._host = store, keypairs, host
         self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
         self._ready = threading.Event()
+        self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self.endpoint = ""
@@ -68,8 +72,14 @@ class TensorServer:
     def start(self) -> TensorServer:
         """Binds a free port and serves from now on."""
         self._thread.start()
-        if not self._ready.wait(10.0) or not self.endpoint:
+        if not self._ready.wait(10.0):
             raise InternalError("the tensor server did not start in 10 s", where=self.name)
+        if self._failure is not None:
+            raise ClusterError(
+                f"{self.name} can't serve tensors: {self._failure}",
+                where=f"tcp://{self._host}",
+                fix="name an interface of this host",
+            ) from self._failure
         return self
 
     def stop(self) -> None:
@@ -83,6 +93,9 @@ class TensorServer:
             asyncio.run(self._serve())
         except asyncio.CancelledError:
             pass
+        except BaseException as error:  # told to whoever called start, and in the log
+            self._failure = error
+            logger.exception("tensor server ended name=%s", self.name)
         finally:
             self._ready.set()
 
@@ -98,10 +111,10 @@ class TensorServer:
         socket.zap_domain = DOMAIN
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.sndhwm, socket.linger = 0, 0
-        port = socket.bind_to_random_port(f"tcp://{self._host}")
-        self.endpoint = f"tcp://{self._host}:{port}"
-        self._ready.set()
         try:
+            port = socket.bind_to_random_port(f"tcp://{self._host}")
+            self.endpoint = f"tcp://{self._host}:{port}"
+            self._ready.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(authenticator.run(), name=f"tensor authenticator {self.name}")
                 while True:
@@ -133,6 +146,9 @@ class TensorServer:
             return header, _frames(whole)
         except RealsysError as error:
             return TensorReply(error=f"{error.what} ({error.where})"), []
+        except Exception as error:  # whatever it is, the peer must hear it and others be served
+            logger.exception("tensors not served name=%s", self.name)
+            return TensorReply(error=f"{type(error).__name__}: {error} ({self.name})"), []
 
 
 class TensorClient:

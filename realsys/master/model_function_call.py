@@ -67,9 +67,10 @@ class ModelFunctionCall:
         parts = split_over_ranks(self.call, batch, self.topo.data)
         metas = [batch.take(part) for part in parts]
         requests: dict[int, Callable[..., RunCall]] = {}
+        inputs: dict[int, SequenceMeta] = {}
         for rank, worker in self._worker_of.items():
             meta = metas[self.topo.coordinate(rank)[1]]
-            requests[worker] = self._request(meta, worker, step)
+            requests[worker], inputs[worker] = self._request(meta, worker, step), meta
         names = tuple(self._workers.records[w].worker for w in requests)
         self._on_change(self.call.name, names)
         try:
@@ -78,6 +79,9 @@ class ModelFunctionCall:
             )
         finally:
             self._on_change(self.call.name, ())
+        # Not before: a worker that is still to fetch a tensor can't give it to others.
+        for worker, meta in inputs.items():
+            self._storage.add(meta, worker)
         await self._take_outputs(replies)
         head = self._worker_of[self.topo.data_parallel_heads()[0]]
         return CallReport(self.call.name, queued, replies, dict(replies[head].stats), batch.ids)
@@ -90,7 +94,6 @@ class ModelFunctionCall:
             owners=self._storage.owners,
             num_bytes=self._storage.num_bytes,
         )
-        self._storage.add(meta, worker)  # it will hold what it fetched
         return partial(RunCall, call=self.call.name, step=step, meta=meta, sources=sources)
 
     async def _take_outputs(self, replies: dict[int, CallDone]) -> None:

@@ -32,13 +32,17 @@ class Periodic:
         """True when it is time, after ``step`` (from 1). Then the clock starts again."""
         due = (
             (self.steps is not None and step % self.steps == 0)
-            or (self.epochs is not None and epochs_done - self._epochs_done >= self.epochs)
+            or (
+                self.epochs is not None
+                and epochs_done // self.epochs > self._epochs_done // self.epochs
+            )
             or (
                 self.seconds is not None
                 and self._last_s is not None
                 and now_s - self._last_s >= self.seconds
             )
         )
+        self._epochs_done = epochs_done
         if due:
-            self._epochs_done, self._last_s = epochs_done, now_s
+            self._last_s = now_s
         return due

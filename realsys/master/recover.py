@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,8 +77,10 @@ def commit(folder: Path, *, step: int, saved: Mapping[str, RecoverSaved], keep: 
     try:
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
-        shutil.rmtree(final, ignore_errors=True)  # an older attempt's, of the same step
-        os.rename(folder, final)
+        if final.is_dir():  # an older attempt's, of the same step
+            _exchange(folder, final, workers=list(saved))
+        else:
+            os.rename(folder, final)
         _sync_folder(folder.parent)
     except OSError as error:
         raise ClusterError(
@@ -85,7 +88,8 @@ def commit(folder: Path, *, step: int, saved: Mapping[str, RecoverSaved], keep: 
             where=str(final),
             fix="free space or repair the permissions, then realsys resume",
         ) from error
-    for old in _folders(final.parent)[:-keep]:
+    left_over = [p for p in final.parent.iterdir() if p.name.startswith(".step-")]
+    for old in (*_folders(final.parent)[:-keep], *left_over):
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -115,13 +119,16 @@ def _read_whole(folder: Path, workers: Sequence[str]) -> Checkpoint:
         raise _torn(folder, f"it is of workers {sorted(listed)}, not {sorted(workers)}")
     files = {}
     for worker, entry in listed.items():
-        path = folder / entry["file"]
-        found = _hash(path) if path.is_file() else "no file"
-        if found != entry["sha256"]:
-            raise _torn(
-                folder, f"{entry['file']} has hash {found[:12]}, not {entry['sha256'][:12]}"
-            )
-        files[worker] = path
+        try:
+            name, expected = str(entry["file"]), str(entry["sha256"])
+            found = _hash(folder / name) if (folder / name).is_file() else "no file"
+        except (KeyError, TypeError) as error:
+            raise _torn(folder, f"its manifest says nothing of {worker}: {error!r}") from error
+        except OSError as error:
+            raise _torn(folder, f"{name} can't be read: {error}") from error
+        if found != expected:
+            raise _torn(folder, f"{name} has hash {found[:12]}, not {expected[:12]}")
+        files[worker] = folder / name
     return Checkpoint(folder, step, files)
 
 
@@ -129,10 +136,20 @@ def _torn(folder: Path, why: str) -> CheckpointError:
     return CheckpointError(why, where=str(folder), fix="nothing: the checkpoint before it is taken")
 
 
+def _exchange(folder: Path, final: Path, *, workers: Sequence[str]) -> None:
+    """Puts ``folder`` in the place of ``final``, unless that one is whole: then it says the same."""
+    try:
+        _read_whole(final, workers)
+    except CheckpointError:
+        shutil.rmtree(final, ignore_errors=True)  # no checkpoint is lost: it was none
+        os.rename(folder, final)
+
+
 def _folders(recover: Path) -> list[Path]:
     if not recover.is_dir():
         return []
-    return sorted(p for p in recover.iterdir() if p.name.startswith("step-") and p.is_dir())
+    found = [p for p in recover.iterdir() if p.is_dir() and re.fullmatch(r"step-\d+", p.name)]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
 def _hash(path: Path) -> str:

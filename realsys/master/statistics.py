@@ -28,8 +28,9 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
         row[f"time/{name}_s"] = call.compute_s
         compute_s += call.compute_s
     row["time/step_s"] = report.wall_s
-    row["perf/compute_ratio"] = compute_s / report.wall_s
-    row["perf/tokens_per_s"] = report.calls[graph.nodes[0].name].tokens / report.wall_s
+    wall_s = max(report.wall_s, 1e-6)  # the clock may have been set back
+    row["perf/compute_ratio"] = compute_s / wall_s
+    row["perf/tokens_per_s"] = report.calls[graph.nodes[0].name].tokens / wall_s
     return row
 
 

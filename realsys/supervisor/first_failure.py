@@ -34,7 +34,8 @@ def describe_exit(returncode: int) -> str:
             "SIGABRT": "a native library gave up",
         }
         hint = hints.get(name)
-        return f"killed by {name} (signal {number})" + (f": {hint}" if hint else "")
+        told = name if name.endswith(f" {number}") else f"{name} (signal {number})"
+        return f"killed by {told}" + (f": {hint}" if hint else "")
     meanings = {
         exit_codes.FENCED: "its lease could not be renewed in time, so it stopped itself",
         exit_codes.ORPHANED: "the workers it depends on were gone",

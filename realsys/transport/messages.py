@@ -87,6 +87,7 @@ def info_to_error(info: ErrorInfo, worker: str) -> RealsysError:
         except TypeError:  # a class with a constructor of its own
             pass
         else:
+            error.from_worker = worker
             error.add_note(f"traceback on {worker}:\n{info.traceback}")
             return error
     return RemoteError(

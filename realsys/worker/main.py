@@ -126,7 +126,7 @@ def _leave_last_words(files: TrialFiles, attempt: int, name: str, error: Excepti
         pid=os.getpid(),
         why=known.what if known else f"{type(error).__name__}: {error}",
         at=time.time(),
-        kind=type(error).__name__,
+        kind="RemoteError" if known and known.from_worker else type(error).__name__,
         fix=known.fix if known else "",
     )
     try:

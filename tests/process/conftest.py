@@ -16,7 +16,8 @@ import pytest
 
 from launcher.liveness import processes_of
 from launcher.status import trial_view
-from launcher.trial_state import State, TrialView
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
 from realsys.api.trial import TrialFiles
 from realsys.observability.metrics import deterministic, read_metrics
 
