@@ -8,7 +8,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported; see the supervisor
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -133,9 +133,9 @@ class Supervisor:
         defaults = {
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
-            # Threads that wait asleep: spinning ones (the default) take the cores from their own
-            # partners as soon as anything else runs; a step was seen to take five times as long.
-            "OMP_WAIT_POLICY": "PASSIVE",
+            # Compute threads fall asleep soon after they run out of work. At OpenMP's default they spin
+            # on, and as soon as anything else runs they take the cores from their own partners.
+            "GOMP_SPINCOUNT": "2000",
         }
         return {
             **{name: os.environ.get(name, value) for name, value in defaults.items()},
