@@ -62,24 +62,29 @@ class PPOMathExperiment(Experiment):
     )
     actor: ModelOptions = option(
         ModelOptions(
-            optimizer=OptimizerOptions(lr=2e-4, weight_decay=0.0, warmup_steps_proportion=0.04)
+            optimizer=OptimizerOptions(lr=3e-4, weight_decay=0.0, warmup_steps_proportion=0.05)
         ),
         "the policy; its path starts all roles",
     )
     critic: ModelOptions = option(
         ModelOptions(
-            optimizer=OptimizerOptions(lr=5e-4, weight_decay=0.0, warmup_steps_proportion=0.04)
+            optimizer=OptimizerOptions(lr=1e-3, weight_decay=0.0, warmup_steps_proportion=0.05)
         ),
         "the value model; without a path, the actor's body with a new head",
     )
     ref: ModelOptions = option(
         ModelOptions(backend="inference"), "the frozen reference; without a path, the actor's start"
     )
-    dataset: MathDatasetOptions = option(MathDatasetOptions(train_size=130 * 64), "the questions")
+    dataset: MathDatasetOptions = option(MathDatasetOptions(train_size=110 * 64), "the questions")
     group_size: int = option(4, "answers a question", ge=1)
     reward: str = option("math_verify", "registered rule that scores an answer")
     ppo: PPOHyperparameters = option(
-        PPOHyperparameters(gen=GenerationHyperparameters(max_new_tokens=16), kl_ctl=0.02),
+        PPOHyperparameters(
+            gen=GenerationHyperparameters(max_new_tokens=16),
+            kl_ctl=0.01,
+            gae_lambda=0.95,
+            entropy_coef=0.01,
+        ),
         "the algorithm",
     )
     sft: SFTMathExperiment = option(
