@@ -81,3 +81,32 @@ def test_the_final_value_is_found():
     assert final_value("a #### 1\n#### 2 b\nc") == "2 b"
     assert final_value(r"so \boxed{1} or \boxed{\frac{1}{2}}, yes") == r"\frac{1}{2}"
     assert final_value(" just text ") == "just text"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "86 - 3",
+        "#### 86 - 3",
+        r"\boxed{80+3}",
+        "#### 166/2",
+        r"\boxed{\frac{166}{2}}",
+        "9 \\times 9 + 2",
+    ],
+)
+def test_a_sum_to_be_worked_out_is_no_answer(response):
+    assert math_verify_reward(response=response, answer="86 - 3 = 83\n#### 83") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("40 + 7 = 47", "#### 47"),
+        ("#### -5", "#### -5"),
+        ("#### 1/2", "0.5"),
+        ("#### 2^{10}", "2^{10}"),
+        ("so there are 47 apples", "47"),
+    ],
+)
+def test_worked_answers_still_score(response, answer):
+    assert math_verify_reward(response=response, answer=answer) == 1.0
