@@ -26,7 +26,7 @@ from realsys.worker.runner import trial_keys
 
 logger = logging.getLogger(__name__)
 
-REPORT_TIMEOUT_S = 120
+KEEPSAKES_TIMEOUT_S = 120
 
 
 def supervise(trial_dir: str, plan_hash: str) -> int:
@@ -51,7 +51,7 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     marker = _run(supervisor, attempt_files, plan, record.number)
     write_record(attempt_files.exit, marker)
     logger.info("attempt ended number=%d result=%s", record.number, marker.result)
-    _write_report(files)
+    _write_keepsakes(files)
     store.close()
     return 0 if marker.result is Result.COMPLETED else 1
 
@@ -87,14 +87,14 @@ def _run(
         )
 
 
-def _write_report(files: TrialFiles) -> None:
-    """The report page, by a process of its own: drawing must not hurt the run's result."""
-    argv = [sys.executable, "-m", "realsys.observability.report", str(files.root)]
+def _write_keepsakes(files: TrialFiles) -> None:
+    """Report and pictures, by a process of their own: drawing must not hurt the run's result."""
+    argv = [sys.executable, "-m", "realsys.observability.keepsakes", str(files.root)]
     try:
-        subprocess.run(argv, check=True, timeout=REPORT_TIMEOUT_S, capture_output=True)
+        subprocess.run(argv, check=True, timeout=KEEPSAKES_TIMEOUT_S, capture_output=True)
     except (subprocess.SubprocessError, OSError) as error:
         detail = getattr(error, "stderr", b"") or b""
-        logger.warning("report not written error=%s %s", error, detail.decode()[-500:])
+        logger.warning("keepsakes not written error=%s %s", error, detail.decode()[-500:])
 
 
 def _log_to(path: Path) -> None:
