@@ -151,10 +151,11 @@ def range_text(metadata: Mapping[str, Any]) -> str:
     """``0 … 1``, ``> 0``, ``constant | linear``."""
     if metadata.get("choices"):
         return " | ".join(map(str, metadata["choices"]))
-    low, above, high = metadata.get("ge"), metadata.get("gt"), metadata.get("le")
+    low, high = metadata.get("ge"), metadata.get("le")
     if low is not None and high is not None:
         return f"{low:g} … {high:g}"
-    bounds = (("≥", low), (">", above), ("≤", high))
+    above, below = metadata.get("gt"), metadata.get("lt")
+    bounds = (("≥", low), (">", above), ("≤", high), ("<", below))
     return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
 

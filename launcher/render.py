@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 SETTLE_S = 30.0
-QUIET_S = 15.0  # a pipe gets a line at least this often
+LINE_S = 2.0  # a pipe gets a line of progress at most this often,
+QUIET_S = 15.0  # and at least this often
+MASTER = "master_worker/0"
+MASTER_LINES = 5
 COLOURS = {
     State.COMPLETED: "green",
     State.RUNNING: "cyan",
@@ -76,18 +79,31 @@ def is_over(view: TrialView) -> bool:
 
 
 def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) -> TrialView:
-    shown: tuple[object, ...] = ()
+    shown: TrialView | None = None
     last_told = 0.0
     while True:
         view = reader.view()
-        now = (view.state, view.attempt, view.phase, view.step)
-        if now != shown or time.monotonic() - last_told > QUIET_S:
-            shown, last_told = now, time.monotonic()
+        if shown is None or worth_a_line(view, shown, age_s=time.monotonic() - last_told):
+            shown, last_told = view, time.monotonic()
             stream.write(progress_line(view) + "\n")
             stream.flush()
         if is_over(view):
             return view
         sleep(POLL_S)
+
+
+def worth_a_line(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
+    """Whether a pipe is told of ``view``, ``age_s`` after it was told of ``shown``."""
+
+    def stage(v: TrialView) -> tuple[object, ...]:
+        return v.state, v.attempt, v.phase
+
+    def place(v: TrialView) -> tuple[object, ...]:
+        return v.step, v.progress.doing if v.progress else ""
+
+    if stage(view) != stage(shown):
+        return True
+    return age_s >= (LINE_S if place(view) != place(shown) else QUIET_S)
 
 
 def progress_line(view: TrialView) -> str:
@@ -201,17 +217,35 @@ def summary(view: TrialView, files: TrialFiles) -> list[str]:
         lines.append(f"  at step {view.step}: {headline(view.progress.headline)}")
     if view.reason:
         lines += _indented(f"why: {view.reason}")
-    failure = view.exit.first_failure if view.exit else None
-    if failure is not None:
-        lines += [f"  log: {failure.log}", *(f"    {line}" for line in failure.log_tail)]
-    elif view.state is State.LOST and not view.attempt:
-        lines += [f"    {line}" for line in _submitit_tail(files)]
     if view.fix:
         lines += _indented(f"fix: {view.fix}")
+    lines += last_words(view)
+    return lines + [f"  {name:<12}{path}" for name, path in products(files) if path.exists()]
+
+
+def last_words(view: TrialView) -> list[str]:
+    """How to go on with a trial that is over, and the end of the log of what failed first."""
+    lines = []
     resume = view.exit.resume if view.exit else ""
     if resume and resume not in view.fix:
-        lines.append(f"  go on: {resume}")
-    return lines + [f"  {name:<12}{path}" for name, path in products(files) if path.exists()]
+        lines.append(f"  go on     {resume}")
+    failure = view.exit.first_failure if view.exit else None
+    if failure is not None:
+        lines += [f"  log       {failure.log}"] if failure.log else []
+        lines += [f"    {line}" for line in failure.log_tail]
+        lines += _master_tail(view, failure.worker)
+    elif view.state is State.LOST and not view.attempt:
+        lines += [f"    {line}" for line in _submitit_tail(TrialFiles(Path(view.folder)))]
+    return lines
+
+
+def _master_tail(view: TrialView, failed: str) -> list[str]:
+    """How far the run was, from the log of the master, where that was not the one that failed."""
+    if failed == MASTER or not view.attempt:
+        return []
+    log = TrialFiles(Path(view.folder)).attempt(view.attempt).log(MASTER)
+    tail = tail_lines(log)[-MASTER_LINES:]
+    return [f"  master    {log}", *(f"    {line}" for line in tail)] if tail else []
 
 
 def products(files: TrialFiles) -> list[tuple[str, Path]]:

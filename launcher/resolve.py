@@ -9,6 +9,7 @@ prepared once. Whether it is there already is the supervisor's question, not the
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from realsys.api.trial import trial_dir
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64
+CARRIED_OUT = frozenset({WorkerType.MODEL_WORKER, WorkerType.MASTER_WORKER})
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
@@ -132,7 +134,9 @@ class _Phases:
         with collected(self.problems):
             try:
                 scheduling = experiment.scheduling_setup()
-                config = experiment.initial_setup().lazy_init()
+                config = experiment.initial_setup()
+                self.problems += unsupported(config)
+                config = config.lazy_init()
             except ConfigError:
                 raise
             except Exception:
@@ -174,6 +178,33 @@ def scheduling_problems(
                 where=f"scheduling_setup().{kind.value}.count and initial_setup().{kind.value}",
                 fix=f"make both {workers}" if workers else "remove the group",
             )
+
+
+def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
+    """What the configuration asks for and this version, or this machine, can't do.
+
+    It is refused here because the run would leave it out without a word.
+    """
+    for call in config.model_rpcs:
+        for name in ("pre_hooks", "post_hooks"):
+            hooks = [type(hook).__name__ for hook in getattr(call, name)]
+            if hooks:
+                yield _not_carried_out(f"{name} ({', '.join(hooks)})", f"MFC {call.name!r}")
+    for kind in WorkerType:
+        if kind not in CARRIED_OUT and (workers := config.workers(kind)):
+            yield _not_carried_out(f"{len(workers)} {kind.value}", f"initial_setup().{kind.value}")
+    if config.auto_eval or config.evaluator is not None:
+        yield _not_carried_out("automatic evaluation", "initial_setup().auto_eval and .evaluator")
+    if config.wandb.mode != "disabled" and importlib.util.find_spec("wandb") is None:
+        yield ConfigError(
+            f"wandb.mode is {config.wandb.mode!r}, and the package wandb is not installed",
+            where="wandb.mode",
+            fix="pip install 'realsys[wandb]', or wandb.mode=disabled",
+        )
+
+
+def _not_carried_out(what: str, where: str) -> ConfigError:
+    return ConfigError(f"{what}: not carried out by this version", where=where, fix="leave it out")
 
 
 def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:

@@ -12,9 +12,8 @@ from typing import Any
 
 from launcher import output
 from launcher.option_tree import OptionRow, value_text
-from launcher.render import progress_line, rates
+from launcher.render import last_words, progress_line, rates
 from launcher.text import duration, headline, moment
-from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
 
@@ -27,12 +26,14 @@ def print_status(view: TrialView) -> None:
         say(f"  why       {view.reason}")
     if view.fix:
         say(f"  fix       {view.fix}")
+    for line in last_words(view):
+        say(line)
     if view.progress:
         p = view.progress
         say(f"  progress  phase {p.phase}, step {p.step}/{p.total_steps or '?'}   {rates(view)}")
         if p.headline:
             say(f"  metrics   {headline(p.headline)}")
-        for name, where in p.running.items() if view.state in State.live() else ():
+        for name, where in p.running.items():
             say(f"  computes  {name} on {where}")
     if view.supervisor_pid:
         say(f"  where     {view.host}, supervisor pid {view.supervisor_pid}")

@@ -6,7 +6,7 @@ For status, watch, wait, stop, resume and ls. Reading the records is launcher/st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.liveness import Liveness
@@ -96,6 +96,8 @@ def view_of(records: Records) -> TrialView:
     progress = records.progress
     if progress is not None and (attempt is None or progress.attempt != attempt.number):
         progress = None
+    if progress is not None and state not in State.live():  # what was computing then, is not now
+        progress = replace(progress, running={}, doing="", eta_seconds=None)
     phase = _current_phase(records, progress)
     reason, fix = _explanation(state, records)
     return TrialView(

@@ -6,8 +6,10 @@ are compared exactly and fast, all else by the library without its timeouts: the
 which only a main thread has, and would make a score depend on the machine's load. So text that
 could keep it busy for ever, such as 9^9^9^9 or 99999999!, is not shown to it and scores 0.
 
-Where a number is asked for, a sum to be worked out is no answer: the library finds ``86 - 3`` equal
-to 83, and a policy learns within a hundred steps to repeat the question.
+Where a number is asked for, only a number is an answer, never arithmetic left to the reader: the
+library finds ``86 - 3`` equal to 83, and ``18 - 6 =`` to 12, and a policy learns within a hundred steps
+to repeat the question. Behind ``####`` or in ``\\boxed`` there must be one number; in plain prose the last
+number counts.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BOXED = "\\boxed{"
 _NUMBER = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+_NUMBERS = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 _MAX_CHARACTERS = 500  # of the end of a text, in which the library may search
 _MAX_LATEX_CHARACTERS = 100  # of a bare value; 400 open brackets take its parser seconds
 _POWER = r"(?:\^|\*\*)\s*"
@@ -45,10 +48,15 @@ def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
     Never raises: a response that can't be parsed, or on which the library fails, scores 0.
     """
     found, known = final_value(response), final_value(answer)
-    a, b = _plain_number(found), _plain_number(known)
-    if a is not None and b is not None:
-        return float(a == b)
-    if not found or not known or (b is not None and _is_unworked(found, b)):
+    number = _plain_number(known)
+    if number is not None:
+        found = _stated_value(found, is_marked=FINAL in response or _BOXED in response)
+        stated = _plain_number(found)
+        if stated is not None:
+            return float(stated == number)
+        if _is_unworked(found, number):
+            return 0.0
+    if not found or not known:
         return 0.0
     if found == known:
         return 1.0
@@ -59,11 +67,20 @@ def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
         return 0.0
 
 
+def _stated_value(found: str, *, is_marked: bool) -> str:
+    """What a text states as its number: behind its last ``=``; in prose without LaTeX the last number."""
+    if is_marked or "$" in found or "\\" in found:
+        return found.rpartition("=")[2].strip()
+    numbers = _NUMBERS.findall(found)
+    return numbers[-1] if numbers else ""
+
+
 def _is_unworked(found: str, known: Decimal) -> bool:
-    """True when ``found`` leaves arithmetic to the reader: ``86 - 3``, or ``166/2`` for a whole 83."""
-    value = found.rpartition("=")[2]
-    is_fraction_of_whole = known == known.to_integral_value() and _DIVIDED.search(value)
-    return bool(_OPERATION.search(value) or is_fraction_of_whole)
+    """True when ``found`` is not one number: ``86 - 3``, ``82 83``, or ``166/2`` for a whole 83."""
+    is_whole = known == known.to_integral_value()
+    if _DIVIDED.search(found):
+        return is_whole or bool(_OPERATION.search(found))
+    return bool(_OPERATION.search(found)) or len(_NUMBERS.findall(found)) != 1
 
 
 def final_value(text: str) -> str:

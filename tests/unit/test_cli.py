@@ -355,7 +355,7 @@ def test_show_the_options_of_a_trial(trial: TrialFiles, capsys: pytest.CaptureFi
     assert run(["show", "ppo-math/run7"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "seed=5" in lines
-    assert "actor.optimizer.lr=5e-05" in lines
+    assert "actor.optimizer.lr=0.0003" in lines
     assert run(["plan", "ppo-math", *lines]) == 0  # what it prints can be given back
 
 

@@ -87,7 +87,12 @@ def test_the_final_value_is_found():
     "response",
     [
         "86 - 3",
+        "86 - 3 =",
+        "86 - 3 = \n",
         "#### 86 - 3",
+        "#### 86 - 3 =",
+        "#### 86 -3",
+        "#### 82 83",
         r"\boxed{80+3}",
         "#### 166/2",
         r"\boxed{\frac{166}{2}}",
@@ -106,6 +111,10 @@ def test_a_sum_to_be_worked_out_is_no_answer(response):
         ("#### 1/2", "0.5"),
         ("#### 2^{10}", "2^{10}"),
         ("so there are 47 apples", "47"),
+        ("#### 47 apples", "47"),
+        ("She had 40 and bought 7, so it is 47.", "47"),
+        (r"it is $\frac{1}{2}$", "0.5"),
+        (r"\boxed{40 + 7 = 47}", "47"),
     ],
 )
 def test_worked_answers_still_score(response, answer):
