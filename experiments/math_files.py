@@ -19,7 +19,7 @@ def dataset_args(options: MathDatasetOptions) -> dict[str, Any]:
         "train_size": options.train_size,
         "eval_size": options.eval_size,
         "max_prompt_len": options.max_prompt_len,
-        "carry_share": options.carry_share,
+        "slip_share": options.slip_share,
     }
 
 

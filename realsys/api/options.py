@@ -160,11 +160,8 @@ class MathDatasetOptions:
         None, "JSONL of held-out questions; none takes the last eval_size of path"
     )
     train_size: int = option(16384, "questions to make when path is none", ge=1)
-    carry_share: float | None = option(
-        None,
-        "share of made questions that need a carry; none: as they fall, about half",
-        ge=0,
-        le=1,
+    slip_share: float = option(
+        0.0, "share of made questions with a carry whose answer forgets it", ge=0, le=1
     )
     eval_size: int = option(500, "held-out questions", ge=0)
     train_bs_n_seqs: int = option(64, "questions a step", ge=1)

@@ -4,8 +4,9 @@ For ``realsys launch ppo-math`` and the tests: ``split="train"`` feeds supervise
 ``split="test"`` the held-out evaluation. Answers end in ``#### N`` as in GSM8K (Cobbe et al.,
 arXiv:2110.14168). The text is a pure function of the arguments: no file, no clock, no ``hash()``.
 
-Half of the problems need a carry (or a borrow): ``57 + 8``. ``carry_share`` sets how many of them
-there are, so that a policy can be fine-tuned on the easy ones and learn the others from reward.
+About half of the problems need a carry (or a borrow), as ``57 + 8`` does. ``slip_share`` makes the worked
+answers of some of these forget it, as pupils do: ``57 + 8 = 55``. A policy fine-tuned on such answers has
+both habits, and reward can tell it which one is right.
 
 A problem's split is drawn from its operands alone: no equation of the test set is ever seen in
 training, whatever the wording.
@@ -54,7 +55,7 @@ _TEMPLATES = (
 
 
 def arithmetic_word_problems(
-    *, num_problems: int, seed: int, split: str, carry_share: float | None = None
+    *, num_problems: int, seed: int, split: str, slip_share: float = 0.0
 ) -> list[dict[str, str]]:
     """Word problems in an order drawn from ``seed``, every template equally often.
 
@@ -62,8 +63,7 @@ def arithmetic_word_problems(
         num_problems: how many; equations repeat in other words when there are more than equations.
         seed: of operands, names, things and order.
         split: ``"train"`` or ``"test"``; no equation is in both, whatever the seeds.
-        carry_share: share of problems that need a carry or a borrow; None takes them as they fall
-            (about half).
+        slip_share: share of the problems with a carry whose answer forgets it.
     Returns:
         Records ``{"prompt": ..., "answer": ...}``. A prompt ends in a newline, so that prompt +
         answer is the training text; an answer is the equation and ``#### N``.
@@ -74,17 +74,14 @@ def arithmetic_word_problems(
         raise DataError(
             f"no split {split!r}", where="arithmetic problems", fix=did_you_mean(split, SPLITS)
         )
-    if carry_share is not None and not 0 <= carry_share <= 1:
+    if not 0 <= slip_share <= 1:
         raise DataError(
-            f"carry_share is {carry_share}", where="arithmetic problems", fix="use 0 to 1, or none"
+            f"slip_share is {slip_share}", where="arithmetic problems", fix="use a share, 0 to 1"
         )
     rng = random.Random(f"{seed}/{split}")
     order = [_TEMPLATES[i % len(_TEMPLATES)] for i in range(num_problems)]
     rng.shuffle(order)
-    return [
-        _record(template, _operands(template.sign, split, carry_share, rng), rng)
-        for template in order
-    ]
+    return [_record(template, slip_share, split, rng) for template in order]
 
 
 def needs_carry(a: int, sign: str, b: int) -> bool:
@@ -92,23 +89,14 @@ def needs_carry(a: int, sign: str, b: int) -> bool:
     return a % 10 + b % 10 >= 10 if sign == "+" else a % 10 < b % 10
 
 
-def _operands(
-    sign: str, split: str, carry_share: float | None, rng: random.Random
-) -> tuple[int, int]:
-    carry = None if carry_share is None else rng.random() < carry_share
-    return rng.choice(_pairs(sign, split, carry))
-
-
 @cache
-def _pairs(sign: str, split: str, carry: bool | None) -> tuple[tuple[int, int], ...]:
-    """Every operand pair of ``split`` whose result is allowed; with or without a carry, or both."""
+def _pairs(sign: str, split: str) -> tuple[tuple[int, int], ...]:
+    """Every operand pair of ``split`` whose result is allowed."""
     return tuple(
         (a, b)
         for a in _FIRST
         for b in _SECOND
-        if _split_of(a, b) == split
-        and (a + b if sign == "+" else a - b) in _RESULTS
-        and carry in (None, needs_carry(a, sign, b))
+        if _split_of(a, b) == split and (a + b if sign == "+" else a - b) in _RESULTS
     )
 
 
@@ -117,11 +105,16 @@ def _split_of(a: int, b: int) -> str:
     return "test" if zlib.crc32(f"{a},{b}".encode()) % 100 < _TEST_PERCENT else "train"
 
 
-def _record(template: _Template, operands: tuple[int, int], rng: random.Random) -> dict[str, str]:
-    a, b = operands
+def _record(
+    template: _Template, slip_share: float, split: str, rng: random.Random
+) -> dict[str, str]:
+    a, b = rng.choice(_pairs(template.sign, split))
     name, other = rng.sample(_NAMES, 2)
     text = template.text.format(name=name, other=other, things=rng.choice(_THINGS), a=a, b=b)
     result = a + b if template.sign == "+" else a - b
+    slips = rng.random() < slip_share  # drawn for every problem: a share changes nothing else
+    if slips and needs_carry(a, template.sign, b):
+        result += -10 if template.sign == "+" else 10
     return {
         "prompt": text + "\n",
         "answer": f"{a} {template.sign} {b} = {result}\n#### {result}",

@@ -37,7 +37,7 @@ class _MathRecords:
         train_size: problems to make when ``path`` is none.
         eval_size: held-out records.
         max_prompt_len: tokens of the longest prompt.
-        carry_share: of the training problems made when ``path`` is none, see arithmetic.py.
+        slip_share: of the training problems made when ``path`` is none, see arithmetic.py.
     """
 
     _: KW_ONLY
@@ -49,7 +49,7 @@ class _MathRecords:
     train_size: int = 16384
     eval_size: int = 500
     max_prompt_len: int = 128
-    carry_share: float | None = None
+    slip_share: float = 0.0
     records: list[dict[str, str]] = field(init=False, repr=False)
     _prompts: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
 
@@ -72,7 +72,7 @@ class _MathRecords:
                 num_problems=self.eval_size if is_test else self.train_size,
                 seed=self.seed,
                 split=self.split,
-                carry_share=None if is_test else self.carry_share,
+                slip_share=0.0 if is_test else self.slip_share,
             )
         if self.eval_path is not None:
             return (
