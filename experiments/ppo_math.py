@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.math_files import dataset_args, dataset_problems, model_problems
+from experiments.math_files import absolute, dataset_args, dataset_problems, model_problems
 from experiments.placement import RolePlacement, place_roles
 from experiments.sft_math import SFTMathExperiment, math_scheduling
 from realsys.api import registry
@@ -57,7 +57,7 @@ class PPOMathExperiment(Experiment):
 
     seed: int = option(1, "of data order, sampling and everything drawn", ge=0)
     exp_ctrl: ExperimentSaveEvalControl = option(
-        ExperimentSaveEvalControl(eval_freq_steps=20),
+        ExperimentSaveEvalControl(eval_freq_steps=10),
         "how long to train, when to save and evaluate",
     )
     actor: ModelOptions = option(
@@ -75,7 +75,7 @@ class PPOMathExperiment(Experiment):
     ref: ModelOptions = option(
         ModelOptions(backend="inference"), "the frozen reference; without a path, the actor's start"
     )
-    dataset: MathDatasetOptions = option(MathDatasetOptions(train_size=110 * 64), "the questions")
+    dataset: MathDatasetOptions = option(MathDatasetOptions(train_size=100 * 64), "the questions")
     group_size: int = option(4, "answers a question", ge=1)
     reward: str = option("math_verify", "registered rule that scores an answer")
     ppo: PPOHyperparameters = option(
@@ -166,7 +166,7 @@ class PPOMathExperiment(Experiment):
                 {role: self._placement(role) for role in ROLES},
                 base_seed=self.seed,
                 datasets=(DatasetAbstraction("math_prompts", {**data, "split": "train"}),),
-                tokenizer=self.actor.path,
+                tokenizer=absolute(self.actor.path),
                 shuffle_dataset=self.dataset.shuffle,
                 num_threads=self.cpus_per_model_worker,
             ),
@@ -185,7 +185,7 @@ class PPOMathExperiment(Experiment):
         if role == "reward":
             return RolePlacement(
                 topo=self._topo(role),
-                model=ModelAbstraction("tokenizer_only", {"path": self.actor.path}),
+                model=ModelAbstraction("tokenizer_only", {"path": absolute(self.actor.path)}),
                 backend=ModelBackendAbstraction("inference"),
             )
         options: ModelOptions = getattr(self, role)
@@ -195,7 +195,7 @@ class PPOMathExperiment(Experiment):
         return RolePlacement(
             topo=self._topo(role),
             model=ModelAbstraction(
-                kind, {"path": options.path or self.actor.path, "dtype": options.dtype}
+                kind, {"path": absolute(options.path or self.actor.path), "dtype": options.dtype}
             ),
             backend=ModelBackendAbstraction(
                 options.backend, {"optimizer": to_plain(options.optimizer)} if trained else {}

@@ -93,9 +93,8 @@ class SFTMathExperiment(Experiment):
 
     def input_files(self) -> tuple[str, ...]:
         """The questions, and the model to start from."""
-        weights = (
-            [] if self.model.path is None else sorted(Path(self.model.path).glob("*.safetensors"))
-        )
+        folder = absolute(self.model.path)
+        weights = [] if folder is None else sorted(Path(folder).glob("*.safetensors"))
         given = (self.dataset.path, self.dataset.eval_path, *map(str, weights))
         return tuple(path for path in map(absolute, given) if path is not None)
 
@@ -117,7 +116,7 @@ class SFTMathExperiment(Experiment):
             )
         else:
             model = ModelAbstraction(
-                "hf_causal_lm", {"path": self.model.path, "dtype": self.model.dtype}
+                "hf_causal_lm", {"path": absolute(self.model.path), "dtype": self.model.dtype}
             )
         role = RolePlacement(
             topo=self._topo,
@@ -146,7 +145,7 @@ class SFTMathExperiment(Experiment):
                 {"model": role},
                 base_seed=self.seed,
                 datasets=(DatasetAbstraction("math_sft", {**data, "split": "train"}),),
-                tokenizer=self.model.path,
+                tokenizer=absolute(self.model.path),
                 shuffle_dataset=self.dataset.shuffle,
                 num_threads=self.cpus_per_model_worker,
             ),

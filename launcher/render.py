@@ -6,6 +6,7 @@ so leaving it never touches the run. Also the summary at the end, and the tables
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from launcher.status import TrialReader, tail_lines
 from launcher.text import duration, headline
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
-from realsys.api.trial import TrialFiles
+from realsys.api.trial import AttemptFiles, TrialFiles
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,6 +33,9 @@ LINE_S = 2.0  # a pipe gets a line of progress at most this often,
 QUIET_S = 15.0  # and at least this often
 MASTER = "master_worker/0"
 MASTER_LINES = 5
+ERROR_LINES = 6
+# Of a log line, of a traceback's last line, and of the rest of an error of ours.
+_ERROR = re.compile(r" ERROR |^[\w.]*(Error|Exception|Lost|Timeout)\b.*: |^  where: |^  fix:   ")
 COLOURS = {
     State.COMPLETED: "green",
     State.RUNNING: "cyan",
@@ -219,6 +223,7 @@ def summary(view: TrialView, files: TrialFiles) -> list[str]:
         lines += _indented(f"why: {view.reason}")
     if view.fix:
         lines += _indented(f"fix: {view.fix}")
+    lines += [f"  note: {note}" for note in view.notes]
     lines += last_words(view)
     return lines + [f"  {name:<12}{path}" for name, path in products(files) if path.exists()]
 
@@ -234,8 +239,20 @@ def last_words(view: TrialView) -> list[str]:
         lines += [f"  log       {failure.log}"] if failure.log else []
         lines += [f"    {line}" for line in failure.log_tail]
         lines += _master_tail(view, failure.worker)
-    elif view.state is State.LOST and not view.attempt:
+    elif view.state is State.LOST and view.attempt:
+        lines += _errors_in_logs(TrialFiles(Path(view.folder)).attempt(view.attempt))
+    elif view.state is State.LOST:
         lines += [f"    {line}" for line in _submitit_tail(TrialFiles(Path(view.folder)))]
+    return lines
+
+
+def _errors_in_logs(attempt: AttemptFiles) -> list[str]:
+    """What the logs of an attempt without an exit marker say of errors, the last of each log."""
+    lines = []
+    for log in sorted(attempt.logs.glob("*.log")):
+        errors = [line for line in tail_lines(log) if _ERROR.search(line)]
+        if errors:
+            lines += [f"  log       {log}", *(f"    {e}" for e in errors[-ERROR_LINES:])]
     return lines
 
 

@@ -215,6 +215,14 @@ def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
             found += flat(problem)
     except ConfigError as error:
         found += flat(error)
+    except OSError as error:
+        found.append(
+            ConfigError(
+                f"a file can't be read: {error.strerror or error}",
+                where=str(error.filename or "problems() of the experiment"),
+                fix="check that it is there, and that this user may read it",
+            )
+        )
     except Exception:
         if in_range:  # as in _Phases._resolved
             raise

@@ -8,9 +8,10 @@ writes nothing, and reads no log.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ from realsys.name_resolve.store import NameResolve
 
 T = TypeVar("T")
 TAIL_BYTES = 65_536
+LEAST_FREE_BYTES = 1 << 20
 
 
 def trial_view(files: TrialFiles) -> TrialView:
@@ -92,6 +94,7 @@ class TrialReader:
         submission = self._file(Submission, files.submitit / "submission.json")
         attempts = files.all_attempts()
         attempt = self._file(AttemptRecord, attempts[-1].record) if attempts else None
+        self._check_space()
         supervisor = Liveness.NONE
         if attempt is not None:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
@@ -119,6 +122,15 @@ class TrialReader:
             metrics=last_metrics(TrialFiles.phase(files.root).metrics),
             notes=tuple(self._notes),
         )
+
+    def _check_space(self) -> None:
+        """A note when the disk of the trial is full: records that should be there may be missing."""
+        with suppress(OSError):
+            disk = os.statvfs(self.files.root)
+            if disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES:
+                self._note(
+                    f"no space left on the disk of {self.files.root}: free some, then resume"
+                )
 
     def _published(self) -> frozenset[str]:
         phases = self._plan.phases if self._plan else ()

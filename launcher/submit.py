@@ -21,7 +21,7 @@ from pathlib import Path
 
 from launcher.submission import Submission
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive
-from realsys.api.plan import LaunchPlan, plan_hash, plan_text
+from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
     Result,
     TrialFiles,
@@ -68,7 +68,9 @@ def resubmit(files: TrialFiles) -> None:
     Raises:
         TrialIsLive: it is running.
         TrialError: it has completed, or its folder is damaged.
+        ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
+    from launcher.planning import import_all
     from launcher.status import trial_view
     from launcher.trial_state import State
 
@@ -96,6 +98,7 @@ def resubmit(files: TrialFiles) -> None:
         raise TrialError(
             "the trial's record is missing", where=str(files.record), fix="launch a new trial"
         )
+    import_all(read_plan(files.plan, expected_hash=record.plan_hash).imports)
     with reported(files.root):
         start(files, record.plan_hash)
 

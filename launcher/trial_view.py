@@ -159,7 +159,7 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     if state is State.LOST and attempt:
         return (
             f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host}) is gone without an "
-            "exit marker: killed, or the host rebooted",
+            "exit marker: killed, or the host rebooted, or no space was left to write it",
             resume,
         )
     if state is State.STOPPED:

@@ -5,21 +5,37 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import completion, entry, exit_codes, front_page, write_front_page
+from launcher import completion, entry, exit_codes, front_page, render, write_front_page
 from launcher.cli import run
 from launcher.exit_codes import ExitCode
+from launcher.liveness import Liveness
+from launcher.option_tree import range_text
 from launcher.places import user_name
 from launcher.planning import make_plan
+from launcher.tables import print_status
+from launcher.trial_state import State
+from launcher.trial_view import Records, TrialView, view_of
 from realsys.api import errors, registry
 from realsys.api.plan import plan_text
-from realsys.api.trial import TrialFiles, TrialRecord, write_record
+from realsys.api.trial import (
+    AttemptRecord,
+    ExitMarker,
+    Failure,
+    Progress,
+    Result,
+    TrialFiles,
+    TrialRecord,
+    write_record,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -414,3 +430,178 @@ def test_wait_gives_up_with_its_own_status(
     monkeypatch.setattr("launcher.render.is_over", lambda view: False)
     assert run(["wait", "ppo-math/run7", "--timeout", "0", "--json"]) == ExitCode.TIMED_OUT
     assert document(capsys)["error"]["what"].startswith("ppo-math/run7 is still planned after 0 s")
+
+
+# ---- what a run says while it goes on, and when it is over ----------------------------------
+
+
+def view(**changes: Any) -> TrialView:
+    """A trial that runs its main phase."""
+    return TrialView(
+        **{"trial": "e/t", "state": State.RUNNING, "folder": "/f", "phase": "main", **changes}
+    )
+
+
+def progress(step: int, **changes: Any) -> Progress:
+    """Step ``step`` of 100, an MFC running."""
+    running = {"actor_gen": "model_worker/0"}
+    return Progress(
+        **{
+            "attempt": 1,
+            "phase": "main",
+            "step": step,
+            "total_steps": 100,
+            "running": running,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "age_s", "told"),
+    [
+        ({}, 14.9, False),
+        ({}, 15.0, True),  # nothing new, and long silence
+        ({"step": 2}, 1.9, False),
+        ({"step": 2}, 2.0, True),
+        ({"progress": progress(1, doing="evaluating")}, 2.0, True),
+        ({"phase": "sft"}, 0.0, True),
+        ({"attempt": 2}, 0.0, True),
+        ({"state": State.COMPLETED}, 0.0, True),
+    ],
+)
+def test_a_pipe_is_told_of_stages_at_once_and_of_steps_every_two_seconds(
+    change: dict[str, Any], age_s: float, told: bool
+) -> None:
+    shown = view(step=1, progress=progress(1))
+    now = replace(shown, **change)
+    assert render.worth_a_line(now, shown, age_s=age_s) is told
+
+
+def test_a_line_says_what_is_done_between_steps() -> None:
+    line = render.progress_line(view(progress=progress(7, doing="evaluating")))
+    assert line == "e/t | running | step 7/100 | evaluating"
+
+
+def failed_trial(files: TrialFiles, failure: Failure | None) -> None:
+    """Records of a first attempt that is over; without a failure its supervisor was killed."""
+    attempt = AttemptRecord(
+        number=1,
+        token="t",
+        host=socket.gethostname(),
+        supervisor_pid=1,
+        supervisor_start=0,
+        started_at=1.0,
+    )
+    write_record(files.attempt(1).record, attempt)
+    if failure is not None:
+        marker = ExitMarker(
+            result=Result.FAILED,
+            attempt=1,
+            ended_at=61.0,
+            phase="main",
+            step=7,
+            first_failure=failure,
+            resume="realsys resume ppo-math/run7",
+        )
+        write_record(files.attempt(1).exit, marker)
+
+
+def test_status_of_a_failed_trial_shows_reason_log_and_how_to_go_on(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master = trial.attempt(1).log("master_worker/0")
+    master.write_text("".join(f"step done {i}\n" for i in range(9)))
+    failed_trial(
+        trial,
+        Failure(
+            worker="model_worker/0",
+            host="n1",
+            pid=5,
+            why="out of memory",
+            at=60.0,
+            fix="smaller batches",
+            log="/the/log",
+            log_tail=("line 1", "line 2"),
+        ),
+    )
+    assert run(["status", "ppo-math/run7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:14] == [
+        "ppo-math/run7  failed  attempt 1",
+        "  why       model_worker/0 (pid 5 on n1): out of memory",
+        "  fix       smaller batches",
+        "  go on     realsys resume ppo-math/run7",
+        "  log       /the/log",
+        "    line 1",
+        "    line 2",
+        f"  master    {master}",
+        *(f"    step done {i}" for i in range(4, 9)),
+        lines[13],
+    ]
+    assert lines[13].startswith("  where     ")
+
+
+def test_status_of_a_lost_trial_shows_the_errors_in_its_logs(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed_trial(trial, None)
+    log = trial.attempt(1).log("model_worker/0")
+    log.write_text(
+        "2026-01-01T00:00:00 INFO model_worker/0 step=1 x  fine\n"
+        "2026-01-01T00:00:01 ERROR model_worker/0 step=1 x  failed error=no room\n"
+        "Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in x\n'
+        "realsys.api.errors.ClusterError: no room\n"
+        "  where: /disk/file\n"
+        "  fix:   free space\n"
+    )
+    assert run(["status", "ppo-math/run7"]) == 0
+    out = capsys.readouterr().out
+    assert "  fix       realsys resume ppo-math/run7" in out
+    shown = [line.strip() for line in out.splitlines() if line.startswith("    ")]
+    assert shown == [
+        "2026-01-01T00:00:01 ERROR model_worker/0 step=1 x  failed error=no room",
+        "realsys.api.errors.ClusterError: no room",
+        "where: /disk/file",
+        "fix:   free space",
+    ]
+
+
+def test_a_trial_that_is_over_computes_nothing(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = Records(
+        trial="e/t",
+        folder="/f",
+        now=100.0,
+        attempt=AttemptRecord(
+            number=1, token="t", host="h", supervisor_pid=1, supervisor_start=1, started_at=1.0
+        ),
+        supervisor=Liveness.ALIVE,
+        progress=progress(7, doing="saving"),
+    )
+    print_status(view_of(records))
+    assert "  computes  actor_gen on model_worker/0" in capsys.readouterr().out
+    marker = ExitMarker(result=Result.COMPLETED, attempt=1, ended_at=9.0, phase="main", step=7)
+    print_status(view_of(replace(records, exit=marker)))
+    out = capsys.readouterr().out
+    assert "step 7/100" in out
+    assert "computes" not in out
+
+
+def test_a_full_disk_is_noted(
+    trial: TrialFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        f_bavail, f_frsize = 3, 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Full)
+    assert run(["status", "ppo-math/run7"]) == 0
+    assert f"no space left on the disk of {trial.root}" in capsys.readouterr().err
+
+
+def test_bounds_of_an_option_are_shown_open_and_closed() -> None:
+    assert range_text({"gt": 0, "lt": 1}) == "> 0 and < 1"
+    assert range_text({"ge": 0, "lt": 1}) == "≥ 0 and < 1"
+    assert range_text({"ge": 0, "le": 1}) == "0 … 1"

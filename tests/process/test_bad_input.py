@@ -1,0 +1,238 @@
+"""What only shows while a trial runs: each ends with an error that says what to do, and can go on.
+
+A port that is taken can't happen: every socket of a trial is bound to port 0, where the kernel picks
+a free one, and its address is told to the peers through name resolution. What is tested of it is
+that two trials run at the same time without interfering.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import (
+    SMALL_PPO,
+    SMALL_PPO_STEPS,
+    Trials,
+    explain,
+    kill_everything,
+    metrics_of,
+    name_of,
+    wait_until,
+)
+
+from launcher.exit_codes import ExitCode
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
+from realsys.api.trial import TrialFiles
+
+pytestmark = pytest.mark.process
+
+SMALL_SFT = (
+    "init.hidden_size=32",
+    "init.num_layers=1",
+    "init.num_heads=2",
+    "init.num_kv_heads=1",
+    "dataset.train_size=64",
+    "dataset.train_bs_n_seqs=16",
+    "exp_ctrl.benchmark_steps=4",
+    "tensorboard=false",
+    "cpus_per_model_worker=1",
+)
+PLUG_IN = '''
+from dataclasses import dataclass, replace
+
+from experiments.sft_math import SFTMathExperiment
+from realsys.api.model import ModelInterfaceAbstraction
+from realsys.api.registry import register_experiment, register_interface
+from realsys.interfaces.sft import SFTInterface
+
+
+@dataclass(frozen=True)
+class Divides(SFTInterface):
+    def train_step(self, model, data, mb_spec):
+        if model.version.global_step == 2:
+            raise ZeroDivisionError("my own mistake")
+        return super().train_step(model, data, mb_spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(SFTMathExperiment):
+    """Fails in its third step."""
+
+    def initial_setup(self):
+        config = super().initial_setup()
+        call = replace(config.model_rpcs[0], interface_impl=ModelInterfaceAbstraction("divides"))
+        return replace(config, model_rpcs=(call,))
+
+
+register_interface("divides", Divides)
+register_experiment("mine", Mine)
+'''
+
+
+def status_of(trials: Trials, files: TrialFiles) -> str:
+    """What `realsys status` prints."""
+    done = trials.run("status", name_of(files))
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_told(text: str, *wanted: str) -> None:
+    """All of ``wanted`` are in ``text``."""
+    for piece in wanted:
+        assert piece in text, f"{piece!r} is not in:\n{text}"
+
+
+def failed(trials: Trials, files: TrialFiles) -> TrialView:
+    """Waits for the end of a trial that must fail."""
+    view = trials.wait(files, timeout_s=60)
+    assert view.state is State.FAILED, explain(files, view)
+    return view
+
+
+# ---- out of disk ----------------------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
+    """``folder`` on a file system of its own with ``num_bytes``; as before when this ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "realsys-test", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"needs the right to mount a tmpfs: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        for trial in folder.glob("runs/*/*/*"):
+            kill_everything(TrialFiles(trial))
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Takes all that is left of a disk; returns the file to remove."""
+    filler = disk / "filler"
+    left = os.statvfs(disk)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize)
+    return filler
+
+
+def test_a_checkpoint_that_the_disk_has_no_room_for_is_named(
+    trials: Trials, tiny_policy: Path
+) -> None:
+    files = trials.launch("ppo-math", "full", f"actor.path={tiny_policy}", *SMALL_PPO)
+    # The workers are still importing torch; the first checkpoint comes after step 3.
+    with small_disk(files.phase(files.root).recover, 64 << 10):
+        view = failed(trials, files)
+        text = status_of(trials, files)
+    assert view.step == 3, text
+    assert_told(text, "model_worker/0", "the checkpoint can't be written", "No space left")
+    assert_told(text, "model_worker-0.pt", "fix       free space", "realsys resume ppo-math/full")
+
+
+def test_a_disk_without_a_byte_left_ends_the_run_and_a_resume_goes_on(
+    tmp_path: Path, tiny_policy: Path
+) -> None:
+    with small_disk(tmp_path / "disk", 24 << 20) as disk:
+        trials = Trials(disk)
+        files = trials.launch("ppo-math", "full", f"actor.path={tiny_policy}", *SMALL_PPO)
+        trials.wait_for_step(files, 4)
+        filler = fill(disk)
+        view = trials.wait(files, timeout_s=60)
+        # There may be no room for the exit marker either; then it looks lost.
+        assert view.state in (State.FAILED, State.LOST), explain(files, view)
+        text = status_of(trials, files)
+        assert_told(text, f"no space left on the disk of {files.root}: free some, then resume")
+        assert_told(text, "realsys resume ppo-math/full")
+        filler.unlink()
+        trials.resume(files)
+        view = trials.wait(files)
+        assert view.state is State.COMPLETED, explain(files, view)
+        assert [row["step"] for row in metrics_of(files)] == [0, *range(1, SMALL_PPO_STEPS + 1)]
+
+
+# ---- what a worker finds out ----------------------------------------------------------------
+
+
+def test_a_prompt_that_its_chat_template_makes_too_long_is_named(
+    trials: Trials, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """The launcher counts without the template, so that it needs no jinja: the worker must tell."""
+    chatty = tmp_path / "chatty"
+    shutil.copytree(tiny_policy, chatty)
+    template = "{% for m in messages %}" + "please " * 30 + "{{ m['content'] }}{% endfor %}"
+    (chatty / "chat_template.jinja").write_text(template)
+    questions = tmp_path / "questions.jsonl"
+    lines = [json.dumps({"prompt": f"What is {i} plus 1?", "answer": str(i + 1)}) for i in range(8)]
+    questions.write_text("\n".join(lines) + "\n")
+    files = trials.launch(
+        "ppo-math",
+        "chatty",
+        f"actor.path={chatty}",
+        *[w for w in SMALL_PPO if not w.startswith("dataset.eval_size")],
+        f"dataset.path={questions}",
+        "dataset.eval_size=0",
+        "dataset.max_prompt_len=40",
+        "dataset.shuffle=false",
+    )
+    failed(trials, files)
+    text = status_of(trials, files)
+    assert_told(text, "model_worker/0", "the prompt of record 1 has ", "the limit is 40")
+    assert_told(text, "raise max_prompt_len to", "realsys resume ppo-math/chatty")
+
+
+def test_an_interface_that_raises_is_named_with_worker_error_and_file(
+    trials: Trials, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(PLUG_IN)
+    files = trials.launch("mine", "raises", "--import", str(mine), *SMALL_SFT)
+    view = failed(trials, files)
+    text = status_of(trials, files)
+    assert view.step == 2, text
+    assert_told(text, "model_worker/0", "ZeroDivisionError: my own mistake", str(mine))
+    assert_told(text, "realsys resume mine/raises")
+
+    mine.write_text("import no_such_module\n" + PLUG_IN)  # a repair that went wrong
+    done = trials.run("resume", "mine/raises", "--detach")
+    assert done.returncode == ExitCode.CONFIG_INVALID
+    assert_told(
+        done.stderr, "importing it failed: ModuleNotFoundError", "no_such_module", str(mine)
+    )
+    assert_told(done.stderr, "repair the file")
+    assert len(files.all_attempts()) == 1, "nothing was to be started"
+
+    mine.write_text(PLUG_IN.replace("global_step == 2", "global_step == -1"))
+    trials.resume(files)
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+
+
+# ---- from the beginning, and side by side ---------------------------------------------------
+
+
+def test_two_trials_at_the_same_time_and_one_killed_before_its_first_checkpoint(
+    trials: Trials,
+) -> None:
+    killed = trials.launch("sft-math", "killed", *SMALL_SFT)
+    other = trials.launch("sft-math", "other", *SMALL_SFT)
+    trials.wait_for_step(killed, 0)
+    kill_everything(killed)
+    view = wait_until(killed, lambda v: v.state not in State.live(), timeout_s=10)
+    assert view.state is State.LOST, explain(killed, view)
+    assert not list(killed.phase(killed.root).recover.glob("step-*"))
+    trials.resume(killed)  # while the other still runs, or has just ended
+    for files in (killed, other):
+        view = trials.wait(files)
+        assert view.state is State.COMPLETED, explain(files, view)
+    steps = [row["step"] for row in metrics_of(killed)]
+    assert steps == [1, 2, 3, 4]
+    assert metrics_of(killed) == metrics_of(other)
