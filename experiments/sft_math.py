@@ -65,7 +65,7 @@ class SFTMathExperiment(Experiment):
     # Of the answers with a carry most forget it: the policy that comes out solves the other half of the
     # held-out questions, and has the right habit too, for reward to bring out.
     dataset: MathDatasetOptions = option(
-        MathDatasetOptions(train_size=500 * 48, train_bs_n_seqs=48, eval_size=0, slip_share=0.65),
+        MathDatasetOptions(train_size=600 * 48, train_bs_n_seqs=48, eval_size=0, slip_share=0.65),
         "questions and answers",
     )
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)

@@ -22,7 +22,7 @@ from functools import cache
 from realsys.api.errors import DataError, did_you_mean
 
 SPLITS = ("train", "test")
-_TEST_PERCENT = 20  # of the operand pairs
+_TEST_PERCENT = 10  # of the operand pairs
 _FIRST, _SECOND = range(10, 100), range(2, 10)
 _RESULTS = range(10, 100)  # an answer has two digits
 
