@@ -8,6 +8,7 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.errors import ConfigError, DataError, RealsysError
+from realsys.api.model import ProcessTopology
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
 
@@ -32,6 +33,13 @@ def model_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
     """An unknown backend, or a directory that holds no whole model."""
     if problem := registry.check("backend", options.backend, where=f"{where}.backend"):
         yield problem
+    topo = ProcessTopology.parse(options.parallel, where=f"{where}.parallel")
+    if options.backend in ("fsdp", "inference") and topo.tensor * topo.pipeline > 1:
+        yield ConfigError(
+            f"backend {options.backend!r} has only the data axis, the layout is {options.parallel}",
+            where=f"{where}.parallel",
+            fix=f"use d{topo.world_size}t1p1, or a backend with tensor and pipeline axes",
+        )
     if options.path is not None:
         from realsys.models.hf_directory import check_hf_directory
 
@@ -97,3 +105,9 @@ def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:
         check(Path(path).expanduser())
     except RealsysError as error:
         yield ConfigError(error.what, where=f"{where}, {error.where}", fix=error.fix)
+    except OSError as error:
+        yield ConfigError(
+            f"it can't be read: {error.strerror or error}",
+            where=f"{where}, {error.filename or path}",
+            fix="give a directory that this user may read",
+        )

@@ -122,8 +122,9 @@ class PPOMathExperiment(Experiment):
                 where="ppo.use_adaptive_kl_ctl and ppo.kl_ctl",
                 fix="give ppo.kl_ctl a starting value, e.g. 0.01",
             )
-        for role in ("actor", "critic"):
-            yield from self._batch_problems(role)
+        yield from self._batch_problems("actor")
+        if self._topo("critic").data != self._topo("actor").data:
+            yield from self._batch_problems("critic")
 
     def _batch_problems(self, role: str) -> Iterator[ConfigError]:
         ranks = self._topo(role).data

@@ -71,6 +71,7 @@ class AttemptFiles:
     logs = _Under("logs")
     last_words = _Under("last_words")
     rendezvous = _Under("rendezvous")
+    ballast = _Under(".ballast")  # space kept for the exit marker, should the disk fill up
 
     @property
     def number(self) -> int:

@@ -5,6 +5,7 @@ The master's half (manifest, rename, choosing the newest whole one) is realsys/m
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -30,8 +31,12 @@ def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        path.unlink(missing_ok=True)  # half a file helps nobody, and may be what fills the disk
+        cause = error if isinstance(error, OSError) else error.__context__
+        full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = f"no space left for {path.name}" if full else error
         raise ClusterError(
-            f"the checkpoint can't be written: {error}",
+            f"the checkpoint can't be written: {why}",
             where=str(path),
             fix="free space or repair the permissions, then realsys resume; older ones are whole",
         ) from error

@@ -48,7 +48,9 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, on_signal)
+    supervisor.keep_room()
     marker = _run(supervisor, attempt_files, plan, record.number)
+    supervisor.give_room()
     write_record(attempt_files.exit, marker)
     logger.info("attempt ended number=%d result=%s", record.number, marker.result)
     _write_keepsakes(files)

@@ -43,6 +43,7 @@ POLL_S = 0.05
 STOP_POLL_S = 0.25
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
 END_GRACE_S = 5.0
+BALLAST_BYTES = 1 << 20
 GOODBYE_S = 20.0  # how long workers may take to leave after the master is done
 
 
@@ -85,6 +86,17 @@ class Supervisor:
             other_failures=others,
             resume=f"realsys resume {self.plan.trial}" if going_on else "",
         )
+
+    def keep_room(self) -> None:
+        """Sets space aside for the words that must be written when the disk is full."""
+        try:
+            self.attempt_files.ballast.write_bytes(bytes(BALLAST_BYTES))
+        except OSError as error:
+            logger.warning("no room kept for the exit marker error=%s", error)
+
+    def give_room(self) -> None:
+        """Frees that space."""
+        self.attempt_files.ballast.unlink(missing_ok=True)
 
     def request_stop(self, by: str) -> None:
         """Asks the master to end after its step (called from a signal handler: sets, no I/O)."""
@@ -207,6 +219,7 @@ class Supervisor:
 
     def _collect_failures(self, steps: LocalSteps, tasks: list[Task]) -> None:
         """Everybody's reason: own last words, else the exit code or signal that we saw."""
+        self.give_room()
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
             time.sleep(POLL_S)

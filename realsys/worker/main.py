@@ -81,7 +81,7 @@ def main() -> int:
         return exit_codes.FAILED
     finally:
         if runner is not None:
-            runner.goodbye()
+            _say_goodbye(runner)
 
 
 def _parse() -> argparse.Namespace:
@@ -114,6 +114,14 @@ def _make_runner(args: argparse.Namespace, files: TrialFiles) -> WorkerRunner:
         config=phase.config.resolve_worker_config(args.worker_type, args.index),
         store=open_store(plan.name_resolve_url),
     )
+
+
+def _say_goodbye(runner: WorkerRunner) -> None:
+    """Ends threads and lease. A store that refuses (a full disk) must not hide why we ended."""
+    try:
+        runner.goodbye()
+    except RealsysError as error:
+        logger.warning("goodbye failed error=%s", error.what)
 
 
 def _leave_last_words(files: TrialFiles, attempt: int, name: str, error: Exception) -> None:
