@@ -109,5 +109,5 @@ def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:
         yield ConfigError(
             f"it can't be read: {error.strerror or error}",
             where=f"{where}, {error.filename or path}",
-            fix="give a directory that this user may read",
+            fix="see to it that this user may read it, or give another directory",
         )
