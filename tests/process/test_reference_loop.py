@@ -166,3 +166,16 @@ def test_the_first_step_of_every_run_is_on_policy(trials: Trials, options: list[
         assert row["actor_train/first_minibatch/importance_weight"] == pytest.approx(1, abs=1e-5)
         assert row["actor_train/first_minibatch/clip_ratio"] == 0
         assert row["actor_train/first_minibatch/max_abs_log_ratio"] < 1e-4  # type: ignore[operator]
+
+
+def test_two_data_parallel_ranks_equal_the_plain_loop(
+    trials: Trials, tiny_policy: Path, options: list[str]
+) -> None:
+    layout = [f"{role}.parallel=d2" for role in ("actor", "critic", "ref")]
+    files = trials.launch("ppo-math", "ranks", *options, *layout)
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert len(view.workers) == 3
+    losses, _ = plain_ppo(tiny_policy)
+    found = [(r["actor_train/actor_loss"], r["critic_train/value_loss"]) for r in metrics_of(files)]
+    assert found == [pytest.approx(pair, abs=1e-5) for pair in losses]
