@@ -89,7 +89,7 @@ def test_paths_in_backticks_exist(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_finished_and_of_no_one_machine(name: str) -> None:
     text = text_of(name)
-    for word in ("TODO_LEAD", "/work/", "/root/"):
+    for word in ("TODO_LEAD", "/root/", "/home/"):
         assert word not in text, f"{word} in line {text[: text.index(word)].count(chr(10)) + 1}"
 
 
