@@ -21,8 +21,6 @@ from realsys.api.errors import ClusterError
 
 # submitit counts this down in steps of 1/24 s (a Python int, no overflow).
 TIMEOUT_MIN = 10 * 365 * 24 * 60
-# Kept for the life of this process: a Popen that is collected while it runs warns of a leak.
-_started: list[subprocess.Popen[bytes]] = []
 
 
 class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
@@ -41,7 +39,9 @@ class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
 
     def _submit_command(self, command: str) -> LocalJob:
         process = _start_controller(self.folder, command, self.environment)
-        _started.append(process)
+        process.returncode = (
+            0  # not ours to wait for: it outlives us, and Popen would call that a leak
+        )
         return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
 
 

@@ -8,7 +8,8 @@ same order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from realsys.api.trial import WorkerRecord
@@ -103,14 +104,13 @@ class ModelWorkers:
         await self.tell(range(len(self)), Exit(), timeout_s=timeout_s, what="exit")
 
 
-class first_error:
-    """Lets the first error of a task group out as itself: a group of one says nothing more."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+@asynccontextmanager
+async def first_error() -> AsyncIterator[None]:
+    """Lets the first error of a task group out as itself: the group around it says nothing more."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-            if not isinstance(error, BaseExceptionGroup):
-                raise error
+        raise error from None
