@@ -21,9 +21,10 @@ from launcher.trial_view import TrialView
 from realsys.api.trial import TrialFiles
 from realsys.observability.metrics import deterministic, read_metrics
 
-# A run of seconds: a tiny policy, six calls a step, a step of some 50 ms.
+# A run of seconds: a tiny policy, six calls a step, a step of some 50 ms; long enough that a test
+# which waits for a step has time to act before the last one.
 SMALL_PPO = (
-    "dataset.train_size=48",
+    "dataset.train_size=96",
     "dataset.eval_size=8",
     "dataset.train_bs_n_seqs=8",
     "group_size=2",
@@ -35,7 +36,7 @@ SMALL_PPO = (
     "exp_ctrl.eval_freq_steps=4",
     "cpus_per_model_worker=1",
 )
-SMALL_PPO_STEPS = 12
+SMALL_PPO_STEPS = 24
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

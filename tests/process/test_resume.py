@@ -59,8 +59,8 @@ def test_another_seed_gives_another_run(
 
 def test_each_prompt_of_an_epoch_is_trained_exactly_once(undisturbed: TrialFiles) -> None:
     counts = Counter(trained_ids(undisturbed))
-    # 12 steps of 8 = 2 epochs of 48.
-    assert counts == Counter({f"{epoch}-{index}": 1 for epoch in (0, 1) for index in range(48)})
+    # 24 steps of 8 = 2 epochs of 96.
+    assert counts == Counter({f"{epoch}-{index}": 1 for epoch in (0, 1) for index in range(96)})
 
 
 def test_stop_and_resume_equals_the_undisturbed_run(
