@@ -1,6 +1,7 @@
-"""A site: where files live, which scheduler starts tasks, which images they run in. Data, not code.
+"""A site: where files live, what starts tasks, which nodes there are, which images they run in.
 
-Read from ``cluster_specs/*.yaml`` (and the user's own folder) by launcher/clusters.py.
+Data, not code: read from ``cluster_specs/*.yaml`` and the user's own folder by launcher/clusters.py.
+Words are Slurm's own where Slurm has one (man sbatch, man srun, man slurm.conf).
 """
 
 from __future__ import annotations
@@ -12,11 +13,84 @@ from realsys.api.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartitionSpec:
+    """The nodes of one partition: equal in what is written here, or at least so much each."""
+
+    nodes: int | None = option(None, "how many nodes; none: not checked", ge=1)
+    cpus: int = option(1, "CPUs of a node, as Slurm counts them", ge=1)
+    memory_mib: int = option(1024, "memory of a node that jobs can have", unit="MiB", ge=1)
+    gpus: int = option(0, "GPUs of a node", ge=0)
+    gpu_type: str | None = option(None, "their type in GRES, e.g. h200; none: not named")
+    nodelist: str | None = option(
+        None, "hostlist of its nodes, to check nodelist and exclude; none: not checked"
+    )
+    features: tuple[str, ...] = option((), "features that a constraint can name")
+    max_time: str | None = option(None, "longest time limit, as --time")
+    max_nodes: int | None = option(None, "most nodes of one job", ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSpec:
+    """How jobs are submitted at this site."""
+
+    partition: str | None = option(None, "default partition; none: Slurm's own default")
+    account: str | None = option(None, "default account")
+    qos: str | None = option(None, "default quality of service")
+    reservation: str | None = option(None, "default reservation")
+    constraint: str | None = option(None, "default constraint on node features")
+    time_limit: str | None = option(None, "default time limit; none: the partition's own")
+    layout: str = option(
+        "auto",
+        "one job (single), a heterogeneous job (het), or a job a group (split); auto: single when all "
+        "groups can share nodes, else het",
+        choices=("auto", "single", "het", "split"),
+    )
+    exclusive: bool = option(False, "take whole nodes")
+    requeue: bool = option(
+        False, "go on by itself after preemption, a lost node and the time limit"
+    )
+    grace_seconds: int = option(
+        120, "how long before the time limit, or preemption, the run is told to save", ge=10, unit="s"
+    )
+    rendezvous_seconds: int = option(
+        900, "layout split: how long the first job waits for the others", ge=1, unit="s"
+    )
+    gpu_binding: str = option(
+        "visible",
+        "visible: tasks of a node can reach each other's GPUs (CUDA IPC, NVLink), each is told its own; "
+        "per_task: Slurm hides the others (--gpus-per-task)",
+        choices=("visible", "per_task"),
+    )
+    cpu_bind: str | None = option("none", "srun's --cpu-bind; none of it if empty")
+    accounting: bool | None = option(None, "whether sacct works; none: try")
+    extra_sbatch: Mapping[str, str] = field(
+        default_factory=dict, metadata={"meaning": "further sbatch options, name: value"}
+    )
+    extra_srun: Mapping[str, str] = field(
+        default_factory=dict, metadata={"meaning": "further srun options, name: value"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSpec:
+    """The container runtime of the site, and what every container gets."""
+
+    runtime: str = option("none", "what runs images", choices=("none", "pyxis", "apptainer"))
+    mounts: tuple[str, ...] = option((), "src:dst[:ro], besides file_root")
+    workdir: str | None = option(None, "working directory inside")
+    name: str | None = option(None, "pyxis: keep the container on the node under this name")
+    writable: bool = option(False, "the image's own files can be written")
+    remap_root: bool = option(False, "be root inside")
+    mount_home: bool = option(False, "the home folder is there inside")
+    python: str = option("python3", "Python inside the image; realsys must be installed there")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """What realsys must know of a site before it can place and start tasks."""
 
     name: str = option("local", "name of the site; part of every name-resolution key")
-    scheduler: str = option("local", "what starts tasks", choices=("local",))
+    scheduler: str = option("local", "what starts tasks", choices=("local", "slurm"))
     file_root: str = option(
         "~/.local/share/realsys", "folder that every task can read and write; holds all trials"
     )
@@ -26,6 +100,21 @@ class ClusterSpec:
     cpu_image: str | None = option(None, "container image of workers without a GPU")
     gpu_image: str | None = option(None, "container image of workers with a GPU")
     gpu_infer_image: str | None = option(None, "container image of generation servers")
+    container: ContainerSpec = option(ContainerSpec(), "how images are run")
+    partitions: Mapping[str, PartitionSpec] = field(
+        default_factory=dict, metadata={"meaning": "partition: what its nodes have"}
+    )
+    slurm: SlurmSpec = option(SlurmSpec(), "how jobs are submitted")
+    modules: tuple[str, ...] = option((), "environment modules that every task loads")
+    venv: str | None = option(None, "virtual environment of every task outside a container")
+    setup: tuple[str, ...] = option((), "shell lines at the beginning of the batch script")
     env_vars: Mapping[str, str] = field(
         default_factory=dict, metadata={"meaning": "environment of every task; no secrets"}
     )
+    secrets: tuple[str, ...] = option(
+        (), "names of environment variables taken over from the launching shell, by a 0600 file"
+    )
+    interface: str | None = option(
+        None, "network interface (ib0) or subnet (10.1.0.0/16) that workers listen on; none: the host's"
+    )
+    port_range: str | None = option(None, "ports that workers may listen on, 20000-29999; none: any")

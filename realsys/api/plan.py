@@ -17,6 +17,7 @@ from urllib.parse import quote
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import ExperimentConfig
+from realsys.api.job import JobPlan, StepPlan
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling
 
@@ -32,6 +33,7 @@ class PhasePlan:
         folder: absolute folder of the phase's files; the trial's folder for ``main``.
         publish: absolute folder that receives the phase's product (a Hugging Face directory); when it
             is there already the phase is skipped. None for ``main``.
+        steps: on Slurm, how each group of tasks is placed, in start order; empty on this machine.
     """
 
     name: str
@@ -40,6 +42,7 @@ class PhasePlan:
     publish: str | None
     scheduling: ExperimentScheduling
     config: ExperimentConfig
+    steps: tuple[StepPlan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,9 @@ class LaunchPlan:
         trial_dir: absolute folder of the trial.
         options: the experiment's options as plain values, for ``show`` and the report.
         imports: ``--import`` files and modules, absolute, imported by every worker.
+        job: what is asked of Slurm; None on this machine.
+        snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).
+        revision: git revision of the code, with ``+`` when it had changes; empty outside git.
     """
 
     version: int = PLAN_VERSION
@@ -62,6 +68,9 @@ class LaunchPlan:
     options: Mapping[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    job: JobPlan | None = None
+    snapshot: bool = False
+    revision: str = ""
 
     @property
     def trial(self) -> str:

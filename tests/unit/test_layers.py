@@ -29,12 +29,12 @@ def modules_of(*packages: str) -> list[str]:
 
 
 GROUPS = {
-    "launcher": modules_of("launcher"),
+    "launcher": modules_of("launcher", "launcher.slurm"),
     "experiments": modules_of("experiments"),
     "observability": modules_of("realsys.observability"),
     "control plane": [
         *modules_of("realsys.api", "realsys.name_resolve", "realsys.transport", "realsys.worker"),
-        *modules_of("realsys.supervisor", "realsys.master"),
+        *modules_of("realsys.supervisor", "realsys.master", "realsys.slurm"),
     ],
 }
 

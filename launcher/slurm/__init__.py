@@ -1,0 +1,1 @@
+"""The launcher's side of Slurm: scripts, submission, queries, diagnosis."""

@@ -1,0 +1,58 @@
+"""Which of a node's GPUs a task uses, told by CUDA_VISIBLE_DEVICES (pure).
+
+For ``gpu_binding: visible``: srun gives a step K GPUs on each of its nodes and names them in
+CUDA_VISIBLE_DEVICES, the same for all tasks of the node; each task keeps its own entries. An entry is
+opaque: an index (``0``), a UUID (``GPU-8932f937-…``) or a MIG instance (``MIG-…``), see the CUDA C
+Programming Guide, CUDA Environment Variables.
+"""
+
+from __future__ import annotations
+
+import math
+
+from realsys.api.errors import ClusterError
+
+
+def tasks_per_gpu(gpus_per_task: float) -> int:
+    """How many tasks share one GPU: 1 for whole GPUs, 3 for a third or for 0.3."""
+    return 1 if gpus_per_task >= 1 else math.floor(1 / gpus_per_task + 1e-9)
+
+
+def gpus_for(tasks: int, gpus_per_task: float) -> int:
+    """GPUs that so many tasks of one group use on a node."""
+    if gpus_per_task >= 1 or gpus_per_task == 0:
+        return tasks * int(gpus_per_task)
+    return math.ceil(tasks / tasks_per_gpu(gpus_per_task))
+
+
+def slots(local_task: int, gpus_per_task: float) -> range:
+    """Positions, among the step's GPUs of the node, that its ``local_task``-th task uses."""
+    if gpus_per_task == 0:
+        return range(0)
+    if gpus_per_task < 1:
+        position = local_task // tasks_per_gpu(gpus_per_task)
+        return range(position, position + 1)
+    width = int(gpus_per_task)
+    return range(local_task * width, (local_task + 1) * width)
+
+
+def own_devices(visible: str | None, local_task: int, gpus_per_task: float) -> str:
+    """CUDA_VISIBLE_DEVICES of a task, from that of its node.
+
+    Args:
+        visible: what Slurm set for the step; None when it set nothing.
+        local_task: SLURM_LOCALID.
+    Raises:
+        ClusterError: the step has fewer GPUs here than the plan says.
+    """
+    wanted = slots(local_task, gpus_per_task)
+    entries = [e.strip() for e in (visible or "").split(",") if e.strip()]
+    if wanted.stop > len(entries):
+        raise ClusterError(
+            f"task {local_task} of this node should use GPU {wanted.stop} of the step's, and Slurm "
+            f"gave {len(entries)}",
+            where=f"CUDA_VISIBLE_DEVICES={visible or '(not set)'}",
+            fix="check GresTypes and gres.conf with `realsys doctor`, or set slurm.gpu_binding: "
+            "per_task in the cluster spec",
+        )
+    return ",".join(entries[i] for i in wanted)

@@ -1,0 +1,168 @@
+"""The srun command of a step, and the host of each of its tasks (pure).
+
+One step per worker type, ``--exact`` beside the others of its allocation. Where tasks sit is said by a
+host file (``--distribution=arbitrary``, man srun): task i runs on line i, so uneven counts a node and
+several groups on one node need no arithmetic of Slurm's. Memory is the job's: ``--mem=0`` lets the
+steps share what the job asked for as their sum. Container options go here and never into the batch
+script, which would lose srun inside the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from realsys.api.errors import ClusterError
+from realsys.api.job import JobPlan, Layout, StepPlan
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.trial import AttemptFiles, TrialFiles
+from realsys.slurm.containers import wrap
+
+TASK_MODULE = "realsys.worker.task"
+# What srun would take as its own options: SLURM_NTASKS, SLURM_GPUS_PER_NODE and so on describe the
+# batch step, and as inputs of a step they clash with it (man srun, INPUT ENVIRONMENT VARIABLES).
+_KEPT = frozenset(
+    "SLURM_CONF SLURM_JOB_ID SLURM_JOBID SLURM_CLUSTER_NAME SLURM_CLUSTERS SLURM_WORKING_CLUSTER "
+    "SLURM_JOB_NODELIST SLURM_NODELIST SLURM_JOB_NUM_NODES SLURM_RESTART_COUNT SLURM_JOB_START_TIME "
+    "SLURM_JOB_END_TIME SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURM_JOB_NAME SLURM_JOB_PARTITION "
+    "SLURM_JOB_UID SLURM_JOB_USER SLURM_JOB_ACCOUNT SLURM_JOB_QOS SLURM_TOPOLOGY_ADDR "
+    "SLURM_TOPOLOGY_ADDR_PATTERN SLURM_HET_SIZE SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID".split()
+)
+_KEPT_PREFIXES = ("SLURM_JOB_ID_HET_GROUP", "SLURM_JOB_NODELIST_HET_GROUP", "SLURM_SPANK_")
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without what srun would read as options of the step."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SLURM_", "SRUN_", "SBATCH_"))
+        or name in _KEPT
+        or name.startswith(_KEPT_PREFIXES)
+    }
+
+
+def hosts(step: StepPlan, nodes: Sequence[str]) -> list[str]:
+    """The host of each task, in order of their indices.
+
+    Args:
+        nodes: the nodes of the step's component, in Slurm's order.
+    Raises:
+        ClusterError: Slurm gave fewer nodes than the plan asked for.
+    """
+    needed = sum(count for count, _ in step.nodes)
+    if len(nodes) < needed:
+        raise ClusterError(
+            f"the plan places {step.worker_type} on {needed} nodes, the job has {len(nodes)}",
+            where=f"nodes {','.join(nodes[:8]) or '(none)'}",
+            fix="a node was lost, or the job was changed by hand: resume the trial",
+        )
+    found, at = [], 0
+    for count, tasks in step.nodes:
+        for node in nodes[at : at + count]:
+            found += [node] * tasks
+        at += count
+    return found
+
+
+def task_command(
+    plan: LaunchPlan,
+    phase: PhasePlan,
+    step: StepPlan,
+    *,
+    plan_hash: str,
+    attempt: int,
+    python: str,
+) -> list[str]:
+    """What srun runs: the task wrapper, inside the step's container if it has one."""
+    words = [
+        python if step.container_image is None else plan.cluster.container.python,
+        "-m",
+        TASK_MODULE,
+        step.worker_type.value,
+        f"--trial-dir={plan.trial_dir}",
+        f"--plan-hash={plan_hash}",
+        f"--phase={phase.name}",
+        f"--attempt={attempt}",
+    ]
+    wrapped = wrap(
+        plan.cluster.container,
+        step.container_image,
+        words,
+        file_root=plan.cluster.file_root,
+        gpu=step.gpus_per_task > 0,
+    )
+    return list(wrapped.command)
+
+
+def srun_argv(
+    plan: LaunchPlan,
+    phase: PhasePlan,
+    step: StepPlan,
+    *,
+    plan_hash: str,
+    attempt: int,
+    python: str,
+) -> list[str]:
+    """The step's whole command line. It names no host: SLURM_HOSTFILE does, when it runs."""
+    assert plan.job is not None
+    cluster, kind = plan.cluster, step.worker_type.value
+    logs = TrialFiles(Path(plan.trial_dir)).attempt(attempt).logs
+    command = task_command(
+        plan, phase, step, plan_hash=plan_hash, attempt=attempt, python=python
+    )
+    wrapped = wrap(
+        cluster.container,
+        step.container_image,
+        command,
+        file_root=cluster.file_root,
+        gpu=step.gpus_per_task > 0,
+    )
+    cpu_bind = [f"--cpu-bind={cluster.slurm.cpu_bind}"] if cluster.slurm.cpu_bind else []
+    return [
+        "srun",
+        *_het_group(plan.job, step),
+        f"--job-name={kind}",
+        f"--nodes={step.num_nodes}",
+        f"--ntasks={step.num_tasks}",
+        "--distribution=arbitrary",
+        "--exact",
+        f"--cpus-per-task={step.cpus_per_task}",
+        "--mem=0",
+        *_gpu_options(step),
+        *cpu_bind,
+        *([f"--time={step.time_limit}"] if step.time_limit else []),
+        "--export=ALL",
+        "--kill-on-bad-exit=0",  # the supervisor ends the others, once they have said why they fail
+        "--wait=0",
+        "--unbuffered",
+        "--input=none",
+        "--open-mode=append",
+        f"--output={filename_pattern(str(logs / kind))}-%t.log",
+        *(f"--{name}={value}" for name, value in sorted(cluster.slurm.extra_srun.items())),
+        *wrapped.srun_options,
+        *command,
+    ]
+
+
+def srun_log(attempt: AttemptFiles, step: StepPlan) -> Path:
+    """Where the step's srun itself writes: who ended how, and what it could not start."""
+    return attempt.logs / f"srun-{step.worker_type.value}.log"
+
+
+def filename_pattern(path: str) -> str:
+    """A path inside --output: a percent sign begins a replacement symbol there (man srun)."""
+    return path.replace("%", "%%")
+
+
+def _het_group(job: JobPlan, step: StepPlan) -> list[str]:
+    return [f"--het-group={step.component}"] if job.layout is Layout.HET else []
+
+
+def _gpu_options(step: StepPlan) -> list[str]:
+    kind = f"{step.gpu_type}:" if step.gpu_type else ""
+    if step.gpu_binding == "visible":
+        return [f"--gres=gpu:{kind}{step.gpus_per_node}"]
+    if step.gpu_binding == "per_task":
+        return [f"--gpus-per-task={kind}{int(step.gpus_per_task)}"]
+    return ["--gres=none"]  # else it would take the job's GPUs and hold up the other steps
