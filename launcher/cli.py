@@ -39,7 +39,9 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
         (
             verbs_inspect.status,
             verbs_inspect.watch,
+            verbs_inspect.explain,
             verbs_inspect.logs,
+            verbs_inspect.exec_,
             verbs_inspect.ls,
             verbs_inspect.show,
             verbs_inspect.graph,
@@ -50,7 +52,7 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
 )
 for _panel, _verbs in PANELS:
     for _verb in _verbs:
-        app.command(rich_help_panel=_panel)(_verb)
+        app.command(_verb.__name__.rstrip("_"), rich_help_panel=_panel)(_verb)
 
 
 @app.command(rich_help_panel=SETUP)

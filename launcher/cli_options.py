@@ -6,7 +6,7 @@ Imports typer and nothing of ours: it is loaded for every command.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,6 +51,62 @@ Imports = Annotated[
         "--import",
         metavar="FILE|MODULE",
         help="Import it first, here and in every worker (your own experiments); repeatable.",
+    ),
+]
+_JOB = "Slurm job (as sbatch's own options)"
+
+
+def _of_job(*names: str, metavar: str, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=_JOB)
+
+
+Partition = Annotated[
+    str | None, _of_job("--partition", "-p", metavar="NAME", help="Partition of all tasks.")
+]
+Account = Annotated[str | None, _of_job("--account", "-A", metavar="NAME", help="Account.")]
+Qos = Annotated[str | None, _of_job("--qos", "-q", metavar="NAME", help="Quality of service.")]
+Reservation = Annotated[
+    str | None, _of_job("--reservation", metavar="NAME", help="Reservation to run in.")
+]
+Constraint = Annotated[
+    str | None, _of_job("--constraint", "-C", metavar="LIST", help="Features that nodes must have.")
+]
+Nodelist = Annotated[
+    str | None, _of_job("--nodelist", "-w", metavar="HOSTS", help="Only these nodes, e.g. n[1-4].")
+]
+Exclude = Annotated[
+    str | None, _of_job("--exclude", "-x", metavar="HOSTS", help="Not these nodes.")
+]
+Time = Annotated[
+    str | None, _of_job("--time", "-t", metavar="TIME", help="Time limit, e.g. 12:00:00 or 2-0.")
+]
+Begin = Annotated[
+    str | None, _of_job("--begin", metavar="WHEN", help="Start no earlier, e.g. 18:00 or now+2hours.")
+]
+Deadline = Annotated[
+    str | None, _of_job("--deadline", metavar="WHEN", help="Remove it if it can't end before this.")
+]
+Layout = Annotated[
+    str | None, _of_job("--layout", metavar="KIND", help="auto, single, het or split.")
+]
+Requeue = Annotated[
+    bool | None,
+    typer.Option(
+        "--requeue/--no-requeue",
+        help="Go on by itself after preemption, a lost node and the time limit.",
+        rich_help_panel=_JOB,
+    ),
+]
+After = Annotated[
+    str | None,
+    _of_job("--after", metavar="TRIAL[:ok|any|notok]", help="Wait until that trial is over."),
+]
+NoSnapshot = Annotated[
+    bool,
+    typer.Option(
+        "--no-snapshot",
+        help="Run the checkout as it will be then, not a copy of it.",
+        rich_help_panel=_JOB,
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return; no live view.")]

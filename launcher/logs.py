@@ -13,12 +13,15 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
+from launcher.submission import read_submission
 from realsys.api.errors import ConfigError, TrialError, did_you_mean
-from realsys.api.trial import AttemptFiles, TrialFiles
+from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, read_record
 
 POLL_S = 0.2
+BATCH = "batch"
 CHUNK_BYTES = 1 << 16  # times the number of workers: what a merge holds in memory
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?")
 
@@ -78,14 +81,21 @@ class TrialLogs:
             empty.
         grep: keep only lines in which this regular expression is found.
         attempt: one attempt; None for all that there are.
+        since: keep only lines stamped at or after this local time, ``2026-11-21T09:30:00``.
     Raises:
         ConfigError: ``grep`` is no regular expression.
     """
 
     def __init__(
-        self, files: TrialFiles, *, pattern: str = "", grep: str = "", attempt: int | None = None
+        self,
+        files: TrialFiles,
+        *,
+        pattern: str = "",
+        grep: str = "",
+        attempt: int | None = None,
+        since: str = "",
     ) -> None:
-        self.files, self.pattern, self.attempt = files, pattern, attempt
+        self.files, self.pattern, self.attempt, self.since = files, pattern, attempt, since
         self._tails: dict[Path, _Tail] = {}
         try:
             self._grep = re.compile(grep)
@@ -124,8 +134,8 @@ class TrialLogs:
             if not self.pattern or fits(worker, self.pattern):
                 tail = self._tails.setdefault(path, _Tail(path))
                 streams.append(_lines(attempt, worker, tail, last))
-        for _, line in heapq.merge(*streams, key=lambda item: item[0]):
-            if self._grep.search(line.text):
+        for (_, stamp), line in heapq.merge(*streams, key=lambda item: item[0]):
+            if stamp >= self.since and self._grep.search(line.text):
                 yield line
 
     def follow(
@@ -144,10 +154,40 @@ class TrialLogs:
             if attempt.logs.is_dir():
                 for path in sorted(attempt.logs.glob("*.log")):
                     yield attempt.number, worker_of(path), path
+            for path in _batch_logs(self.files, attempt):
+                yield attempt.number, BATCH, path
 
     def _attempts(self) -> list[AttemptFiles]:
         attempts = self.files.all_attempts()
         return [a for a in attempts if self.attempt in (None, a.number)]
+
+
+def _batch_logs(files: TrialFiles, attempt: AttemptFiles) -> list[Path]:
+    """What the batch script itself wrote, before its supervisor had a log: submitit's files."""
+    record, submission = read_record(AttemptRecord, attempt.record), read_submission(files)
+    if record is None or not record.job_id:
+        return []
+    folder = Path(submission.folder) if submission and submission.folder else files.submitit
+    return sorted(folder.glob(f"{record.job_id}_0_log.*"))
+
+
+def since_stamp(text: str, now: datetime) -> str:
+    """``90s``, ``10m``, ``2h``, ``1d`` ago, or a time, as the stamp at a line's beginning.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if match := re.fullmatch(r"(\d+)([smhd])", text):
+        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+        return (now - timedelta(**{units[match[2]]: int(match[1])})).isoformat(timespec="seconds")
+    try:
+        return datetime.fromisoformat(text).isoformat(timespec="seconds")
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no time",
+            where="--since",
+            fix="write 10m, 2h, 1d, or a time like 2026-11-21T09:30:00",
+        ) from None
 
 
 def _lines(

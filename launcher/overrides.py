@@ -41,19 +41,31 @@ def apply_settings(kind: type, *, words: Sequence[str] = (), config: Path | None
         ConfigError: the file can't be read as YAML, or ``kind`` has options without a default.
     """
     problems: list[ConfigError] = []
+    settings = read_settings(words, config, problems)
+    options = defaults_of(kind)
+    applied = put_on(options, settings)
+    applied.problems[:0] = problems
+    return applied
+
+
+def read_settings(
+    words: Sequence[str], config: Path | None, problems: list[ConfigError]
+) -> list[Setting]:
+    """The file's settings, then the words'. Raises ConfigError when the file can't be read."""
     settings = list(read_yaml(config, problems)) if config else []
-    settings += read_words(words, problems)
+    return [*settings, *read_words(words, problems)]
+
+
+def defaults_of(kind: type) -> Any:
+    """A ``kind`` with every option at its default. Raises ConfigError when one has none."""
     try:
-        options = kind()
+        return kind()
     except TypeError as error:
         raise ConfigError(
             f"{kind.__name__} can't be made without arguments: {error}",
             where=f"{kind.__module__}:{kind.__qualname__}",
             fix="give every option a default, e.g. = option(None, …)",
         ) from error
-    applied = put_on(options, settings)
-    applied.problems[:0] = problems
-    return applied
 
 
 def with_settings(kind: type, *, words: Sequence[str] = (), config: Path | None = None) -> Any:

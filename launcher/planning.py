@@ -9,18 +9,32 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from launcher import places
-from launcher.clusters import check_writable, find_cluster
-from launcher.overrides import apply_settings
+from launcher.clusters import check_writable, find_cluster, missing_secrets
+from launcher.dependencies import dependency_on
+from launcher.job_options import JobOptions
+from launcher.overrides import defaults_of, put_on, read_settings
 from launcher.resolve import resolve
+from launcher.scheduling_options import PREFIX, SchedulingOptions
+from launcher.snapshot import revision
 from launcher.trials import next_free_name
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment
+from realsys.api.options import option
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import trial_dir
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LaunchSettings:
+    """Settings of any launch, whatever the experiment."""
+
+    scheduling: SchedulingOptions = option(SchedulingOptions(), "resources of the tasks")
 
 
 def make_plan(
@@ -31,18 +45,31 @@ def make_plan(
     trial: str | None = None,
     cluster: str | None = None,
     imports: Sequence[str] = (),
+    job: JobOptions | None = None,
+    snapshot: bool = True,
 ) -> LaunchPlan:
     """The plan of a launch that was asked for.
 
+    Args:
+        job: what stands on the command line about the Slurm job.
+        snapshot: on Slurm, run a copy of the code; on this machine the code itself runs at once.
     Raises:
-        ConfigErrors: every mistake in settings and experiment.
+        ConfigErrors: every mistake in settings, experiment and job.
         ClusterError: trials can't be written under the file root.
     """
-    imports = import_all(imports)
+    imports, job = import_all(imports), job or JobOptions()
     kind = experiment_type(experiment)
     spec = find_cluster(cluster)
     check_writable(spec.file_root)
-    applied = apply_settings(kind, words=words, config=config)
+    problems: list[ConfigError] = []
+    settings = [*read_settings(words, config, problems), *job.settings()]
+    of_launch = [s for s in settings if s.path.startswith(PREFIX)]
+    applied = put_on(defaults_of(kind), [s for s in settings if s not in of_launch])
+    launch = put_on(_LaunchSettings(), of_launch)
+    on_slurm = spec.scheduler == "slurm"
+    problems += [*applied.problems, *launch.problems, *job.problems(spec)]
+    if on_slurm:
+        problems += missing_secrets(spec, os.environ)
     user = places.user_name()
     folder = trial_dir(spec.file_root, user, experiment, "_").parent
     return resolve(
@@ -53,7 +80,12 @@ def make_plan(
         user=user,
         imports=imports,
         machine_cpus=len(os.sched_getaffinity(0)),
-        earlier=applied.problems,
+        earlier=problems,
+        scheduling=launch.options.scheduling,
+        request=job.request(dependency_on(job.after) if job.after and on_slurm else None),
+        now=datetime.now(),
+        snapshot=snapshot and on_slurm,
+        revision=revision() if on_slurm else "",
     )
 
 

@@ -14,9 +14,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+from launcher.allocation import JobRequest, allocate
 from launcher.problems import collected, flat, raise_all
+from launcher.scheduling_options import SchedulingOptions
+from launcher.snapshot import snapshot_imports
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment, ExperimentConfig
@@ -42,6 +47,11 @@ def resolve(
     imports: Sequence[str] = (),
     machine_cpus: int | None = None,
     earlier: Sequence[ConfigError] = (),
+    scheduling: SchedulingOptions | None = None,
+    request: JobRequest | None = None,
+    now: datetime | None = None,
+    snapshot: bool = False,
+    revision: str = "",
 ) -> LaunchPlan:
     """The whole trial, decided.
 
@@ -50,6 +60,10 @@ def resolve(
         imports: files (absolute) and modules that every worker imports.
         machine_cpus: cores of this machine; a local run that asks for more gets a warning.
         earlier: problems found while reading the settings, reported together with ours.
+        scheduling: what the user wants of the groups besides what the experiment says.
+        request, now: on Slurm, what the user wants of the job, and the local time that relative
+            times count from.
+        snapshot, revision: whether the trial runs a copy of the code, and which code that is.
     Raises:
         ConfigErrors: everything that is wrong.
     """
@@ -58,8 +72,21 @@ def resolve(
     folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
-    phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems)
+    wanted = scheduling or SchedulingOptions()
+    phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems, wanted)
     phases.add(MAIN_PHASE, experiment_name, experiment)
+    done, job, told = phases.done, None, []
+    if cluster.scheduler == "slurm" and done:
+        found = allocate(
+            {phase.name: phase.scheduling for phase in done},
+            cluster,
+            request or JobRequest(),
+            trial=f"{experiment_name}/{trial_name}",
+            now=now or datetime.now(),
+        )
+        problems += found.problems
+        job, told = found.job, list(found.warnings)
+        done = [replace(phase, steps=found.steps.get(phase.name, ())) for phase in done]
     raise_all(problems)
     return LaunchPlan(
         experiment_name=experiment_name,
@@ -67,10 +94,13 @@ def resolve(
         user=user,
         trial_dir=str(folder),
         cluster=cluster,
-        phases=tuple(phases.done),
+        phases=tuple(done),
         options=to_plain(experiment),
-        imports=tuple(imports),
-        warnings=tuple(_warnings(phases.done, cluster, machine_cpus)),
+        imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
+        warnings=(*_warnings(done, cluster, machine_cpus), *told),
+        job=job,
+        snapshot=snapshot,
+        revision=revision,
     )
 
 
@@ -84,8 +114,9 @@ class _Phases:
         trial_name: str,
         folder: Path,
         problems: list[ConfigError],
+        scheduling: SchedulingOptions,
     ) -> None:
-        self.file_root, self.folder = file_root, folder
+        self.file_root, self.folder, self.wanted = file_root, folder, scheduling
         self.experiment_name, self.trial_name = experiment_name, trial_name
         self.problems = problems
         self.done: list[PhasePlan] = []
@@ -133,7 +164,7 @@ class _Phases:
         before = len(self.problems)
         with collected(self.problems):
             try:
-                scheduling = experiment.scheduling_setup()
+                scheduling = self.wanted.put_on(experiment.scheduling_setup())
                 config = experiment.initial_setup()
                 self.problems += unsupported(config)
                 config = config.lazy_init()

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.liveness import Liveness, liveness
+from launcher.slurm.job_board import WATCH_AGE_S, JobBoard
+from launcher.slurm.query import JobInfo
 from launcher.submission import Submission
 from launcher.trial_view import Records, TrialView, view_of
 from realsys.api.errors import KeyNotFound, RealsysError
@@ -40,10 +42,23 @@ TAIL_BYTES = 65_536
 LEAST_FREE_BYTES = 1 << 20
 
 
-def trial_view(files: TrialFiles) -> TrialView:
+def trial_view(files: TrialFiles, *, board: JobBoard | None = None) -> TrialView:
     """The trial as it is now."""
-    with closing(TrialReader(files)) as reader:
+    with closing(TrialReader(files, board=board)) as reader:
         return reader.view()
+
+
+def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
+    """All of them as they are now, with one query to Slurm in all."""
+    board = JobBoard()
+    readers = [TrialReader(files, board=board) for files in trials]
+    asked = [s for reader in readers if (s := reader.unsettled_job()) is not None]
+    board.expect(asked)
+    views = []
+    for reader in readers:
+        with closing(reader):
+            views.append(reader.view())
+    return views
 
 
 def keys_of(plan: LaunchPlan) -> TrialKeys:
@@ -59,8 +74,8 @@ def keys_of(plan: LaunchPlan) -> TrialKeys:
 class TrialReader:
     """Reads one trial again and again, keeping its plan and the connection to its store."""
 
-    def __init__(self, files: TrialFiles) -> None:
-        self.files = files
+    def __init__(self, files: TrialFiles, *, board: JobBoard | None = None) -> None:
+        self.files, self._board = files, board or JobBoard(max_age_s=WATCH_AGE_S)
         self._plan: LaunchPlan | None = None
         self._store: NameResolve | None = None
         self._notes: list[str] = []
@@ -100,6 +115,7 @@ class TrialReader:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
         marker = self._file(ExitMarker, attempts[-1].exit) if attempts else None
         workers, statuses = self._workers()
+        on_slurm = submission is not None and submission.on_slurm
         return Records(
             trial=plan.trial if plan else "/".join(files.root.parts[-2:]),
             folder=str(files.root),
@@ -107,9 +123,8 @@ class TrialReader:
             plan=plan,
             record=self._file(TrialRecord, files.record),
             submission=submission,
-            submission_alive=liveness(submission.host, submission.pid, submission.start)
-            if submission
-            else Liveness.NONE,
+            submission_alive=self._alive(submission),
+            job=self._job(submission, attempt, marker),
             attempt=attempt,
             supervisor=supervisor,
             exit=marker,
@@ -117,11 +132,49 @@ class TrialReader:
             progress=self._value(Progress, "progress"),
             workers=workers,
             statuses=statuses,
-            alive={n: liveness(w.host, w.pid, w.start) for n, w in workers.items()},
+            # On Slurm a pid means something on its node only: there the lease is the sign of life.
+            alive={}
+            if on_slurm
+            else {n: liveness(w.host, w.pid, w.start) for n, w in workers.items()},
             published=self._published(),
             metrics=last_metrics(TrialFiles.phase(files.root).metrics),
             notes=tuple(self._notes),
         )
+
+    def unsettled_job(self) -> Submission | None:
+        """The hand-over whose job Slurm must be asked about; None where the records say it all."""
+        submission = self._file(Submission, self.files.submitit / "submission.json")
+        if submission is None or not submission.on_slurm:
+            return None
+        attempts = self.files.all_attempts()
+        if not attempts or attempts[-1].number <= submission.after_attempt:
+            return submission
+        is_over = self._file(ExitMarker, attempts[-1].exit) is not None
+        may_go_on = self.plan is None or self.plan.job is None or self.plan.job.requeue
+        return None if is_over and not may_go_on else submission
+
+    def _alive(self, submission: Submission | None) -> Liveness:
+        if submission is None:
+            return Liveness.NONE
+        if submission.on_slurm:
+            return Liveness.UNKNOWN
+        return liveness(submission.host, submission.pid, submission.start)
+
+    def _job(
+        self,
+        submission: Submission | None,
+        attempt: AttemptRecord | None,
+        marker: ExitMarker | None,
+    ) -> JobInfo | None:
+        if submission is None or not submission.on_slurm:
+            return None
+        if marker is not None and self.unsettled_job() is None:
+            return None  # the marker says it all
+        news = max(attempt.started_at if attempt else 0.0, marker.ended_at if marker else 0.0)
+        found = self._board.job(submission, news_at=news)
+        for problem in self._board.problems:
+            self._note(problem)
+        return found
 
     def _check_space(self) -> None:
         """A note when the disk of the trial is full: records that should be there may be missing."""

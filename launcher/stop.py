@@ -14,19 +14,18 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from launcher.liveness import Liveness, Process, end_processes, processes_of
-from launcher.places import user_name
-from launcher.status import TrialReader, keys_of
-from launcher.submit import read_submission
+from launcher.slurm.stop_job import stop_job
+from launcher.status import TrialReader
+from launcher.stop_request import POLL_S, ask_to_stop, await_end
+from launcher.submission import read_submission
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
-from realsys.api.errors import ClusterError, RealsysError, TrialError
-from realsys.api.trial import AttemptRecord, StopRequest, TrialFiles, dumps
-from realsys.name_resolve.open import open_store
+from realsys.api.errors import ClusterError, TrialError
+from realsys.api.trial import AttemptRecord, TrialFiles
 
 EXTRA_S = 10.0  # after the grace: for the supervisor's own way of ending its workers
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
 TERM_S = 5.0
-POLL_S = 0.1
 
 
 @dataclass
@@ -65,9 +64,14 @@ def stop(
             report.actions.append(text)
             tell(text)
 
+        submission = read_submission(files)
+        if submission is not None and submission.on_slurm:
+            report.was_over = not stop_job(reader, submission, view, grace_s, extra_s, did)
+            report.view = reader.view()
+            return report
         if view.state in State.live() and _is_elsewhere(view):
-            _ask(reader, view, grace_s, did)
-            _await_end(reader, grace_s + extra_s)
+            ask_to_stop(reader, view, grace_s, did)
+            await_end(reader, grace_s + extra_s)
             report.view = reader.view()
             _refuse_elsewhere(report.view)
             return report
@@ -77,39 +81,12 @@ def stop(
         report.was_over = view.state not in State.live() and not left
         if report.was_over:
             return report
-        if view.state in State.live() and view.attempt and _ask(reader, view, grace_s, did):
-            _await_end(reader, grace_s + extra_s)
+        if view.state in State.live() and view.attempt and ask_to_stop(reader, view, grace_s, did):
+            await_end(reader, grace_s + extra_s)
         _await_quiet(files, reader, QUIET_S)
         _end_the_rest(files, reader, term_s, did)
         report.view = reader.view()
         return report
-
-
-def _ask(reader: TrialReader, view: TrialView, grace_s: float, did: Callable[[str], None]) -> bool:
-    """Writes the stop request. False when the store can't be written."""
-    if reader.plan is None:
-        return False
-    request = StopRequest(
-        grace_seconds=grace_s,
-        by=f"{user_name()}@{socket.gethostname()}",
-        at=time.time(),
-        attempt=view.attempt,
-    )
-    try:
-        with closing(open_store(reader.plan.name_resolve_url)) as store:
-            store.add(keys_of(reader.plan).stop, dumps(request), replace=True)
-    except RealsysError as error:
-        did(f"could not ask it to stop: {error.what}")
-        return False
-    did(f"asked attempt {view.attempt} to stop after its current step (up to {grace_s:g} s)")
-    return True
-
-
-def _await_end(reader: TrialReader, timeout_s: float) -> None:
-    """Until the attempt is over, at most ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while reader.view().state in State.live() and time.monotonic() < deadline:
-        time.sleep(POLL_S)
 
 
 def _await_quiet(files: TrialFiles, reader: TrialReader, timeout_s: float) -> None:

@@ -8,35 +8,37 @@ nothing about the run (resolve.py did) and does not wait for it (render.py does)
 from __future__ import annotations
 
 import errno
-import importlib
 import importlib.metadata
 import os
 import shutil
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.submission import Submission
+from launcher.hand_over import hand_over
+from launcher.slurm.login_environment import host_variables, task_variables
+from launcher.snapshot import take_snapshot
+from launcher.submission import read_submission
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
-    Result,
     TrialFiles,
     TrialRecord,
-    process_start,
     read_record,
     write_record,
 )
+from realsys.worker.environment import write_exports
 
-SUPERVISOR = "realsys.supervisor.main:supervise"
-
-
-def submit(plan: LaunchPlan, *, command: Sequence[str] = ()) -> TrialFiles:
+def submit(
+    plan: LaunchPlan, *, command: Sequence[str] = (), imports: Sequence[str] = ()
+) -> TrialFiles:
     """Makes the trial's folder and starts its first attempt.
 
+    Args:
+        command: what the user typed, for the record.
+        imports: ``--import`` files where they are now, for the snapshot.
     Raises:
         TrialError: the trial exists; says how to watch, stop or resume it.
         ClusterError: the file system refuses.
@@ -54,7 +56,9 @@ def submit(plan: LaunchPlan, *, command: Sequence[str] = ()) -> TrialFiles:
             files.secrets.mkdir(mode=0o700)
             _make_keys(files)
             write_record(files.record, _trial_record(plan, plan_hash(text), command))
-            start(files, plan_hash(text))
+            if plan.snapshot:
+                take_snapshot(files, imports)
+            start(files, plan, plan_hash(text))
         except BaseException:
             if read_submission(files) is None:
                 shutil.rmtree(files.root, ignore_errors=True)
@@ -98,45 +102,19 @@ def resubmit(files: TrialFiles) -> None:
         raise TrialError(
             "the trial's record is missing", where=str(files.record), fix="launch a new trial"
         )
-    import_all(read_plan(files.plan, expected_hash=record.plan_hash).imports)
+    plan = read_plan(files.plan, expected_hash=record.plan_hash)
+    import_all(plan.imports)
     with reported(files.root):
-        start(files, record.plan_hash)
+        start(files, plan, record.plan_hash)
 
 
-def start(files: TrialFiles, hash_of_plan: str) -> None:
-    """Hands ``supervise(trial_dir, hash)`` to submitit, and notes down which process has it."""
-    from launcher.local_executor import DetachedLocalExecutor
-
-    files.submitit.mkdir(exist_ok=True)
-    executor = DetachedLocalExecutor(
-        files.submitit, environment={"REALSYS_TRIAL_DIR": str(files.root)}
-    )
-    attempts = files.all_attempts()
-    job = executor.submit(_supervisor(), str(files.root), hash_of_plan)
-    pid = int(job.job_id)
-    submission = Submission(
-        job_id=job.job_id,
-        host=socket.gethostname(),
-        pid=pid,
-        start=process_start(pid) or 0,
-        after_attempt=attempts[-1].number if attempts else 0,
-        at=time.time(),
-    )
-    try:
-        write_record(submission_file(files), submission)
-    except BaseException:
-        os.killpg(pid, signal.SIGKILL)  # nobody would know of it; its session is its own group
-        raise
-
-
-def submission_file(files: TrialFiles) -> Path:
-    """Where the last hand-over to submitit is noted."""
-    return files.submitit / "submission.json"
-
-
-def read_submission(files: TrialFiles) -> Submission | None:
-    """The last hand-over; None when there was none."""
-    return read_record(Submission, submission_file(files))
+def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> None:
+    """Hands the next attempt over; on Slurm with the environment that its job takes from this shell."""
+    if plan.job is not None:
+        write_exports(files.host_environment, host_variables(os.environ))
+        task = task_variables(os.environ, plan.cluster.secrets)
+        write_exports(files.task_environment, {**task, **plan.cluster.env_vars})
+    hand_over(files, plan, hash_of_plan)
 
 
 def already_there(files: TrialFiles, trial: str) -> TrialError:
@@ -208,9 +186,3 @@ def _trial_record(plan: LaunchPlan, hash_of_plan: str, command: Sequence[str]) -
         command=tuple(command),
         realsys_version=importlib.metadata.version("realsys"),
     )
-
-
-def _supervisor() -> Callable[[str, str], Result]:
-    """The function that submitit pickles by reference."""
-    module, _, name = SUPERVISOR.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from launcher.liveness import Liveness
+from launcher.slurm.states import JobState
 from realsys.api.trial import Result
 
 
@@ -17,8 +18,11 @@ class State(StrEnum):
     """Where a trial is in its life."""
 
     PLANNED = "planned"  # written down, never started
+    QUEUED = "queued"  # in Slurm's queue, for the first time or again
+    HELD = "held"  # in Slurm's queue, and somebody must release it
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"  # suspended by Slurm
     STOPPING = "stopping"
     COMPLETED = "completed"
     STOPPED = "stopped"
@@ -28,8 +32,10 @@ class State(StrEnum):
 
     @classmethod
     def live(cls) -> frozenset[State]:
-        """States in which processes run."""
-        return frozenset({cls.STARTING, cls.RUNNING, cls.STOPPING})
+        """States in which processes run, or will by themselves."""
+        return frozenset(
+            {cls.QUEUED, cls.HELD, cls.STARTING, cls.RUNNING, cls.PAUSED, cls.STOPPING}
+        )
 
     @classmethod
     def final(cls) -> frozenset[State]:
@@ -45,6 +51,10 @@ class Facts:
         planned: there is a plan that can be read.
         pending: the process of a hand-over to submitit that has taken no attempt yet.
         supervisor: of the last attempt.
+        job: on Slurm, the job of the last hand-over; None on this machine. It stands for ``pending``
+            and ``supervisor``, which then say only whether there was one.
+        requeued: that job was started, or queued, again after the last attempt took it.
+        cancelled: that job was cancelled before it could take an attempt.
         result: of the last attempt's exit marker.
         stop_requested: for the last attempt.
         leases: some worker of the last attempt still holds its lease.
@@ -58,6 +68,9 @@ class Facts:
     stop_requested: bool
     leases: bool
     working: bool
+    job: JobState | None = None
+    requeued: bool = False
+    cancelled: bool = False
 
 
 _RESULTS = {
@@ -69,6 +82,41 @@ _RESULTS = {
 
 def decide(facts: Facts) -> State:
     """The state that the facts mean. Total."""
+    return _on_this_machine(facts) if facts.job is None else _on_slurm(facts, facts.job)
+
+
+_IN_QUEUE = {JobState.WAITING: State.QUEUED, JobState.HELD: State.HELD, JobState.PAUSED: State.PAUSED}
+
+
+def _on_slurm(facts: Facts, job: JobState) -> State:
+    attempted = facts.supervisor is not Liveness.NONE
+    if facts.pending is not Liveness.NONE or not attempted or facts.requeued:
+        return _before_an_attempt(facts, job)
+    if facts.result is not None:
+        return _RESULTS[facts.result]
+    if job in _IN_QUEUE:  # WAITING: requeued without an exit marker, e.g. after a lost node
+        return _IN_QUEUE[job]
+    if job is JobState.UNKNOWN and not facts.leases:
+        return State.UNKNOWN
+    if job.has_ended:
+        return State.LOST
+    if facts.stop_requested or job is JobState.FINISHING:
+        return State.STOPPING
+    return State.RUNNING if facts.working else State.STARTING
+
+
+def _before_an_attempt(facts: Facts, job: JobState) -> State:
+    """A job that has not got so far as to take an attempt."""
+    if facts.cancelled or job is JobState.STOPPED:
+        return State.STOPPED
+    if job in _IN_QUEUE:
+        return _IN_QUEUE[job]
+    if job is JobState.UNKNOWN:
+        return State.UNKNOWN
+    return State.LOST if job.has_ended else State.STARTING
+
+
+def _on_this_machine(facts: Facts) -> State:
     if facts.pending is not Liveness.NONE:
         return {
             Liveness.ALIVE: State.STARTING,

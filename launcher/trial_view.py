@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.liveness import Liveness
+from launcher.slurm.job_story import explain_job
+from launcher.slurm.query import JobInfo
+from launcher.slurm.states import JobState
 from launcher.submission import Submission
 from launcher.trial_state import Facts, State, decide
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -35,6 +38,7 @@ class Records:
     record: TrialRecord | None = None
     submission: Submission | None = None
     submission_alive: Liveness = Liveness.NONE
+    job: JobInfo | None = None  # what Slurm says; None on this machine
     attempt: AttemptRecord | None = None
     supervisor: Liveness = Liveness.NONE
     exit: ExitMarker | None = None
@@ -60,6 +64,7 @@ class WorkerView:
     mfc: str = ""
     step: int = 0
     seconds_in_state: float | None = None
+    heartbeat_age_s: float | None = None
     reason: str = ""
 
 
@@ -85,6 +90,8 @@ class TrialView:
     progress: Progress | None = None
     workers: tuple[WorkerView, ...] = ()
     exit: ExitMarker | None = None
+    job: JobInfo | None = None
+    job_ids: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -119,6 +126,8 @@ def view_of(records: Records) -> TrialView:
         progress=progress,
         workers=_workers(records, phase),
         exit=marker,
+        job=records.job,
+        job_ids=records.submission.job_ids if records.submission else (),
         metrics=records.metrics,
         notes=records.notes,
     )
@@ -129,7 +138,10 @@ def _facts(records: Records) -> Facts:
     number = attempt.number if attempt else 0
     pending = submission is not None and submission.after_attempt >= number
     current = [w for w in records.workers.values() if w.attempt == number]
-    progress = records.progress
+    progress, job = records.progress, records.job
+    state = job.state if job else None
+    if submission is not None and submission.on_slurm and state is None:
+        state = JobState.UNKNOWN
     return Facts(
         planned=records.plan is not None,
         pending=records.submission_alive if pending else Liveness.NONE,
@@ -139,12 +151,31 @@ def _facts(records: Records) -> Facts:
         leases=bool(current),
         working=(progress is not None and progress.attempt == number)
         or any(s.state == "running" for s in records.statuses.values()),
+        job=state,
+        requeued=_is_requeued(records),
+        cancelled=submission is not None and bool(submission.cancelled_by),
     )
+
+
+def _is_requeued(records: Records) -> bool:
+    """Whether Slurm has given the job a new start, or a new place in the queue, after the attempt."""
+    attempt, job, marker = records.attempt, records.job, records.exit
+    if attempt is None or job is None or job.state.has_ended or marker is None:
+        return False
+    if job.state in (JobState.WAITING, JobState.HELD):
+        return True
+    if job.restarts is not None:
+        return job.restarts > attempt.restart_count
+    return job.started_at is not None and job.started_at > marker.ended_at
 
 
 def _explanation(state: State, records: Records) -> tuple[str, str]:
     """Why the state is as it is, where that is not plain, and what to do."""
     attempt, marker, resume = records.attempt, records.exit, f"realsys resume {records.trial}"
+    if records.submission is not None and records.submission.on_slurm:
+        told = explain_job(state, records)
+        if told is not None:
+            return told
     if state is State.FAILED and marker and marker.first_failure:
         failure = marker.first_failure
         why = f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}"

@@ -41,12 +41,12 @@ def status(trial: o.OptionalTrial = None, json: o.Json = False, cluster: o.Clust
 def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:
     """List all my trials, newest first."""
     from launcher import output
-    from launcher.status import trial_view
+    from launcher.status import trial_views
     from launcher.tables import print_trials
     from launcher.trials import all_trials, created_at
 
     found = sorted(all_trials(cluster=cluster), key=created_at, reverse=True)
-    views = [trial_view(files) for files in found]
+    views = trial_views(found)
     if json:
         output.document(trials=views)
     else:
@@ -73,12 +73,20 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option(min=1, help="One attempt; else all of them.")
     ] = None,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Only lines since then: 10m, 2h, or a time.")
+    ] = "",
+    first_error: Annotated[
+        bool, typer.Option("--first-error", help="Only the first failure, with its last lines.")
+    ] = False,
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
     """Print the workers' logs, merged, each line with its worker."""
+    from datetime import datetime
+
     from launcher import output
-    from launcher.logs import TrialLogs, prefixes
+    from launcher.logs import TrialLogs, prefixes, since_stamp
     from launcher.render import is_over
     from launcher.status import TrialReader
     from launcher.trials import find_trial, trial_name
@@ -86,7 +94,10 @@ def logs(
     if json and follow:
         raise typer.BadParameter("--json is one document, so it can't follow")
     files = find_trial(trial, cluster=cluster)
-    found = TrialLogs(files, pattern=workers, grep=grep, attempt=attempt)
+    if first_error:
+        return _first_error(files)
+    stamp = since_stamp(since, datetime.now()) if since else ""
+    found = TrialLogs(files, pattern=workers, grep=grep, attempt=attempt, since=stamp)
     found.check()
     if json:
         output.document(lines=list(found.read(last=True)))
@@ -104,6 +115,65 @@ def logs(
         return ExitCode.INTERRUPTED
     finally:
         reader.close()
+    return ExitCode.OK
+
+
+def _first_error(files: TrialFiles) -> int:
+    """The failure that came first, else the first line that speaks of an error."""
+    from launcher import output
+    from launcher.logs import TrialLogs, prefixes
+    from launcher.status import trial_view
+
+    view = trial_view(files)
+    failure = view.exit.first_failure if view.exit else None
+    if failure is not None:
+        output.data(f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}")
+        for line in failure.log_tail:
+            output.data(f"{failure.worker} | {line}")
+        return ExitCode.OK
+    errors = TrialLogs(files, grep=r" (ERROR|CRITICAL) |Error: |srun: error")
+    shown = prefixes(errors.workers(), attempts=True)
+    for found in errors.read(last=True):
+        output.data(shown(found))
+        return ExitCode.OK
+    output.say(f"no log of {view.trial} speaks of an error; it is {view.state.value}")
+    return ExitCode.OK
+
+
+def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """Say why a trial waits, hangs or died, and what to do about it."""
+    from launcher import output
+    from launcher.explain import explain as lines_of
+    from launcher.status import trial_view
+    from launcher.trials import find_trial
+
+    lines = list(lines_of(trial_view(find_trial(trial, cluster=cluster))))
+    if json:
+        output.document(lines=lines)
+    else:
+        for line in lines:
+            output.data(line)
+    return ExitCode.OK
+
+
+def exec_(
+    trial: o.Trial,
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="E.g. model_worker/0.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="After --; else a shell.", show_default=False),
+    ] = None,
+    cluster: o.Cluster = None,
+) -> int:
+    """Open a shell, or run a command, beside a running worker, on its node and in its image."""
+    from launcher.status import TrialReader
+    from launcher.trials import find_trial
+    from launcher.worker_shell import run_in_place, shell_command
+
+    reader = TrialReader(find_trial(trial, cluster=cluster))
+    argv, environment = shell_command(reader, worker, command or [], terminal=sys.stdin.isatty())
+    reader.close()
+    run_in_place(argv, environment)
     return ExitCode.OK
 
 

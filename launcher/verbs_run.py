@@ -31,13 +31,43 @@ def launch(
     cluster: o.Cluster = None,
     imports: o.Imports = None,
     detach: o.Detach = False,
+    partition: o.Partition = None,
+    account: o.Account = None,
+    qos: o.Qos = None,
+    reservation: o.Reservation = None,
+    constraint: o.Constraint = None,
+    nodelist: o.Nodelist = None,
+    exclude: o.Exclude = None,
+    time_limit: o.Time = None,
+    begin: o.Begin = None,
+    deadline: o.Deadline = None,
+    layout: o.Layout = None,
+    requeue: o.Requeue = None,
+    after: o.After = None,
+    no_snapshot: o.NoSnapshot = False,
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher import output, places
+    from launcher.job_options import JobOptions
     from launcher.planning import make_plan
     from launcher.submit import submit
     from realsys.api.errors import TrialError
 
+    job = JobOptions(
+        partition=partition,
+        account=account,
+        qos=qos,
+        reservation=reservation,
+        constraint=constraint,
+        nodelist=nodelist,
+        exclude=exclude,
+        time=time_limit,
+        begin=begin,
+        deadline=deadline,
+        layout=layout,
+        requeue=requeue,
+        after=after,
+    )
     while True:
         plan = make_plan(
             experiment,
@@ -46,9 +76,11 @@ def launch(
             trial=trial,
             cluster=cluster,
             imports=imports or (),
+            job=job,
+            snapshot=not no_snapshot,
         )
         try:
-            files = submit(plan, command=("realsys", *sys.argv[1:]))
+            files = submit(plan, command=("realsys", *sys.argv[1:]), imports=imports or ())
             break
         except TrialError:
             if trial is not None:  # else somebody took run<N> a moment ago: take the next one
@@ -69,12 +101,45 @@ def plan(
     cluster: o.Cluster = None,
     imports: o.Imports = None,
     json: o.Json = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also ask Slurm whether it would take the job.")
+    ] = False,
+    partition: o.Partition = None,
+    account: o.Account = None,
+    qos: o.Qos = None,
+    reservation: o.Reservation = None,
+    constraint: o.Constraint = None,
+    nodelist: o.Nodelist = None,
+    exclude: o.Exclude = None,
+    time_limit: o.Time = None,
+    begin: o.Begin = None,
+    deadline: o.Deadline = None,
+    layout: o.Layout = None,
+    requeue: o.Requeue = None,
+    after: o.After = None,
+    no_snapshot: o.NoSnapshot = False,
 ) -> int:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
     from launcher import output
+    from launcher.job_options import JobOptions
     from launcher.planning import make_plan
     from realsys.api.plan import plan_hash, plan_text
 
+    job = JobOptions(
+        partition=partition,
+        account=account,
+        qos=qos,
+        reservation=reservation,
+        constraint=constraint,
+        nodelist=nodelist,
+        exclude=exclude,
+        time=time_limit,
+        begin=begin,
+        deadline=deadline,
+        layout=layout,
+        requeue=requeue,
+        after=after,
+    )
     made: LaunchPlan = make_plan(
         experiment,
         overrides or (),
@@ -82,13 +147,26 @@ def plan(
         trial=trial,
         cluster=cluster,
         imports=imports or (),
+        job=job,
+        snapshot=not no_snapshot,
     )
+    text = plan_text(made)
     if json:
-        output.document(hash=plan_hash(plan_text(made)), plan=made)
-        return ExitCode.OK
-    from launcher.tables import print_plan
+        output.document(hash=plan_hash(text), plan=made)
+    else:
+        from launcher.tables import print_plan
 
-    print_plan(made)
+        print_plan(made)
+        if made.job is not None:
+            from launcher.slurm.plan_lines import plan_lines
+
+            for line in plan_lines(made, plan_hash(text)):
+                output.data(line)
+    if check:
+        from launcher.slurm.check import check_plan
+
+        for answer in check_plan(made):
+            output.say(answer)
     return ExitCode.OK
 
 
@@ -211,7 +289,7 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     from contextlib import closing
 
     from launcher.status import TrialReader
-    from launcher.submit import read_submission
+    from launcher.submission import read_submission
     from launcher.trial_state import State
 
     submission = read_submission(files)

@@ -5,9 +5,12 @@ written by one process and read by many; each is written whole (temporary file, 
 
     <file root>/runs/<user>/<experiment>/<trial>/
       plan.json  trial.json                 the plan and its hash; who launched it, when, where
-      secrets/                              the trial's own keys, 0600
+      secrets/                              the trial's own keys and environment, 0600
+      code/ snapshot.json                   on Slurm: the copy of the code that runs, and its revision
+      submitit/                             the hand-over: batch script, pickled call, its output
       attempts/0001/                        attempt.json, exit.json, logs/<type>-<index>.log,
       latest -> attempts/0001                 last_words/<type>-<index>.json
+                                              on Slurm also exits/, hosts/, steps.jsonl
       metrics.jsonl events.jsonl ledger.jsonl samples.jsonl   (of the main phase)
       tensorboard/  checkpoints/<role>/step-000200/  recover/step-000100/
       dataflow_graph.png  report.html
@@ -70,8 +73,15 @@ class AttemptFiles:
     exit = _Under("exit.json")
     logs = _Under("logs")
     last_words = _Under("last_words")
+    exits = _Under("exits")
+    hosts = _Under("hosts")
+    steps = _Under("steps.jsonl")
     rendezvous = _Under("rendezvous")
     ballast = _Under(".ballast")  # space kept for the exit marker, should the disk fill up
+
+    def exit_of(self, worker: str) -> Path:
+        """Where the parent of ``model_worker/3`` says how it ended (on Slurm)."""
+        return self.exits / (worker.replace("/", "-") + ".json")
 
     @property
     def number(self) -> int:
@@ -97,6 +107,10 @@ class TrialFiles:
     record = _Under("trial.json")
     secrets = _Under("secrets")
     curve_keys = _Under("secrets", "curve.json")
+    host_environment = _Under("secrets", "host.env")
+    task_environment = _Under("secrets", "task.env")
+    code = _Under("code")
+    snapshot = _Under("snapshot.json")
     submitit = _Under("submitit")
     attempts = _Under("attempts")
     latest = _Under("latest")
@@ -137,6 +151,8 @@ class TrialRecord:
     launch_host: str
     command: tuple[str, ...] = ()
     realsys_version: str = ""
+    sweep: str = ""  # name of the sweep that launched it, and its values there
+    point: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +165,9 @@ class AttemptRecord:
     supervisor_pid: int
     supervisor_start: int  # clock ticks after boot, /proc/<pid>/stat field 22
     started_at: float
-    job_id: str = ""
+    job_id: str = ""  # of Slurm, or of submitit's local executor
+    restart_count: int = 0  # of a job that Slurm requeued; (job id, restart count) is one incarnation
+    nodes: str = ""  # hostlist of the job's nodes; empty on this machine
     resumed_from_step: int | None = None
 
 
@@ -174,6 +192,17 @@ class Failure:
     fix: str = ""
     log: str = ""
     log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerExit:
+    """``exits/<type>-<index>.json``: how a worker ended, written by its parent on the same node."""
+
+    worker: str
+    host: str
+    pid: int
+    returncode: int  # negative: the signal that ended it
+    at: float
 
 
 @dataclass(frozen=True, kw_only=True)

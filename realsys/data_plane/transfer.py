@@ -21,6 +21,7 @@ import zmq.asyncio
 from realsys.api.errors import ClusterError, InternalError, RealsysError, RemoteError, WaitTimeout
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.transport.authentication import DOMAIN, Authenticator, Refusals
+from realsys.transport.binding import bind
 from realsys.transport.codec import ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 
@@ -59,9 +60,11 @@ class TensorServer:
         attempt: int,
         keypairs: TrialKeypairs,
         host: str = "127.0.0.1",
+        ports: range | None = None,
     ) -> None:
         self.name, self.trial, self.attempt = name, trial, attempt
-        self._store, self._keypairs, self._host = store, keypairs, host
+        self._store, self._keypairs = store, keypairs
+        self._host, self._ports = host, ports
         self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -112,8 +115,7 @@ class TensorServer:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.sndhwm, socket.linger = 0, 0
         try:
-            port = socket.bind_to_random_port(f"tcp://{self._host}")
-            self.endpoint = f"tcp://{self._host}:{port}"
+            self.endpoint = bind(socket, self._host, self._ports)
             self._ready.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(authenticator.run(), name=f"tensor authenticator {self.name}")

@@ -30,8 +30,9 @@ def run(runner: WorkerRunner) -> int:
         "keypairs": keypairs,
     }
     tensors, ordered = TensorStore(), OrderedRequests()
-    tensor_server = TensorServer(tensors, name=runner.name, **who).start()  # type: ignore[arg-type]
-    control = ControlThread(ordered, tensors, name=runner.name, **who)  # type: ignore[arg-type]
+    where = {"name": runner.name, "host": runner.host, "ports": runner.ports}
+    tensor_server = TensorServer(tensors, **where, **who).start()  # type: ignore[arg-type]
+    control = ControlThread(ordered, tensors, **where, **who)  # type: ignore[arg-type]
     runner.register(control=control.start(), data=tensor_server.endpoint)
     loop = ModelWorkerLoop(
         runner,

@@ -31,6 +31,7 @@ class ControlThread:
         attempt: int,
         keypairs: TrialKeypairs,
         host: str = "127.0.0.1",
+        ports: range | None = None,
     ) -> None:
         self._requests, self._tensors = requests, tensors
         self._server = RequestServer(
@@ -40,6 +41,7 @@ class ControlThread:
             keypairs=keypairs,
             request_type=Request,
             bind_host=host,
+            ports=ports,
         )
         self._name = name
         self._thread = threading.Thread(target=self._main, name=f"control {name}", daemon=True)

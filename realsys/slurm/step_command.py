@@ -74,8 +74,8 @@ def task_command(
     attempt: int,
     python: str,
 ) -> list[str]:
-    """What srun runs: the task wrapper, inside the step's container if it has one."""
-    words = [
+    """The task wrapper's command line, as it reads inside the step's container if it has one."""
+    return [
         python if step.container_image is None else plan.cluster.container.python,
         "-m",
         TASK_MODULE,
@@ -85,14 +85,6 @@ def task_command(
         f"--phase={phase.name}",
         f"--attempt={attempt}",
     ]
-    wrapped = wrap(
-        plan.cluster.container,
-        step.container_image,
-        words,
-        file_root=plan.cluster.file_root,
-        gpu=step.gpus_per_task > 0,
-    )
-    return list(wrapped.command)
 
 
 def srun_argv(
@@ -141,7 +133,7 @@ def srun_argv(
         f"--output={filename_pattern(str(logs / kind))}-%t.log",
         *(f"--{name}={value}" for name, value in sorted(cluster.slurm.extra_srun.items())),
         *wrapped.srun_options,
-        *command,
+        *wrapped.command,
     ]
 
 

@@ -11,6 +11,8 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from realsys.api.errors import KeyNotFound, TrialIsLive
@@ -28,14 +30,50 @@ from realsys.api.trial import (
 )
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import Compare, NameResolve, Put
+from realsys.worker.runner import LEASE_TTL_S
 
 logger = logging.getLogger(__name__)
 
+LEASE_SLACK_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Where the supervisor runs, as far as Slurm tells it.
+
+    Attributes:
+        job_id: Slurm's (``123``, ``123_4`` in an array), or of submitit's local executor.
+        restart_count: how often Slurm has requeued it. The same job id with another count is another
+            incarnation of the same request, so the former one is over, or cut off and fenced.
+        nodes: hostlist of its nodes; empty on one machine.
+    """
+
+    job_id: str = ""
+    restart_count: int = 0
+    nodes: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Job:
+        """Of the batch step that this process is."""
+        array = environ.get("SLURM_ARRAY_JOB_ID")
+        job_id = environ.get("SLURM_JOB_ID") or environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
+        if array:
+            job_id = f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
+        size = int(environ.get("SLURM_HET_SIZE") or 1)
+        groups = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{i}", "") for i in range(size)]
+        nodes = ",".join(filter(None, groups)) if size > 1 else environ.get("SLURM_JOB_NODELIST", "")
+        return cls(
+            job_id=job_id, restart_count=int(environ.get("SLURM_RESTART_COUNT") or 0), nodes=nodes
+        )
+
 
 def take_attempt(
-    files: TrialFiles, store: NameResolve, keys: TrialKeys, *, job_id: str
+    files: TrialFiles, store: NameResolve, keys: TrialKeys, *, job: Job
 ) -> tuple[AttemptRecord, AttemptFiles]:
     """Takes attempt n + 1 and makes its folder.
+
+    An attempt of another host that has left no exit marker is given the time that its workers' leases
+    take to end.
 
     Raises:
         TrialIsLive: attempt n still runs, or somebody else took n + 1 at the same moment.
@@ -44,7 +82,7 @@ def take_attempt(
         entry = store.get(keys.attempt)
         previous = loads(AttemptRecord, entry.value, where=keys.attempt)
         compare = Compare.at_revision(keys.attempt, entry.revision)
-        _refuse_if_live(files, previous)
+        _refuse_if_live(files, previous, job, store, keys)
         number = previous.number + 1
     except KeyNotFound:
         compare = Compare.absent(keys.attempt)
@@ -58,7 +96,9 @@ def take_attempt(
         supervisor_pid=os.getpid(),
         supervisor_start=process_start(os.getpid()) or 0,
         started_at=time.time(),
-        job_id=job_id,
+        job_id=job.job_id,
+        restart_count=job.restart_count,
+        nodes=job.nodes,
     )
     if not store.transaction([compare], puts=[Put(keys.attempt, dumps(record))]):
         raise TrialIsLive(
@@ -76,15 +116,33 @@ def take_attempt(
     return record, attempt
 
 
-def _refuse_if_live(files: TrialFiles, previous: AttemptRecord) -> None:
-    marker = read_record(ExitMarker, files.attempt(previous.number).exit)
-    here = socket.gethostname() == previous.host
-    if marker is None and here and is_alive(previous.supervisor_pid, previous.supervisor_start):
+def _refuse_if_live(
+    files: TrialFiles, previous: AttemptRecord, job: Job, store: NameResolve, keys: TrialKeys
+) -> None:
+    if read_record(ExitMarker, files.attempt(previous.number).exit) is not None:
+        return
+    if job.job_id and previous.job_id == job.job_id:
+        return  # Slurm requeued us: it runs one incarnation, and the token fences a cut-off one
+    if socket.gethostname() == previous.host:
+        live = is_alive(previous.supervisor_pid, previous.supervisor_start)
+    else:
+        live = not _leases_end(store, keys, timeout_s=LEASE_TTL_S + LEASE_SLACK_S)
+    if live:
         raise TrialIsLive(
             f"attempt {previous.number} runs as pid {previous.supervisor_pid} on {previous.host}",
             where=str(files.root),
             fix="watch it (realsys watch) or end it first (realsys stop)",
         )
+
+
+def _leases_end(store: NameResolve, keys: TrialKeys, *, timeout_s: float) -> bool:
+    """Waits until no worker holds a lease; False when some still do after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while store.get_subtree(keys.workers):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _point_latest(files: TrialFiles, attempt: Path) -> None:

@@ -12,14 +12,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from realsys.api.errors import RealsysError
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.name_resolve.open import open_store
 from realsys.observability.logs import configure_logging
-from realsys.supervisor.attempt import take_attempt
+from realsys.supervisor.attempt import Job, take_attempt
+from realsys.supervisor.local_steps import LocalSteps
+from realsys.supervisor.signals import listen_to_signals, requeue_job
+from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
+from realsys.supervisor.steps import Steps
 from realsys.supervisor.supervisor import Supervisor
 from realsys.worker.parent import die_with_parent
 from realsys.worker.runner import trial_keys
@@ -35,19 +38,17 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     Raises:
         ConfigError: the plan was changed. TrialIsLive: an attempt runs already.
     """
-    die_with_parent(os.getppid(), signal.SIGTERM)
     files = TrialFiles(Path(trial_dir))
     plan = read_plan(files.plan, expected_hash=plan_hash)
+    if plan.job is None:  # Slurm ends a batch script and its steps together; a laptop does not
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    job = Job.from_environment(os.environ)
     store, keys = open_store(plan.name_resolve_url), trial_keys(plan)
-    record, attempt_files = take_attempt(files, store, keys, job_id=_job_id())
+    record, attempt_files = take_attempt(files, store, keys, job=job)
     _log_to(attempt_files.log("supervisor"))
-    supervisor = Supervisor(plan, plan_hash, record, files, attempt_files, store, keys)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        supervisor.request_stop(by=signal.Signals(number).name)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, on_signal)
+    steps = make_steps(plan, plan_hash, attempt_files)
+    supervisor = Supervisor(plan, plan_hash, record, files, attempt_files, store, keys, steps)
+    requeue = listen_to_signals(supervisor, plan)
     supervisor.keep_room()
     marker = _run(supervisor, attempt_files, plan, record.number)
     supervisor.give_room()
@@ -55,7 +56,19 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     logger.info("attempt ended number=%d result=%s", record.number, marker.result)
     _write_keepsakes(files)
     store.close()
+    if marker.result is Result.STOPPED and requeue.is_set():
+        requeue_job(job.job_id)
+    if plan.job is not None and marker.result is not Result.COMPLETED:
+        raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
     return 0 if marker.result is Result.COMPLETED else 1
+
+
+def make_steps(plan: LaunchPlan, plan_hash: str, attempt_files: AttemptFiles) -> Steps:
+    """How this attempt's workers are started."""
+    if plan.job is None:
+        return LocalSteps(plan, plan_hash, attempt_files)
+    nodes = component_nodes(plan.job, dict(os.environ))
+    return SlurmSteps(plan, plan_hash, attempt_files, dict(enumerate(nodes)))
 
 
 def _run(
@@ -108,7 +121,3 @@ def _log_to(path: Path) -> None:
     os.dup2(log, 2)
     os.close(log)
     configure_logging("supervisor")
-
-
-def _job_id() -> str:
-    return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or ""

@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,13 +32,13 @@ from realsys.api.trial import (
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.supervisor.first_failure import describe_exit, log_tail, order_failures
-from realsys.supervisor.steps import LocalSteps, Task
+from realsys.supervisor.steps import Steps, Task
 from realsys.worker import exit_codes
-from realsys.worker.main import command
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
 STOP_POLL_S = 0.25
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
 END_GRACE_S = 5.0
@@ -58,7 +57,7 @@ class Supervisor:
     attempt_files: AttemptFiles
     store: NameResolve
     keys: TrialKeys
-    stop_signal_grace_s: float = 60.0
+    steps: Steps
     _stop: StopRequest | None = None
     _stop_deadline: float | None = None
     _next_stop_poll: float = 0.0
@@ -98,65 +97,33 @@ class Supervisor:
         """Frees that space."""
         self.attempt_files.ballast.unlink(missing_ok=True)
 
-    def request_stop(self, by: str) -> None:
+    def request_stop(self, by: str, *, grace_s: float) -> None:
         """Asks the master to end after its step (called from a signal handler: sets, no I/O)."""
         self._stop = self._stop or StopRequest(
-            grace_seconds=self.stop_signal_grace_s,
-            by=by,
-            at=time.time(),
-            attempt=self.attempt.number,
+            grace_seconds=grace_s, by=by, at=time.time(), attempt=self.attempt.number
         )
 
     # ---- one phase --------------------------------------------------------------------------
 
     def _run_phase(self, phase: PhasePlan) -> Result:
-        steps = LocalSteps(environment=self._environment(phase))
         phase_files = TrialFiles.phase(phase.folder)
         Path(phase.folder).mkdir(parents=True, exist_ok=True)
         phase_files.done.unlink(missing_ok=True)
+        for old in self.attempt_files.last_words.glob("*.json"):  # of an earlier phase
+            old.unlink(missing_ok=True)
         logger.info("phase started phase=%s", phase.name)
         tasks: list[Task] = []
         try:
-            for kind, group in phase.scheduling.groups().items():
-                for index in range(group.count):
-                    tasks.append(self._start(steps, phase, kind.value, index))
-            result = self._watch(steps, tasks, phase_files)
+            tasks = self.steps.start(phase)
+            result = self._watch(tasks, phase_files)
         finally:
-            steps.end(tasks, grace_s=END_GRACE_S)
+            self.steps.end(tasks, grace_s=END_GRACE_S)
         if result is Result.COMPLETED and phase.publish is not None:
             _publish(phase_files, Path(phase.publish))
         logger.info("phase ended phase=%s result=%s", phase.name, result)
         return result
 
-    def _start(self, steps: LocalSteps, phase: PhasePlan, kind: str, index: int) -> Task:
-        worker = f"{kind}/{index}"
-        argv = command(
-            trial_dir=str(self.files.root),
-            plan_hash=self.plan_hash,
-            phase=phase.name,
-            attempt=self.attempt.number,
-            worker_type=kind,
-            index=index,
-        )
-        self.attempt_files.words(worker).unlink(missing_ok=True)
-        return steps.start(worker, argv, self.attempt_files.log(worker))
-
-    def _environment(self, phase: PhasePlan) -> Mapping[str, str]:
-        defaults = {
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            # Compute threads fall asleep soon after they run out of work. At OpenMP's default they spin
-            # on, and as soon as anything else runs they take the cores from their own partners.
-            "GOMP_SPINCOUNT": "2000",
-        }
-        return {
-            **{name: os.environ.get(name, value) for name, value in defaults.items()},
-            **self.plan.cluster.env_vars,
-            "REALSYS_TRIAL_DIR": str(self.files.root),
-            "PYTHONHASHSEED": "0",
-        }
-
-    def _watch(self, steps: LocalSteps, tasks: list[Task], phase_files: PhaseFiles) -> Result:
+    def _watch(self, tasks: list[Task], phase_files: PhaseFiles) -> Result:
         """Until the master is done or somebody fails."""
         master = next(t for t in tasks if t.worker.startswith("master_worker/"))
         while True:
@@ -171,9 +138,9 @@ class Supervisor:
                 return Result.STOPPED
             bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
             if bad:
-                self._collect_failures(steps, tasks)
+                self._collect_failures(tasks)
                 return Result.FAILED
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
 
     def _is_done(self, phase_files: PhaseFiles) -> bool:
         """True when the master's own marker says so, with this attempt's token."""
@@ -217,7 +184,7 @@ class Supervisor:
 
     # ---- failures ---------------------------------------------------------------------------
 
-    def _collect_failures(self, steps: LocalSteps, tasks: list[Task]) -> None:
+    def _collect_failures(self, tasks: list[Task]) -> None:
         """Everybody's reason: own last words, else the exit code or signal that we saw."""
         self.give_room()
         deadline = time.monotonic() + LAST_WORDS_S
@@ -226,7 +193,7 @@ class Supervisor:
         failed = [t for t in tasks if t.poll() not in (None, exit_codes.DONE)]
         for task in failed or [t for t in tasks if t.poll() is not None]:
             self._failures.append(self._failure(task))
-        steps.end(tasks, grace_s=END_GRACE_S)
+        self.steps.end(tasks, grace_s=END_GRACE_S)
         first, _ = order_failures(self._failures)
         if first is not None:
             logger.error(
@@ -240,10 +207,12 @@ class Supervisor:
         why = words.why if words is not None else describe_exit(returncode)
         if words is None and returncode == exit_codes.DONE:
             why = "left without finishing its work"
+        elif words is None and task.hint:
+            why = f"{why} ({task.hint})"
         return Failure(
             worker=task.worker,
-            host=self.attempt.host,
-            pid=task.process.pid,
+            host=task.host or self.attempt.host,
+            pid=task.pid,
             why=why,
             at=words.at if words is not None else (task.ended_at or time.time()),
             kind=words.kind if words is not None else "",

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket as tcp
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Self
 
 import zmq
@@ -27,6 +26,7 @@ from realsys.transport.authentication import (
     count_failed_handshakes,
     open_monitor,
 )
+from realsys.transport.binding import bind
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.messages import (
@@ -54,7 +54,7 @@ class RequestServer:
         request_type: a Struct or a union of tagged ones: what bodies are decoded to.
         bind_host: name or address of the interface to listen on; 0.0.0.0 for all.
         publish_host: what others connect to, where it differs from ``bind_host``.
-        port: 0 for a free one.
+        ports: to try, in order; None: any free one.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class RequestServer:
         request_type: Any,
         bind_host: str = "127.0.0.1",
         publish_host: str | None = None,
-        port: int = 0,
+        ports: Iterable[int] | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.name, self.trial, self.attempt = name, trial, attempt
         self._keypairs, self._request_type = keypairs, request_type
-        self._bind_host, self._publish_host, self._port = bind_host, publish_host, port
+        self._bind_host, self._publish_host, self._ports = bind_host, publish_host, ports
         self._max_bytes = max_message_bytes
         self._refusals = Refusals(name)
         self._running: dict[str, set[bytes]] = {}  # request id -> peers that wait for it
@@ -106,11 +106,14 @@ class RequestServer:
         self._monitor = open_monitor(self._socket)
         try:
             self._bind()
+        except ClusterError:
+            self._close()
+            raise
         except (zmq.ZMQError, OSError) as error:
             self._close()
             raise ClusterError(
                 f"{self.name} can't listen: {error}",
-                where=f"tcp://{self._bind_host}:{self._port}",
+                where=f"tcp://{self._bind_host}",
                 fix="name an interface of this host in bind_host, and a port nobody has (0: any)",
             ) from error
         return self
@@ -255,12 +258,10 @@ class RequestServer:
         )
 
     def _bind(self) -> None:
-        # libzmq takes addresses only. A name may stand for 127.0.1.1 in /etc/hosts (Debian): such a
-        # host must pass bind_host="0.0.0.0" and its name as publish_host.
-        address = tcp.getaddrinfo(self._bind_host, None, tcp.AF_INET, tcp.SOCK_STREAM)[0][4][0]
-        self._socket.bind(f"tcp://{address}:{self._port}")
-        bound = self._socket.get_string(zmq.LAST_ENDPOINT)
-        port = bound.rstrip("\0").rsplit(":", 1)[1]
+        # A name may stand for 127.0.1.1 in /etc/hosts (Debian): such a host must pass
+        # bind_host="0.0.0.0" and its name as publish_host.
+        bound = bind(self._socket, self._bind_host, self._ports)
+        port = bound.rsplit(":", 1)[1]
         self._endpoint = f"tcp://{self._publish_host or self._bind_host}:{port}"
 
     def _close(self) -> None:

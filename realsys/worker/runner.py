@@ -35,6 +35,7 @@ from realsys.name_resolve.lease_keeper import LeaseKeeper
 from realsys.name_resolve.store import NameResolve
 from realsys.worker import exit_codes
 from realsys.worker.lifecycle import WorkerEvent, WorkerState, next_state
+from realsys.worker.network import listening_address, ports
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,16 @@ class WorkerRunner:
     def attempt_files(self) -> AttemptFiles:
         """Files of this attempt."""
         return self.trial_files.attempt(self.attempt.number)
+
+    @property
+    def host(self) -> str:
+        """IPv4 address that this worker's sockets listen on."""
+        return listening_address(self.plan.cluster, self.attempt.nodes)
+
+    @property
+    def ports(self) -> range | None:
+        """Ports they may take; None: any."""
+        return ports(self.plan.cluster)
 
     # ---- registration -----------------------------------------------------------------------
 

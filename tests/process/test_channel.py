@@ -263,7 +263,7 @@ async def test_a_server_that_comes_back_on_its_port_answers_open_calls():
             call = asyncio.create_task(client.call(Ask("x"), timeout_s=30, what="x"))
             await until(lambda: lost.num_calls == 1)
             await first_life.aclose()
-            async with serving(port=int(server.endpoint.rsplit(":")[-1])):
+            async with serving(ports=[int(server.endpoint.rsplit(":")[-1])]):
                 assert await call == Answer("x")
 
 
@@ -456,7 +456,7 @@ async def test_a_taken_port_or_an_unknown_host_is_explained():
     async with serving() as server:
         port = int(server.endpoint.rsplit(":")[-1])
         with pytest.raises(ClusterError, match="can't listen"):
-            async with serving(port=port):
+            async with serving(ports=[port]):
                 pass
     with pytest.raises(ClusterError, match="can't listen"):
         async with serving(bind_host="no.such.host.invalid"):

@@ -22,7 +22,7 @@ from realsys.api.trial import (
 )
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store
-from realsys.supervisor.attempt import take_attempt
+from realsys.supervisor.attempt import Job, take_attempt
 
 KEYS = TrialKeys(cluster="local", user="anna", experiment="ppo-math", trial="run1")
 
@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> TrialFiles:
 
 
 def take(files, store):
-    return take_attempt(files, store, KEYS, job_id="77")
+    return take_attempt(files, store, KEYS, job=Job(job_id="77"))
 
 
 def end(files, number, result=Result.FAILED):

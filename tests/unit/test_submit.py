@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import hand_over
 from launcher import submit as submit_module
 from launcher.liveness import processes_of
 from launcher.local_executor import TIMEOUT_MIN, check_folder
@@ -23,7 +24,8 @@ from launcher.places import user_name
 from launcher.resolve import resolve
 from launcher.status import trial_view
 from launcher.stop import stop
-from launcher.submit import read_submission, reported, resubmit, submit
+from launcher.submission import read_submission
+from launcher.submit import reported, resubmit, submit
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api import registry
@@ -83,7 +85,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     (tmp_path / "modules" / "stand_in_supervisor.py").write_text(SUPERVISOR)
     monkeypatch.syspath_prepend(tmp_path / "modules")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    monkeypatch.setattr(submit_module, "SUPERVISOR", "stand_in_supervisor:supervise")
+    monkeypatch.setattr(hand_over, "SUPERVISOR", "stand_in_supervisor:supervise")
     monkeypatch.delitem(sys.modules, "stand_in_supervisor", raising=False)
 
     def mode(name: str) -> None:

@@ -1,0 +1,93 @@
+"""Why a trial waits, hangs or died, as sentences (pure): for `realsys explain`.
+
+``status`` says what is; this says what it comes from and what to do: Slurm's reason, the workers that
+are missing by name, the first failure with the end of its log, what came of it in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.text import duration, moment
+from launcher.trial_state import State
+from launcher.trial_view import TrialView, WorkerView
+from realsys.api.trial import Failure
+
+LONG_S = 120.0  # a call longer than this is pointed out
+MAX_NAMES = 12
+
+
+def explain(view: TrialView) -> Iterator[str]:
+    """The story in the order of its causes; the last line says what to do."""
+    yield f"{view.trial} is {view.state.value}" + (f": {view.reason}" if view.reason else "")
+    yield from _job(view)
+    if view.state in State.live():
+        yield from _workers(view)
+    failure = view.exit.first_failure if view.exit else None
+    if failure is not None:
+        yield from _failure(view, failure)
+    for note in view.notes:
+        yield f"note: {note}"
+    if view.fix:
+        yield f"what to do: {view.fix}"
+    elif view.state in (State.RUNNING, State.STARTING):
+        yield f"what to do: nothing; watch it with `realsys watch {view.trial}`"
+
+
+def _job(view: TrialView) -> Iterator[str]:
+    job = view.job
+    if job is None:
+        return
+    said = f"Slurm says of job {job.job_id}: {job.slurm_state}"
+    if job.reason and job.reason not in ("None", "(null)"):
+        said += f" ({job.reason})"
+    if job.expected_start and view.state in (State.QUEUED, State.HELD):
+        said += f", expected to start {moment(job.expected_start)}"
+    if job.nodes:
+        said += f", on {job.nodes}"
+    if job.restarts:
+        said += f", started again {job.restarts} time{'s' * (job.restarts > 1)}"
+    yield said
+
+
+def _workers(view: TrialView) -> Iterator[str]:
+    """Who is missing, who is gone, who computes."""
+    for state, words in (
+        ("not started", "not registered yet"),
+        ("gone", "their leases have ended: dead, hung or cut off"),
+        ("failed", "failed"),
+    ):
+        names = [w.worker for w in view.workers if w.state == state]
+        if names:
+            yield f"{len(names)} of {len(view.workers)} workers {words}: {_names(names)}"
+            if state == "not started":
+                yield f"  what they say: realsys logs {view.trial} '{names[0]}'"
+    for worker in view.workers:
+        if worker.state == "running" and (worker.seconds_in_state or 0) > LONG_S:
+            yield _busy(worker)
+    if view.progress and view.progress.running:
+        running = ", ".join(f"{name} on {where}" for name, where in view.progress.running.items())
+        yield f"step {view.progress.step + 1} computes {running}"
+
+
+def _busy(worker: WorkerView) -> str:
+    call = f" in {worker.mfc}" if worker.mfc else ""
+    return f"{worker.worker} has been{call} for {duration(worker.seconds_in_state or 0.0)}"
+
+
+def _failure(view: TrialView, failure: Failure) -> Iterator[str]:
+    yield f"first failure: {failure.worker} (pid {failure.pid} on {failure.host}), {moment(failure.at)}"
+    yield f"  {failure.why}"
+    if failure.log_tail:
+        yield f"  end of {failure.log}:"
+        yield from (f"    {line}" for line in failure.log_tail)
+    others = view.exit.other_failures if view.exit else ()
+    for other in others[:MAX_NAMES]:
+        yield f"then: {other.worker}: {other.why.splitlines()[0] if other.why else 'ended'}"
+    if len(others) > MAX_NAMES:
+        yield f"then: {len(others) - MAX_NAMES} more"
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

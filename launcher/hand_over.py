@@ -1,0 +1,118 @@
+"""Hands the supervisor to submitit: a process of its own on this machine, a batch job on Slurm.
+
+The two differ in the executor and in what is noted down of the hand-over; the function that submitit
+pickles, and the folder it works in, are the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from launcher.submission import Submission
+from realsys.api.errors import ClusterError
+from realsys.api.plan import LaunchPlan
+from realsys.api.trial import TrialFiles, process_start, write_record
+
+# By name: importing it would bring the supervisor's room into the launcher.
+SUPERVISOR = "realsys.supervisor.main:supervise"
+COMPONENT_AGENT = "realsys.supervisor.component_agent:run_component"
+
+
+def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
+    """Submits ``supervise(trial_dir, hash)`` and notes down who has it.
+
+    Raises:
+        ClusterError: the scheduler refuses.
+    """
+    files.submitit.mkdir(exist_ok=True)
+    attempts = files.all_attempts()
+    after = attempts[-1].number if attempts else 0
+    if plan.job is None:
+        submission = _to_this_machine(files, hash_of_plan, after)
+    else:
+        submission = _to_slurm(files, plan, hash_of_plan, after)
+    try:
+        write_record(files.submitit / "submission.json", submission)
+    except BaseException:
+        take_back(submission)  # nobody would know of it
+        raise
+    return submission
+
+
+def take_back(submission: Submission) -> None:
+    """Ends what was handed over a moment ago."""
+    if submission.on_slurm:
+        from launcher.slurm.commands import scancel
+
+        scancel(submission.job_ids)
+    else:
+        with suppress(ProcessLookupError):
+            os.killpg(submission.pid, signal.SIGKILL)  # its session is its own group
+
+
+def _to_this_machine(files: TrialFiles, hash_of_plan: str, after: int) -> Submission:
+    from launcher.local_executor import DetachedLocalExecutor
+
+    executor = DetachedLocalExecutor(
+        files.submitit, environment={"REALSYS_TRIAL_DIR": str(files.root)}
+    )
+    job = executor.submit(_function(SUPERVISOR), str(files.root), hash_of_plan)
+    pid = int(job.job_id)
+    return Submission(
+        job_id=job.job_id,
+        host=socket.gethostname(),
+        pid=pid,
+        start=process_start(pid) or 0,
+        after_attempt=after,
+        at=time.time(),
+    )
+
+
+def _to_slurm(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str, after: int) -> Submission:
+    """One job; for the layout split one for each component, all or none."""
+    from launcher.slurm.commands import scancel
+    from launcher.slurm.executor import BatchExecutor
+    from launcher.slurm.script import render_script, submissions, supervisor_python
+
+    assert plan.job is not None
+    python = supervisor_python(plan, sys.executable)
+    job_ids: list[str] = []
+    for number, held in enumerate(submissions(plan.job)):
+
+        def script(command: str, held: list[int] = held) -> str:
+            return render_script(plan, attempt=after + 1, command=command, components=held)
+
+        executor = BatchExecutor(files.submitit, script=script, python=python)
+        try:
+            if number == 0:
+                job = executor.submit(_function(SUPERVISOR), str(files.root), hash_of_plan)
+            else:
+                agent = _function(COMPONENT_AGENT)
+                job = executor.submit(agent, str(files.root), hash_of_plan, held[0], after + 1)
+        except BaseException:
+            if job_ids:
+                with suppress(ClusterError):
+                    scancel(job_ids)
+            raise
+        job_ids.append(job.job_id)
+    return Submission(
+        job_id=job_ids[0],
+        scheduler="slurm",
+        job_ids=tuple(job_ids),
+        host=socket.gethostname(),
+        after_attempt=after,
+        at=time.time(),
+    )
+
+
+def _function(name: str) -> Callable[..., object]:
+    """The function that submitit pickles by reference."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]

@@ -1,0 +1,78 @@
+"""What a user may want of the tasks of any experiment: ``scheduling.model_worker.nodelist=n[1-2]``.
+
+The experiment says what its groups need; these settings, and the job options of the command line
+(``--partition`` …), are put over that. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from realsys.api.options import option
+from realsys.api.scheduling import ExperimentScheduling, TasksGroup, WorkerType
+
+PREFIX = "scheduling."
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions:
+    """Of one worker type. None: as the experiment and the cluster spec say."""
+
+    cpu: int | None = option(None, "CPU cores of a task", ge=1)
+    gpu: float | None = option(None, "GPUs of a task; below 1: several share one", ge=0)
+    mem: int | None = option(None, "memory of a task", ge=1, unit="MiB")
+    nodelist: str | None = option(None, "hostlist: run on these nodes only")
+    exclude: str | None = option(None, "hostlist: not on these nodes")
+    container_image: str | None = option(None, "image, instead of the cluster spec's")
+    env_vars: Mapping[str, str] = field(
+        default_factory=dict, metadata={"meaning": "environment of the tasks; no secrets"}
+    )
+    time_limit: str | None = option(None, "as sbatch --time")
+    begin: str | None = option(None, "as sbatch --begin")
+    deadline: str | None = option(None, "as sbatch --deadline")
+    partition: str | None = option(None, "as sbatch --partition")
+    account: str | None = option(None, "as sbatch --account")
+    qos: str | None = option(None, "as sbatch --qos")
+    reservation: str | None = option(None, "as sbatch --reservation")
+    constraint: str | None = option(None, "as sbatch --constraint")
+    gpu_type: str | None = option(None, "type of GPU in GRES")
+    extra: Mapping[str, str] = field(
+        default_factory=dict, metadata={"meaning": "further sbatch options"}
+    )
+
+    def changes(self) -> dict[str, Any]:
+        """What is set."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: value for name, value in found.items() if value not in (None, {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulingOptions:
+    """Of every worker type, and of each; the latter win."""
+
+    all: GroupOptions = option(GroupOptions(), "of every task")
+    model_worker: GroupOptions = option(GroupOptions(), "of model workers")
+    master_worker: GroupOptions = option(GroupOptions(), "of the master")
+    generation_server: GroupOptions = option(GroupOptions(), "of generation servers")
+    gserver_manager: GroupOptions = option(GroupOptions(), "of the generation servers' manager")
+    rollout_worker: GroupOptions = option(GroupOptions(), "of rollout workers")
+
+    def put_on(self, scheduling: ExperimentScheduling) -> ExperimentScheduling:
+        """The experiment's groups with these settings over them. Raises ConfigError."""
+        changed: dict[str, Any] = {}
+        for kind in WorkerType:
+            group: TasksGroup | None = getattr(scheduling, kind.value)
+            own: GroupOptions = getattr(self, kind.value)
+            wanted = {**self.all.changes(), **own.changes()}
+            if group is not None and wanted:
+                tables: dict[str, dict[str, str]] = {
+                    name: dict(getattr(group.scheduling, name)) | wanted[name]
+                    for name in ("env_vars", "extra")
+                    if name in wanted
+                }
+                new = dataclasses.replace(group.scheduling, **{**wanted, **tables})
+                changed[kind.value] = dataclasses.replace(group, scheduling=new)
+        return dataclasses.replace(scheduling, **changed) if changed else scheduling

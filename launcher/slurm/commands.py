@@ -1,0 +1,202 @@
+"""The one place that runs Slurm's client programs.
+
+They run in an environment that does not change what they do or print: a user's SQUEUE_FORMAT, or the
+SLURM_JOB_ID of a job that we are started in, never reaches them. What a program means by failing is
+told apart here; what it prints is read elsewhere (job_rows.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal as signals
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from realsys.api.errors import ClusterError
+
+SCRUBBED_PREFIXES = (
+    "SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_",
+    "SINFO_",
+)  # fmt: skip
+# Which cluster, and who we are: without these the programs would ask somebody else, or nobody.
+KEPT = frozenset(
+    {
+        "SLURM_CLUSTERS",
+        "SLURM_CONF",
+        "SLURM_CONF_SERVER",
+        "SLURM_JWT",
+        "SLURM_SACK_JWKS",
+        "SLURM_SACK_KEY",
+        "SLURM_SACK_SOCKET",
+    }
+)
+
+_NO_DATABASE = re.compile(r"problem talking to the database|slurm_persist_conn_open|slurmdbd", re.I)
+_NO_CONTROLLER = re.compile(
+    r"unable to contact slurm controller|socket timed out|connection refused|zero bytes were transmitted"
+    r"|backup controller in standby|unexpected message received|connect failure|connection timed out",
+    re.I,
+)
+_NO_CONFIGURATION = re.compile(
+    r"unable to process configuration file|could not establish a configuration source"
+    r"|unable to establish controller machine|cannot stat file|resolve_ctls_from_dns_srv",
+    re.I,
+)
+_NO_JOB = re.compile(r"invalid job id|job/step already completing or completed", re.I)
+
+
+def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without the variables by which Slurm's programs take options."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name in KEPT or not name.startswith(SCRUBBED_PREFIXES)
+    }
+
+
+def run_slurm(
+    argv: Sequence[str], *, timeout_s: float = 30, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs one client program and waits for its end; a non-zero exit is the caller's to judge.
+
+    Args:
+        timeout_s: after that it is killed, with whatever a site's wrapper script started.
+        env: further variables, e.g. SLURM_TIME_FORMAT.
+    Raises:
+        ClusterError: there is no such program, or nobody answers it.
+    """
+    environment = scrubbed(os.environ) | {"LC_ALL": "C"} | dict(env or {})
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that all of it can be killed
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        raise _cannot_run(argv[0], error) from error
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise _no_answer(argv[0], f"{argv[0]} gave none in {timeout_s:g} s") from error
+    finally:
+        _end(process)
+    if process.returncode != 0:
+        _raise_if_unreachable(argv[0], stderr)
+    return subprocess.CompletedProcess(list(argv), process.returncode, stdout, stderr)
+
+
+def names_no_job(done: subprocess.CompletedProcess[str]) -> bool:
+    """True when the program failed only because the job has left, or never was."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return done.returncode != 0 and bool(lines) and all(_NO_JOB.search(line) for line in lines)
+
+
+def scancel(job_ids: Iterable[str], *, signal: str | None = None) -> None:
+    """Cancels the jobs, or sends their batch processes a signal (``USR2``); ended jobs are no error.
+
+    Without ``signal`` all processes get TERM, and KILL after the site's KillWait; with it the job's
+    supervisor alone gets it, and the job goes on.
+
+    Raises:
+        ClusterError: Slurm refused; jobs named before and after the refused one were served.
+    """
+    ids = list(job_ids)
+    if not ids:
+        return
+    how = ["--batch", f"--signal={signal}"] if signal else []
+    done = run_slurm(["scancel", *how, *ids])
+    if done.returncode != 0 and not names_no_job(done):
+        raise _refused(done, fix="realsys status says what the jobs do; then try again")
+
+
+def requeue(job_id: str) -> None:
+    """Puts a running or ended job back into the queue; of a heterogeneous job name the leader.
+
+    Raises:
+        ClusterError: Slurm refused, e.g. since the job is waiting, or has left its memory.
+    """
+    done = run_slurm(["scontrol", "requeue", job_id])
+    if done.returncode != 0:
+        raise _refused(done, fix="realsys resume starts the trial anew, as another job")
+
+
+def slurm_version() -> tuple[int, int] | None:
+    """Of the client programs, e.g. (23, 11); None where there are none. Asks no controller."""
+    try:
+        done = run_slurm(["sinfo", "--version"])
+    except ClusterError:
+        return None
+    found = re.search(r"(\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signals.SIGKILL)
+        process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
+
+
+def _cannot_run(program: str, error: OSError) -> ClusterError:
+    if isinstance(error, FileNotFoundError):
+        return ClusterError(
+            f"the program {program} is not on PATH",
+            where="PATH",
+            fix="work on a login node of the cluster, or load its slurm module",
+        )
+    return ClusterError(
+        f"the program {program} does not start: {error.strerror}",
+        where="PATH",
+        fix=f"try {program} --version in this shell",
+    )
+
+
+def _raise_if_unreachable(program: str, stderr: str) -> None:
+    last = said(stderr)
+    if _NO_CONFIGURATION.search(stderr):
+        raise ClusterError(
+            f"{program} finds no Slurm configuration: {last}",
+            where=f"SLURM_CONF={os.environ.get('SLURM_CONF', '')}",
+            fix="work on a login node, or set SLURM_CONF to the cluster's slurm.conf",
+        )
+    if _NO_DATABASE.search(stderr):
+        raise ClusterError(
+            f"slurmdbd does not answer: {last}",
+            where=program,
+            fix="try again later, or set slurm.accounting: false in the cluster spec",
+        )
+    if _NO_CONTROLLER.search(stderr):
+        raise _no_answer(program, last)
+
+
+def _no_answer(program: str, why: str) -> ClusterError:
+    return ClusterError(
+        f"slurmctld does not answer: {why}",
+        where=program,
+        fix="running jobs go on without it; try again in a minute (scontrol ping)",
+    )
+
+
+def _refused(done: subprocess.CompletedProcess[str], *, fix: str) -> ClusterError:
+    return ClusterError(
+        f"{done.args[0]} refused: {said(done.stderr) or f'exit {done.returncode}'}",
+        where=" ".join(done.args[:4]),
+        fix=fix,
+    )
+
+
+def said(stderr: str) -> str:
+    """The last line of an error output, without the program's name before it."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return re.sub(r"^(\w+: (error|fatal): |\w+ error: )", "", lines[-1])[:300] if lines else ""

@@ -1,0 +1,77 @@
+"""What Slurm says of several trials' jobs, asked in one query and kept for a while.
+
+For every verb that shows trials: one board a command, so that the number of queries does not grow with
+the number of trials or with how often a live view is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from launcher.slurm.query import Answer, JobInfo, ask
+from launcher.submission import Submission
+
+WATCH_AGE_S = 10.0  # a live view asks Slurm no more often than this
+NEWS_AGE_S = 2.0  # but when the trial itself shows that something has changed, this often
+
+
+class JobBoard:
+    """Answers by job id.
+
+    Args:
+        max_age_s: how old an answer may be; 0 for one query in all, at the first question.
+        query: asks Slurm; replaced by tests.
+    """
+
+    def __init__(
+        self, *, max_age_s: float | None = None, query: Callable[..., Answer] = ask
+    ) -> None:
+        self._max_age_s, self._query = max_age_s, query
+        self._ids: dict[str, None] = {}
+        self._answer: Answer | None = None
+        self._accounting: bool | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What kept Slurm from answering, of the last query."""
+        return self._answer.problems if self._answer else ()
+
+    def expect(self, submissions: Iterable[Submission], *, accounting: bool | None = None) -> None:
+        """Names jobs that will be asked about, so that the first question asks for all."""
+        self._accounting = accounting
+        self._ids |= {job_id: None for s in submissions for job_id in _ids(s)}
+
+    def job(self, submission: Submission, *, news_at: float = 0.0) -> JobInfo | None:
+        """The job whose batch step is the trial's supervisor; None when Slurm did not answer.
+
+        Args:
+            news_at: when the trial's own records changed last (seconds since the epoch): an answer
+                older than that is asked for again.
+        """
+        missing = [job_id for job_id in _ids(submission) if job_id not in self._ids]
+        self._ids |= dict.fromkeys(missing)
+        if self._answer is None or missing or self._is_old(news_at):
+            age = self._max_age_s if self._max_age_s and not missing else 0.0
+            if self._answer is not None and self._answer.asked_at < news_at:
+                age = NEWS_AGE_S
+            self._answer = self._query(
+                list(self._ids), accounting=self._accounting, max_age_s=age
+            )
+        return self._answer.jobs.get(submission.job_id)
+
+    def jobs_of(self, submission: Submission) -> list[JobInfo]:
+        """All jobs of the trial that the last answer tells of: several in the layout split."""
+        jobs = self._answer.jobs if self._answer else {}
+        return [jobs[job_id] for job_id in _ids(submission) if job_id in jobs]
+
+    def _is_old(self, news_at: float) -> bool:
+        assert self._answer is not None
+        age = time.time() - self._answer.asked_at
+        if self._answer.asked_at < news_at:
+            return age > NEWS_AGE_S
+        return self._max_age_s is not None and age > self._max_age_s
+
+
+def _ids(submission: Submission) -> tuple[str, ...]:
+    return submission.job_ids or (submission.job_id,)

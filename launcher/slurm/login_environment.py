@@ -1,0 +1,57 @@
+"""What a job takes over from the shell that launches it (pure).
+
+Not everything: a login shell's whole environment brings stale CUDA variables, another virtual
+environment and secrets into the job. Two lists: what a program on a host needs to be found and to
+speak the user's language, and what also holds inside a container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HOST = frozenset(
+    "PATH LD_LIBRARY_PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TERM MODULEPATH MODULESHOME "
+    "LMOD_CMD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYTHONPATH SLURM_CONF".split()
+)
+HOST_PREFIXES = ("LC_",)
+TASK = frozenset(
+    "OMP_NUM_THREADS MKL_NUM_THREADS GOMP_SPINCOUNT TOKENIZERS_PARALLELISM http_proxy https_proxy "
+    "no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE "
+    "WANDB_MODE WANDB_BASE_URL WANDB_DIR".split()
+)
+TASK_PREFIXES = ("HF_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "TRITON_", "SGLANG_", "VLLM_")
+NEVER = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})  # a secret: only when the site names it
+
+
+def host_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """For the batch script and, through it, for tasks outside containers."""
+    return _chosen(environ, HOST, HOST_PREFIXES)
+
+
+def task_variables(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
+    """For every task, and the site's secrets by name."""
+    found = _chosen(environ, TASK, TASK_PREFIXES)
+    return {**found, **{name: environ[name] for name in secrets if name in environ}}
+
+
+def scrubbed_names(environ: Mapping[str, str]) -> list[str]:
+    """Variables that would silently change a submission: sbatch prefers them to the script.
+
+    Inside a job they describe that job (a nested launch).
+    """
+    kept = {"SLURM_CONF", "SLURM_CLUSTERS"}
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")) and name not in kept
+    )
+
+
+def _chosen(
+    environ: Mapping[str, str], names: frozenset[str], prefixes: tuple[str, ...]
+) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if (name in names or name.startswith(prefixes)) and name not in NEVER
+    }

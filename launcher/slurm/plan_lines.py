@@ -1,0 +1,107 @@
+"""What `realsys plan` shows of a Slurm job: placement, script, and each step's command line (pure).
+
+Script and command lines are what `launch` submits and the supervisor starts, byte for byte; they come
+from the same functions.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.slurm.script import (
+    render_script,
+    sbatch_argv,
+    submissions,
+    submitit_command,
+    supervisor_python,
+)
+from realsys.api.job import JobComponent, StepPlan
+from realsys.api.plan import LaunchPlan
+from realsys.api.trial import TrialFiles
+from realsys.slurm.step_command import srun_argv
+
+FIRST_ATTEMPT = 1
+
+
+def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
+    """Everything about the job, in the order in which it happens."""
+    assert plan.job is not None
+    yield f"Slurm job, layout {plan.job.layout.value}"
+    for index, component in enumerate(plan.job.components):
+        yield from _component_lines(plan, index, component)
+    yield ""
+    for held in submissions(plan.job):
+        yield from _script_lines(plan, held)
+    for phase in plan.phases:
+        for step in phase.steps:
+            yield f"# step {step.worker_type.value} of phase {phase.name}"
+            argv = srun_argv(
+                plan,
+                phase,
+                step,
+                plan_hash=plan_hash,
+                attempt=FIRST_ATTEMPT,
+                python=supervisor_python(plan, sys.executable),
+            )
+            yield shlex.join(argv)
+            yield ""
+
+
+def scripts(plan: LaunchPlan, attempt: int = FIRST_ATTEMPT) -> list[str]:
+    """The batch script of each job."""
+    assert plan.job is not None
+    folder = TrialFiles(Path(plan.trial_dir)).submitit
+    command = submitit_command(supervisor_python(plan, sys.executable), folder)
+    return [
+        render_script(plan, attempt=attempt, command=command, components=held)
+        for held in submissions(plan.job)
+    ]
+
+
+def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> Iterator[str]:
+    assert plan.job is not None
+    gpus = ""
+    if component.gpus_per_node:
+        gpus = f", {component.gpus_per_node} {component.gpu_type or 'GPU'}"
+    where = f" of partition {component.partition}" if component.partition else ""
+    yield (
+        f"  {component.name}: {component.nodes} node{'s' * (component.nodes > 1)}{where}, each "
+        f"{component.cpus_per_node} CPUs, {component.memory_mib_per_node} MiB{gpus}"
+    )
+    if index < len(plan.job.spare):
+        cpus, memory, spare_gpus = plan.job.spare[index]
+        yield f"    spare a node: {cpus} CPUs, {memory} MiB, {spare_gpus} GPUs"
+    if component.time_limit:
+        yield f"    time limit {component.time_limit}"
+    for phase in plan.phases:
+        for step in phase.steps:
+            if step.component == index:
+                yield f"    {phase.name}: {step_words(step)}"
+
+
+def step_words(step: StepPlan) -> str:
+    """``8 × model_worker: 4 a node on 2 nodes; 1 GPU each``."""
+    at, runs = 0, []
+    for count, tasks in step.nodes:
+        if tasks:
+            nodes = f"node {at + 1}" if count == 1 else f"nodes {at + 1}-{at + count}"
+            runs.append(f"{tasks} on {nodes}" if count == 1 else f"{tasks} on each of {nodes}")
+        at += count
+    words = f"{step.num_tasks} × {step.worker_type.value}: {', '.join(runs)}"
+    words += f"; {step.cpus_per_task} CPUs, {step.memory_mib} MiB"
+    if step.gpus_per_task:
+        words += f", {step.gpus_per_task:g} GPU each ({step.gpu_binding})"
+    return words + (f"; image {step.container_image}" if step.container_image else "")
+
+
+def _script_lines(plan: LaunchPlan, held: list[int]) -> Iterator[str]:
+    folder = TrialFiles(Path(plan.trial_dir)).submitit
+    command = submitit_command(supervisor_python(plan, sys.executable), folder)
+    yield "# " + shlex.join(sbatch_argv(folder, "SCRIPT")) + ", where SCRIPT is:"
+    yield from render_script(
+        plan, attempt=FIRST_ATTEMPT, command=command, components=held
+    ).splitlines()
+    yield ""

@@ -1,0 +1,233 @@
+"""Why a job waits, or ended: Slurm's reasons (squeue %r) as a sentence, and what to do about it.
+
+Names are those of https://slurm.schedmd.com/job_reason_codes.html and job_state_reason.c, 22.05 to
+26.11; the controller may put a text of its own in their place (TEXTS). A reason that is in no table is
+handed on as Slurm's own word.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_NEVER = "it does not start as it is: cancel it and launch again with"
+_ADMIN = "ask the administrator"
+_WAIT = "wait"
+
+
+class Reason(NamedTuple):
+    """What a reason means and what the reader should do next."""
+
+    words: str
+    fix: str
+
+
+REASONS: dict[str, Reason] = {
+    # the queue works
+    "Priority": Reason("jobs of higher priority are before it", _WAIT),
+    "Resources": Reason("the nodes it needs are busy", f"{_WAIT}, or ask for less or shorter"),
+    "Prolog": Reason("the site's prolog runs on its nodes", _WAIT),
+    "Cleaning": Reason("its previous run is being cleaned up", _WAIT),
+    "SchedDefer": Reason("asked to start at once; this site starts jobs a little later", _WAIT),
+    "FedJobLock": Reason("the clusters of the federation agree on who runs it", _WAIT),
+    "BurstBufferResources": Reason("the burst buffer is full", _WAIT),
+    "BurstBufferStageIn": Reason("files are copied into the burst buffer", _WAIT),
+    "MaxPoweredUpNodes": Reason("as many nodes are switched on as the site allows", _WAIT),
+    "MpiPortsBusy": Reason("the ports reserved for MPI are in use", _WAIT),
+    "NvidiaImexChannels": Reason("all channels for memory sharing between nodes are in use", _WAIT),
+    "Licenses": Reason("the licences it needs are in use", f"{_WAIT} (scontrol show licenses)"),
+    # what was asked for
+    "BeginTime": Reason(
+        "its begin time has not come", f"{_WAIT}, or scontrol update StartTime=now"
+    ),
+    "Dependency": Reason(
+        "it waits for another job", "realsys status of that one says how far it is"
+    ),
+    "DependencyNeverSatisfied": Reason(
+        "the job it waits for did not end as it must", f"{_NEVER}out that dependency"
+    ),
+    "DeadLine": Reason("it could not end before its deadline", f"{_NEVER} a later deadline"),
+    "JobArrayTaskLimit": Reason("its array's limit on tasks at a time is reached", _WAIT),
+    "BadConstraints": Reason(
+        "no node has what it asks for", f"{_NEVER} other constraint, GPUs, CPUs or memory"
+    ),
+    "Constraints": Reason(
+        "no free node has the features it asks for", f"{_WAIT}, or ask for others"
+    ),
+    "MaxMemPerLimit": Reason(
+        "it asks for more memory a node or CPU than is allowed", f"{_NEVER} less memory"
+    ),
+    # nodes, partition, reservation
+    "ReqNodeNotAvail": Reason(
+        "nodes that it needs are down, drained or reserved", f"{_WAIT}, or launch without nodelist"
+    ),
+    "NodeDown": Reason("a node that it needs is down", f"{_WAIT}, or launch without that node"),
+    "PartitionDown": Reason(
+        "its partition starts no jobs", f"{_WAIT}, or choose another partition"
+    ),
+    "PartitionInactive": Reason(
+        "its partition is inactive", f"{_ADMIN}, or choose another partition"
+    ),
+    "PartitionNodeLimit": Reason(
+        "it asks for more nodes than its partition gives, or some of them are down",
+        f"{_NEVER} fewer nodes, or choose another partition (sinfo)",
+    ),
+    "PartitionTimeLimit": Reason(
+        "its time limit is over the partition's", f"{_NEVER} a shorter time limit"
+    ),
+    "PartitionConfig": Reason(
+        "its partition does not allow it", "scontrol show partition says what"
+    ),
+    "Reservation": Reason("its reservation has not begun", f"{_WAIT} (scontrol show reservation)"),
+    "ReservationDeleted": Reason("its reservation was deleted", f"{_NEVER} another reservation"),
+    "ReservationInvalid": Reason("its reservation can't be used", f"{_NEVER} another reservation"),
+    # held
+    "JobHeldUser": Reason("it is held by its user", "scontrol release the job"),
+    "JobHeldAdmin": Reason("it is held by an administrator", _ADMIN),
+    "JobHoldMaxRequeue": Reason(
+        "it was requeued as often as the site allows",
+        "look into its logs; scontrol release the job",
+    ),
+    # account and quality of service
+    "InvalidAccount": Reason(
+        "its account does not exist, or is not yours", f"{_NEVER} another account"
+    ),
+    "AccountNotAllowed": Reason("its partition refuses its account", f"{_NEVER} another account"),
+    "InvalidQOS": Reason("its QOS does not exist, or is not yours", f"{_NEVER} another qos"),
+    "QOSNotAllowed": Reason("its account or partition refuses its QOS", f"{_NEVER} another qos"),
+    "QOSUsageThreshold": Reason(
+        "its QOS needs a better usage factor than yours", "use another qos"
+    ),
+    "AccountingPolicy": Reason("a limit of its account or QOS is reached", _ADMIN),
+    "AssociationJobLimit": Reason("your account has as many jobs as it may", _WAIT),
+    "AssociationResourceLimit": Reason("your account uses as much as it may", _WAIT),
+    "AssociationTimeLimit": Reason("your account has used up its time", _ADMIN),
+    "QOSJobLimit": Reason("its QOS has as many jobs as it may", f"{_WAIT}, or use another qos"),
+    "QOSResourceLimit": Reason("its QOS uses as much as it may", f"{_WAIT}, or use another qos"),
+    "QOSTimeLimit": Reason("its QOS has used up its time", f"{_ADMIN}, or use another qos"),
+    # why it ended
+    "BurstBufferOperation": Reason("the burst buffer failed", _ADMIN),
+    "SystemFailure": Reason("Slurm itself failed", f"realsys resume; if it stays so, {_ADMIN}"),
+    "JobLaunchFailure": Reason(
+        "it could not be started, or its batch process was killed",
+        "look into its logs; realsys resume",
+    ),
+    "NonZeroExitCode": Reason("it ended with an exit code other than 0", "look into its logs"),
+    "RaisedSignal": Reason("a signal ended it", "look into its logs"),
+    "TimeLimit": Reason(
+        "it reached its time limit", "realsys resume goes on from the last checkpoint"
+    ),
+    "InactiveLimit": Reason("the site ended it as inactive", _ADMIN),
+    "OutOfMemory": Reason("it used more memory than it had asked for", "launch with more memory"),
+}
+
+# What the controller writes itself instead of a name; the detail behind it is kept.
+TEXTS: tuple[tuple[re.Pattern[str], Reason], ...] = (
+    (re.compile(r"ReqNodeNotAvail,\W*(?P<detail>.+)"), REASONS["ReqNodeNotAvail"]),
+    (re.compile(r"Nodes required for job are DOWN.*"), REASONS["ReqNodeNotAvail"]),
+    (
+        re.compile(r"job requeued in held state.*"),
+        Reason("it was requeued, and is held", "scontrol release the job"),
+    ),
+    (
+        re.compile(r"launch failed requeued held.*", re.I),
+        Reason("it could not be started and is held", f"{_ADMIN}; then scontrol release the job"),
+    ),
+    (
+        re.compile(r"Job is at or exceeds (?P<detail>.+)"),
+        Reason("a limit of its account or QOS is reached", f"{_WAIT}, or ask for less"),
+    ),
+    (
+        re.compile(r"(?P<detail>Reservation \S+), which .*has ended.*"),
+        Reason("its reservation has ended", f"{_NEVER} another reservation"),
+    ),
+)
+
+_NONE = frozenset({"", "none", "(null)", "n/a"})
+_HELD = re.compile(r"JobHeld\w+|JobHoldMaxRequeue|ReservationDeleted|.*requeued (in )?held.*", re.I)
+_LIMIT = re.compile(
+    r"(?P<owner>QOS|Assoc)?(?P<kind>Grp|Max|Min)(?P<thing>[A-Z][A-Za-z]*?)"
+    r"(?P<budget>Run(?:Minutes|Mins)|Minutes)?(?P<per>Per(?:Job|Node|User|Account))?(?:Limit)?"
+    r"(?:NotSatisfied)?"
+)
+_THINGS = {
+    "BB": "burst buffer", "Billing": "billing units", "Cpu": "CPUs", "CPU": "CPUs",
+    "Energy": "energy", "GRES": "GPUs", "Job": "running jobs", "Jobs": "running jobs",
+    "License": "licences", "Mem": "memory", "Memory": "memory", "Node": "nodes",
+    "SubmitJob": "queued jobs", "SubmitJobs": "queued jobs", "Unknown": "a resource",
+    "Wall": "time", "WallDuration": "time",
+}  # fmt: skip
+
+
+def words(reason: str, *, restarts: int = 0) -> str:
+    """The sentence for people; empty without a reason, Slurm's own word where no table has it."""
+    text = _plain(reason)
+    if text.lower() in _NONE:
+        return ""
+    if text == "BeginTime" and restarts:
+        return (
+            "it was requeued; Slurm waits a while (two minutes by default) before it starts again"
+        )
+    known = _look_up(text)
+    return known.words if known else text
+
+
+def fix(reason: str) -> str:
+    """What to do about it; empty where there is nothing to say."""
+    known = _look_up(_plain(reason))
+    return known.fix if known else ""
+
+
+def is_hold(reason: str) -> bool:
+    """True when a pending job of this reason waits until somebody releases it."""
+    return bool(_HELD.fullmatch(_plain(reason)))
+
+
+def _plain(reason: str) -> str:
+    """Without what squeue's NODELIST(REASON) puts around it."""
+    text = reason.strip()
+    return text[1:-1] if text.startswith("(") and text.endswith(")") and text != "(null)" else text
+
+
+def _look_up(text: str) -> Reason | None:
+    if known := REASONS.get(text):
+        return known
+    for pattern, meant in TEXTS:
+        if found := pattern.fullmatch(text):
+            detail = found.groupdict().get("detail")
+            return meant._replace(words=f"{meant.words} ({detail})") if detail else meant
+    if (found := _LIMIT.fullmatch(text)) and found["thing"] in _THINGS:
+        return _limit(found, text)
+    return None
+
+
+def _limit(found: re.Match[str], text: str) -> Reason:
+    """Of names like QOSMaxGRESPerUser: whose limit, on what, over what, and who has to give way."""
+    thing = _THINGS[found["thing"]]
+    budget = found["budget"] or ""
+    per = (found["per"] or "").removeprefix("Per").lower()
+    owner = "your account" if found["owner"] == "Assoc" or per == "account" else "its QOS"
+    name = f" ({text})"
+    if found["kind"] == "Min":
+        return Reason(
+            f"it asks for too little of {thing} for {owner}{name}", f"{_NEVER} more, or another qos"
+        )
+    if found["kind"] == "Max" and (per in {"job", "node"} or found["thing"] == "WallDuration"):
+        of = f"{thing} of one {per or 'job'}" + (" times its time limit" if budget else "")
+        return Reason(
+            f"it is over the limit of {owner} on {of}{name}", f"{_NEVER} less, or use another qos"
+        )
+    whose = (
+        "your jobs"
+        if per == "user" or (found["kind"] == "Max" and per != "account")
+        else f"all jobs of {owner}"
+    )
+    if budget == "Minutes":
+        return Reason(
+            f"{whose} have used up their minutes of {thing}{name}",
+            f"{_ADMIN}, or use another account or qos",
+        )
+    of = f"{thing} times time left" if budget else thing
+    return Reason(
+        f"{whose} together are at the limit on {of}{name}", f"{_WAIT} until some of them end"
+    )

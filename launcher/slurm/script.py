@@ -1,0 +1,170 @@
+"""A trial's batch script and the sbatch command line, as text (pure).
+
+What `realsys plan` prints is what `launch` submits, byte for byte. Every option that was decided stands
+in the script; the command line carries the paths alone, since a ``#SBATCH`` line can't hold a line
+break. No value of the environment and no secret is here: the script sources two files of mode 0600.
+The script's last act is to become the supervisor (``exec``), so Slurm's signals reach it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from realsys.api.job import JobComponent, JobPlan, Layout
+from realsys.api.plan import LaunchPlan
+from realsys.api.trial import TrialFiles
+from realsys.slurm.step_command import filename_pattern
+
+MAX_SCRIPT_BYTES = 64 * 1024
+
+
+def render_script(
+    plan: LaunchPlan,
+    *,
+    attempt: int,
+    command: str,
+    components: Sequence[int] | None = None,
+    array: str | None = None,
+) -> str:
+    """The whole batch script.
+
+    Args:
+        attempt: number of the attempt that this submission will be, for the comment.
+        command: shell command that runs the pickled call (submitit's).
+        components: indices of the plan's components that this job holds; None: all of them. The
+            layout split submits one script for each.
+        array: ``0-5%2``: one job array for several trials of equal shape.
+    """
+    assert plan.job is not None
+    job = plan.job
+    held = list(range(len(job.components))) if components is None else list(components)
+    lines = ["#!/bin/bash" + (" -l" if plan.cluster.modules else "")]
+    for position, index in enumerate(held):
+        if position:
+            lines.append("#SBATCH hetjob")
+        lines += [
+            f"#SBATCH --{_option(name, value)}"
+            for name, value in component_options(plan, job.components[index], first=not position)
+        ]
+        if not position and array is not None:
+            lines.append(f"#SBATCH --array={array}")
+    lines += ["", *body(plan, command, array=array is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def component_options(
+    plan: LaunchPlan, component: JobComponent, *, first: bool
+) -> Iterator[tuple[str, str | None]]:
+    """(long option of sbatch, value) in the order of the script; None for a bare flag.
+
+    What belongs to the job as a whole stands in its first component only.
+    """
+    assert plan.job is not None
+    if first:
+        yield "job-name", f"{plan.experiment_name}-{plan.trial_name}"
+    for name in ("partition", "account", "qos", "reservation", "constraint"):
+        if value := getattr(component, name):
+            yield name, value
+    yield "nodes", str(component.nodes)
+    yield "ntasks-per-node", "1"
+    yield "cpus-per-task", str(component.cpus_per_node)
+    yield "mem", "0" if component.exclusive else f"{component.memory_mib_per_node}M"
+    if component.gpus_per_node:
+        kind = f"{component.gpu_type}:" if component.gpu_type else ""
+        yield "gres", f"gpu:{kind}{component.gpus_per_node}"
+    if component.exclusive:
+        yield "exclusive", None
+    for name, option in (("nodelist", "nodelist"), ("exclude", "exclude"), ("time_limit", "time")):
+        if value := getattr(component, name):
+            yield option, value
+    if first:
+        yield from _whole_job(plan, plan.job)
+    yield from ((name.replace("_", "-"), value or None) for name, value in component.extra.items())
+
+
+def _whole_job(plan: LaunchPlan, job: JobPlan) -> Iterator[tuple[str, str | None]]:
+    if job.begin:
+        yield "begin", job.begin
+    if job.deadline:
+        yield "deadline", job.deadline
+    if job.dependency:
+        yield "dependency", job.dependency
+        yield "kill-on-invalid-dep", "yes"
+    yield ("requeue" if job.requeue else "no-requeue"), None
+    yield "signal", f"B:USR2@{plan.cluster.slurm.grace_seconds}"
+    yield "export", "NIL"
+    yield "open-mode", "append"
+    yield "comment", comment(plan)
+
+
+def comment(plan: LaunchPlan) -> str:
+    """What squeue and sacct show of the trial: ``realsys ppo-math/run1 9fceb02+``."""
+    return " ".join(filter(None, ("realsys", plan.trial, plan.revision)))
+
+
+def body(plan: LaunchPlan, command: str, *, array: bool = False) -> Iterator[str]:
+    """The shell lines after the options."""
+    files = TrialFiles(Path(plan.trial_dir))
+    for variables in (files.host_environment, files.task_environment):
+        yield f". {shlex.quote(str(variables))}"
+    if plan.cluster.modules:
+        yield "module load " + " ".join(shlex.quote(m) for m in plan.cluster.modules)
+    if plan.cluster.venv:
+        yield f". {shlex.quote(plan.cluster.venv + '/bin/activate')}"
+    yield from plan.cluster.setup
+    if plan.snapshot:
+        path = shlex.quote(str(files.code))
+        yield f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+    yield "export SUBMITIT_EXECUTOR=slurm"
+    yield f"exec {command}"
+
+
+def sbatch_argv(folder: Path, script: str, *, array: bool = False) -> list[str]:
+    """The command line that submits ``script``; output goes where submitit looks for it."""
+    stem = filename_pattern(str(folder)) + ("/%A_%a_0_log" if array else "/%j_0_log")
+    return [
+        "sbatch",
+        f"--output={stem}.out",
+        f"--error={stem}.err",
+        f"--chdir={folder}",
+        script,
+    ]
+
+
+def submitit_command(python: str, folder: Path) -> str:
+    """What submitit runs to load the pickled call and make it."""
+    return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+
+
+def supervisor_python(plan: LaunchPlan, here: str) -> str:
+    """The interpreter of the batch script: the site's virtual environment, else this one."""
+    return f"{plan.cluster.venv}/bin/python" if plan.cluster.venv else here
+
+
+def submissions(job: JobPlan) -> list[list[int]]:
+    """The components of each job that is submitted: one job, but for the layout split."""
+    everything = list(range(len(job.components)))
+    return [[i] for i in everything] if job.layout is Layout.SPLIT else [everything]
+
+
+def _option(name: str, value: str | None) -> str:
+    """As it stands behind ``#SBATCH --``: sbatch splits such a line as a shell does."""
+    return name if value is None else f"{name}={_quoted(value)}"
+
+
+def _quoted(value: str) -> str:
+    plain: Iterable[str] = "@%+=:,./-_[]&|()*!"
+    if value and all(c.isalnum() or c in plain for c in value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def step_summaries(plan: LaunchPlan) -> Mapping[str, int]:
+    """Worker type → number of srun steps over all phases, for tests and people."""
+    found: dict[str, int] = {}
+    for phase in plan.phases:
+        for step in phase.steps:
+            found[step.worker_type.value] = found.get(step.worker_type.value, 0) + 1
+    return found

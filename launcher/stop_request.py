@@ -1,0 +1,50 @@
+"""The polite way to end an attempt: a request that the master honours after its current step."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from launcher.places import user_name
+from launcher.status import TrialReader, keys_of
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
+from realsys.api.errors import RealsysError
+from realsys.api.trial import StopRequest, dumps
+from realsys.name_resolve.open import open_store
+
+POLL_S = 0.1
+
+
+def ask_to_stop(
+    reader: TrialReader, view: TrialView, grace_s: float, did: Callable[[str], None]
+) -> bool:
+    """Writes the stop request. False when the store can't be written."""
+    if reader.plan is None:
+        return False
+    request = StopRequest(
+        grace_seconds=grace_s,
+        by=f"{user_name()}@{socket.gethostname()}",
+        at=time.time(),
+        attempt=view.attempt,
+    )
+    try:
+        with closing(open_store(reader.plan.name_resolve_url)) as store:
+            store.add(keys_of(reader.plan).stop, dumps(request), replace=True)
+    except RealsysError as error:
+        did(f"could not ask it to stop: {error.what}")
+        return False
+    did(f"asked attempt {view.attempt} to stop after its current step (up to {grace_s:g} s)")
+    return True
+
+
+def await_end(reader: TrialReader, timeout_s: float) -> bool:
+    """Until the attempt is over, at most ``timeout_s``; False when it is not."""
+    deadline = time.monotonic() + timeout_s
+    while reader.view().state in State.live():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

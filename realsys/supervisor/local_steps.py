@@ -1,0 +1,108 @@
+"""Workers as child processes on this machine.
+
+Each ties its life to ours (realsys/worker/parent.py), so that none outlives a supervisor that was
+killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.trial import AttemptFiles
+from realsys.supervisor.steps import Task
+from realsys.worker.environment import worker_environment
+from realsys.worker.main import command
+from realsys.worker.parent import PARENT_PID_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class LocalTask:
+    """One child process."""
+
+    worker: str
+    process: subprocess.Popen[bytes]
+    host: str
+    ended_at: float | None = None
+    hint: str = ""
+
+    @property
+    def pid(self) -> int:
+        """Of the worker itself."""
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Return code, or None while it runs; notes the moment it was seen to end."""
+        code = self.process.poll()
+        if code is not None and self.ended_at is None:
+            self.ended_at = time.time()
+        return code
+
+
+@dataclass
+class LocalSteps:
+    """Worker processes on this machine."""
+
+    plan: LaunchPlan
+    plan_hash: str
+    attempt_files: AttemptFiles
+
+    def start(self, phase: PhasePlan) -> list[Task]:
+        """Starts every worker with its output appended to its log."""
+        return [
+            self._start(phase, kind.value, index)
+            for kind, group in phase.scheduling.groups().items()
+            for index in range(group.count)
+        ]
+
+    def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
+        """SIGTERM, after ``grace_s`` SIGKILL."""
+        left = [t for t in tasks if isinstance(t, LocalTask) and t.poll() is None]
+        for task in left:
+            task.process.terminate()
+        deadline = time.monotonic() + grace_s
+        while left and time.monotonic() < deadline:
+            left = [t for t in left if t.poll() is None]
+            time.sleep(0.02)
+        for task in left:
+            logger.warning("worker killed worker=%s after_s=%g", task.worker, grace_s)
+            task.process.kill()
+        for task in left:
+            task.process.wait()  # SIGKILL: the kernel ends it; no deadline can help otherwise
+            task.poll()
+
+    def _start(self, phase: PhasePlan, kind: str, index: int) -> LocalTask:
+        worker = f"{kind}/{index}"
+        argv = command(
+            trial_dir=self.plan.trial_dir,
+            plan_hash=self.plan_hash,
+            phase=phase.name,
+            attempt=self.attempt_files.number,
+            worker_type=kind,
+            index=index,
+        )
+        log = self.attempt_files.log(worker)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            **worker_environment(self.plan, os.environ),
+            PARENT_PID_VARIABLE: str(os.getpid()),
+        }
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+        logger.info("worker started worker=%s pid=%d", worker, process.pid)
+        return LocalTask(worker, process, socket.gethostname())

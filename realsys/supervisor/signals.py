@@ -1,0 +1,82 @@
+"""Signals that ask an attempt to end, what each means, and going on after them.
+
+On Slurm the supervisor is the batch script: ``--signal=B:USR2@grace`` and the SIGTERM of scancel,
+preemption and the time limit reach it. It passes them on as a stop request; the master finishes its
+step, saves, and leaves. When the plan says requeue, a run that Slurm interrupted asks Slurm for its job
+back, and the next incarnation resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from types import FrameType
+
+from realsys.api.plan import LaunchPlan
+from realsys.supervisor.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+LOCAL_GRACE_S = 60.0
+TERM_GRACE_S = 20.0  # Slurm sends SIGKILL KillWait (30 s by default) after SIGTERM
+SAVE_MARGIN_S = 10.0  # of the announced time: for the exit marker and the requeue
+REQUEUE_TIMEOUT_S = 60.0
+
+
+def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Event:
+    """Installs the handlers; the event is set when the job should be requeued after the stop."""
+    requeue = threading.Event()
+    on_slurm = plan.job is not None
+    announced = plan.cluster.slurm.grace_seconds
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if not on_slurm:
+            supervisor.request_stop(name, grace_s=LOCAL_GRACE_S)
+        elif number == signal.SIGUSR2:
+            if plan.job is not None and plan.job.requeue:
+                requeue.set()
+            grace_s = max(5.0, announced - SAVE_MARGIN_S)
+            supervisor.request_stop(_interruption(os.environ, announced), grace_s=grace_s)
+        else:
+            supervisor.request_stop(f"Slurm ({name}: cancelled or preempted)", grace_s=TERM_GRACE_S)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, on_signal)
+    if on_slurm:
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)  # submitit takes it for its own ends
+    return requeue
+
+
+def requeue_job(job_id: str) -> None:
+    """Gives the job back to the queue; this process is ended by Slurm meanwhile.
+
+    A site that forbids it is told in the log: `realsys resume` goes on all the same.
+    """
+    argv = ["scontrol", "requeue", job_id]
+    logger.info("requeue asked job=%s", job_id)
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=REQUEUE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.error("requeue failed job=%s error=%s", job_id, error)
+        return
+    if done.returncode:
+        logger.error("requeue refused job=%s said=%s", job_id, done.stderr.strip())
+        return
+    time.sleep(REQUEUE_TIMEOUT_S)  # leaving by ourselves first would end the job for good
+
+
+def _interruption(environ: os._Environ[str], announced_s: float) -> str:
+    """Why SIGUSR2 came, as far as the job's end time tells (SLURM_JOB_END_TIME, Slurm 23.02)."""
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    if not end.isdigit():
+        return "Slurm (SIGUSR2: time limit or preemption)"
+    # Slurm sends it up to 60 s early (man sbatch, --signal).
+    near_end = int(end) - time.time() < announced_s + 90
+    return "Slurm (time limit)" if near_end else "Slurm (preemption)"

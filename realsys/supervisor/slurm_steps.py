@@ -1,0 +1,217 @@
+"""Workers as Slurm steps: one srun for each worker type, as many tasks as its group has.
+
+srun runs on this node, the job's first, and speaks for its tasks: its log names those that failed, at
+once; how exactly, each task's parent has written down (realsys/worker/task.py). A SIGTERM to srun ends
+all its tasks within moments (measured: SIGKILL to the tasks in 0.1 s).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from realsys.api.errors import ClusterError
+from realsys.api.job import JobPlan, Layout, StepPlan
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.trial import AttemptFiles, WorkerExit, read_record
+from realsys.slurm.hostlist import expand
+from realsys.slurm.step_command import hosts, srun_argv, srun_log, step_environment
+from realsys.supervisor.srun_messages import failed_tasks, last_trouble
+from realsys.supervisor.steps import Task
+from realsys.worker.environment import worker_environment
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 0.05
+END_S = 90.0  # KillWait is 30 s by default; after that srun gives up waiting for its step
+STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
+
+
+def component_nodes(job: JobPlan, environ: dict[str, str]) -> list[list[str]]:
+    """The nodes of each component, in Slurm's order, from the batch step's environment."""
+    if job.layout is Layout.HET and len(job.components) > 1:
+        names = [f"SLURM_JOB_NODELIST_HET_GROUP_{i}" for i in range(len(job.components))]
+    else:
+        names = ["SLURM_JOB_NODELIST"]
+    if missing := [name for name in names if not environ.get(name)]:
+        raise ClusterError(
+            f"{missing[0]} is not set",
+            where="environment of the batch step",
+            fix="the supervisor must run as the batch script of the trial's job",
+        )
+    return [list(expand(environ[name])) for name in names]
+
+
+@dataclass
+class SlurmTask:
+    """One task of a step."""
+
+    worker: str
+    step: Step
+    host: str
+    pid: int = 0
+    ended_at: float | None = None
+    hint: str = ""
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return code, or None while it runs or is not known to have ended."""
+        if self.returncode is None:
+            self.step.refresh()
+        return self.returncode
+
+
+@dataclass
+class Step:
+    """One srun and its tasks."""
+
+    plan: StepPlan
+    process: subprocess.Popen[bytes]
+    attempt: AttemptFiles
+    log_start: int
+    tasks: list[SlurmTask] = field(default_factory=list)
+    _next_refresh: float = 0.0
+    _over: bool = False
+
+    def refresh(self) -> None:
+        """Brings the tasks' return codes up to date."""
+        if self._over or time.monotonic() < self._next_refresh:
+            return
+        self._next_refresh = time.monotonic() + REFRESH_S
+        ended = self.process.poll()  # before the log is read: what srun said last is in it then
+        text = self._log()
+        for index, (host, code, how) in failed_tasks(text).items():
+            if index < len(self.tasks) and self.tasks[index].returncode is None:
+                self._settle(self.tasks[index], code, hint=f"srun: {how} on {host}")
+        if ended is not None:
+            self._over = True
+            self._settle_all(ended, last_trouble(text))
+
+    def _settle_all(self, srun_code: int, trouble: str) -> None:
+        """srun has ended, so have all tasks: by their own records, else by its code."""
+        looked_at = self.tasks if len(self.tasks) <= STRICT_TASKS or srun_code else self.tasks[:1]
+        for task in looked_at:
+            if task.returncode is None:
+                told = f"srun ended with {srun_code}" + (f": {trouble}" if trouble else "")
+                known = self._settle(task, srun_code or 1, hint=told)
+                if not known and srun_code == 0:
+                    task.hint = "Slurm ran no task" + (f": {trouble}" if trouble else "")
+        for task in self.tasks:
+            if task.returncode is None:
+                task.returncode, task.ended_at = srun_code, time.time()
+
+    def _settle(self, task: SlurmTask, code: int, *, hint: str) -> bool:
+        """Sets a task's end; True when its own parent told it."""
+        record = read_record(WorkerExit, self.attempt.exit_of(task.worker))
+        if record is not None:
+            task.returncode, task.host, task.pid = record.returncode, record.host, record.pid
+            task.ended_at = record.at
+        else:
+            task.returncode, task.ended_at, task.hint = code, time.time(), hint
+        return record is not None
+
+    def _log(self) -> str:
+        try:
+            with srun_log(self.attempt, self.plan).open("rb") as file:
+                file.seek(self.log_start)
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+@dataclass
+class SlurmSteps:
+    """Starts the steps of this job's components.
+
+    Args:
+        components: those of the plan's components that this job holds; the nodes of each.
+    """
+
+    plan: LaunchPlan
+    plan_hash: str
+    attempt_files: AttemptFiles
+    components: dict[int, Sequence[str]]
+
+    def start(self, phase: PhasePlan) -> list[Task]:
+        """One srun for each worker type of ours."""
+        found: list[Task] = []
+        for step in phase.steps:
+            if step.component in self.components:
+                found += self._start(phase, step).tasks
+        return found
+
+    def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
+        """SIGTERM to the sruns of tasks that still run: srun ends its tasks by SIGKILL."""
+        steps = {id(t.step): t.step for t in tasks if isinstance(t, SlurmTask) and t.poll() is None}
+        for step in steps.values():
+            step.process.terminate()
+        deadline = time.monotonic() + max(grace_s, END_S)
+        for step in steps.values():
+            try:
+                step.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                logger.warning("srun killed step=%s after_s=%g", step.plan.worker_type, END_S)
+                step.process.kill()
+                step.process.wait()
+            step._next_refresh = 0.0
+            step.refresh()
+
+    def _start(self, phase: PhasePlan, step: StepPlan) -> Step:
+        kind = step.worker_type.value
+        lines = hosts(step, self.components[step.component])
+        host_file = self.attempt_files.hosts / f"{phase.name}-{kind}"
+        host_file.parent.mkdir(parents=True, exist_ok=True)
+        host_file.write_text("".join(f"{host}\n" for host in lines))
+        for folder in (self.attempt_files.logs, self.attempt_files.exits):
+            folder.mkdir(parents=True, exist_ok=True)
+        for index in range(step.num_tasks):  # of an earlier phase of this attempt
+            self.attempt_files.exit_of(f"{kind}/{index}").unlink(missing_ok=True)
+        argv = srun_argv(
+            self.plan,
+            phase,
+            step,
+            plan_hash=self.plan_hash,
+            attempt=self.attempt_files.number,
+            python=sys.executable,
+        )
+        with self.attempt_files.steps.open("a", encoding="utf-8") as told:
+            told.write(json.dumps({"phase": phase.name, "step": kind, "argv": argv}) + "\n")
+        process, start = self._srun(argv, step, str(host_file))
+        logger.info("step started step=%s tasks=%d pid=%d", kind, step.num_tasks, process.pid)
+        started = Step(step, process, self.attempt_files, start)
+        started.tasks = [
+            SlurmTask(f"{kind}/{index}", started, host) for index, host in enumerate(lines)
+        ]
+        return started
+
+    def _srun(
+        self, argv: list[str], step: StepPlan, host_file: str
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        environment = {
+            **step_environment(os.environ),
+            **worker_environment(self.plan, os.environ),
+            "SLURM_HOSTFILE": host_file,
+        }
+        with srun_log(self.attempt_files, step).open("ab") as log:
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
+            except OSError as error:
+                raise ClusterError(
+                    f"srun can't be started: {error}",
+                    where=f"step {step.worker_type.value}",
+                    fix="srun must be on PATH on compute nodes: check with `realsys doctor`, or set "
+                    "it by `setup:` or `modules:` in the cluster spec",
+                ) from error
+            return process, log.tell()

@@ -1,0 +1,76 @@
+"""The environment of a worker process: what every worker needs, the site's variables, the secrets.
+
+Secrets and the variables taken over from the launching shell come from files of mode 0600 in the
+trial's folder, one ``export NAME='value'`` a line, which a shell can source too. They never stand on a
+command line, in a script or in a log.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from realsys.api.errors import TrialError
+from realsys.api.plan import LaunchPlan
+from realsys.api.trial import TrialFiles
+
+_DEFAULTS = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    # Compute threads fall asleep soon after they run out of work. At OpenMP's default they spin on,
+    # and as soon as anything else runs they take the cores from their own partners.
+    "GOMP_SPINCOUNT": "2000",
+}
+
+
+def worker_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables to put over ``environ`` for a worker of the trial; the user's own win over defaults."""
+    return {
+        **{name: environ.get(name, value) for name, value in _DEFAULTS.items()},
+        **plan.cluster.env_vars,
+        "REALSYS_TRIAL_DIR": plan.trial_dir,
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def export_lines(variables: Mapping[str, str]) -> str:
+    """Lines that a shell can source, values quoted."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def read_exports(path: Path) -> dict[str, str]:
+    """The variables of a file that ``export_lines`` wrote; empty when there is none.
+
+    Raises:
+        TrialError: it can't be read.
+    """
+    try:
+        words = shlex.split(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise TrialError(
+            f"the trial's environment can't be read: {error}",
+            where=str(path),
+            fix="launch the trial again",
+        ) from error
+    pairs = (word.partition("=") for word in words if word != "export")
+    return {name: value for name, _, value in pairs}
+
+
+def write_exports(path: Path, variables: Mapping[str, str]) -> None:
+    """Writes the file, readable by its owner alone from its first byte on."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(export_lines(variables))
+
+
+def task_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a worker that a Slurm task starts."""
+    files = TrialFiles(Path(plan.trial_dir))
+    taken_over = read_exports(files.task_environment)
+    merged = {**environ, **taken_over}
+    return {**merged, **worker_environment(plan, merged)}

@@ -1,0 +1,127 @@
+"""What srun starts for each task: ``python -m realsys.worker.task TYPE …``, the worker's parent.
+
+Finds out which task of the group it is (SLURM_PROCID), gives the worker its environment and its GPUs,
+starts it, and when it has ended writes down how: a worker that was killed by a signal can't say so
+itself, and srun tells the supervisor a code only. It computes nothing and holds no socket.
+
+SIGTERM is ignored here and in the worker: Slurm sends it to every process of a step when the job is
+cancelled, preempted or out of time, and so does the batch process, the supervisor. That one asks the
+master to save and leave; whoever is left when the grace is over is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from realsys.api.errors import ClusterError, RealsysError
+from realsys.api.job import StepPlan
+from realsys.api.plan import LaunchPlan, read_plan
+from realsys.api.trial import Failure, TrialFiles, WorkerExit, write_record
+from realsys.slurm.gpus import own_devices
+from realsys.worker import exit_codes
+from realsys.worker.environment import task_environment
+from realsys.worker.main import command
+from realsys.worker.network import interface_variables
+from realsys.worker.parent import PARENT_PID_VARIABLE
+
+
+def main() -> int:
+    """Runs one worker as a child; returns its exit code, 128 + signal if one ended it."""
+    args = _parse()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    index = int(os.environ["SLURM_PROCID"])
+    worker = f"{args.worker_type}/{index}"
+    attempt = TrialFiles(Path(args.trial_dir)).attempt(args.attempt)
+    try:
+        child = _start(args, index)
+    except RealsysError as error:
+        print(error, file=sys.stderr, flush=True)  # noqa: T201 - there is no logger yet
+        write_record(attempt.words(worker), _last_words(worker, error))
+        return exit_codes.FAILED
+    code = child.wait()
+    ended = WorkerExit(
+        worker=worker, host=socket.gethostname(), pid=child.pid, returncode=code, at=time.time()
+    )
+    try:
+        write_record(attempt.exit_of(worker), ended)
+    except OSError as error:
+        print(f"how {worker} ended is not written down: {error}", file=sys.stderr)  # noqa: T201
+    return code if code >= 0 else 128 - code
+
+
+def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
+    files = TrialFiles(Path(args.trial_dir))
+    plan = read_plan(files.plan, expected_hash=args.plan_hash)
+    (step,) = [s for s in plan.phase(args.phase).steps if s.worker_type == args.worker_type]
+    argv = command(
+        trial_dir=args.trial_dir,
+        plan_hash=args.plan_hash,
+        phase=args.phase,
+        attempt=args.attempt,
+        worker_type=args.worker_type,
+        index=index,
+    )
+    environment = {
+        **task_environment(plan, os.environ),
+        **step.env_vars,
+        **_gpus(step),
+        PARENT_PID_VARIABLE: str(os.getpid()),
+    }
+    environment.update(_interface(plan, files, args.attempt, environment))
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _gpus(step: StepPlan) -> dict[str, str]:
+    """The task's own devices; what Slurm set is right already where Slurm does the binding."""
+    if step.gpu_binding != "visible":
+        return {} if step.gpus_per_task else {"CUDA_VISIBLE_DEVICES": ""}
+    local = os.environ.get("SLURM_LOCALID")
+    if local is None:
+        raise ClusterError(
+            "SLURM_LOCALID is not set",
+            where=socket.gethostname(),
+            fix="the container runtime must pass Slurm's variables on; check with `realsys doctor`",
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    own = own_devices(visible, int(local), step.gpus_per_task)
+    return {"CUDA_VISIBLE_DEVICES": own}
+
+
+def _interface(
+    plan: LaunchPlan, files: TrialFiles, attempt: int, environment: dict[str, str]
+) -> dict[str, str]:
+    found = interface_variables(plan.cluster, files.attempt(attempt))
+    return {name: value for name, value in found.items() if name not in environment}
+
+
+def _last_words(worker: str, error: RealsysError) -> Failure:
+    return Failure(
+        worker=worker,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        why=error.what,
+        at=time.time(),
+        kind=type(error).__name__,
+        fix=error.fix,
+    )
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("worker_type")
+    parser.add_argument("--trial-dir", required=True)
+    parser.add_argument("--plan-hash", required=True)
+    parser.add_argument("--phase", required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
