@@ -8,13 +8,17 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math test test-fast check format
+.PHONY: install ppo-math slurm-packages test test-fast check format
 install: $(VENV)/.installed
 
 ppo-math: install
 	$(BIN)/realsys launch ppo-math
 
-test: install
+# What tests/slurm starts its own Slurm from; does nothing where that can't be installed.
+slurm-packages:
+	tests/slurm/install_packages
+
+test: install slurm-packages
 	$(BIN)/python -m pytest
 
 test-fast: install

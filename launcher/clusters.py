@@ -8,6 +8,7 @@ overrides the spec's file root. Checks that trials can be written there; creates
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -101,3 +102,8 @@ def file_roots(wanted: str | None = None) -> list[str]:
         except ConfigError:
             continue  # `plan --cluster` says what is wrong with it; it must not hide other trials
     return list(dict.fromkeys([*roots, *places.remembered_file_roots()]))
+
+
+def missing_secrets(spec: ClusterSpec, environ: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Secrets that the site names and this shell does not have."""
+    yield from ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +20,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         names = ", ".join(report.nodeid for report in skipped[:10])
         reporter.write_line(f"skipped in CI, which counts as failed: {names}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy of a few thousand weights with the demo's tokenizer."""
+    from realsys.datasets.arithmetic import arithmetic_word_problems
+    from realsys.models.tiny_llama import build_tiny_llama
+
+    folder = tmp_path_factory.mktemp("policy") / "tiny"
+    problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
+    build_tiny_llama(
+        folder,
+        seed=0,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        corpus=[p["prompt"] + p["answer"] for p in problems],
+    )
+    return folder

@@ -58,6 +58,8 @@ class JobBoard:
             self._answer = self._query(
                 list(self._ids), accounting=self._accounting, max_age_s=age
             )
+            if self._answer.accounting_off:
+                self._accounting = False
         return self._answer.jobs.get(submission.job_id)
 
     def jobs_of(self, submission: Submission) -> list[JobInfo]:

@@ -97,6 +97,24 @@ class TrialKeys:
     def stream(self, receiver: str) -> str:
         return f"{self.streams}/{segment(receiver, what='receiver')}"
 
+    @property
+    def components(self) -> str:
+        return f"{self.root}/component"
+
+    def component(self, index: int) -> str:
+        return f"{self.components}/{_index(index)}"
+
+    @property
+    def component_order(self) -> str:
+        return f"{self.root}/component_order"
+
+    @property
+    def component_reports(self) -> str:
+        return f"{self.root}/component_report"
+
+    def component_report(self, index: int) -> str:
+        return f"{self.component_reports}/{_index(index)}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyRow:
@@ -203,6 +221,27 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         writer="the receiver of trajectories: its endpoint",
         reader="rollout workers, makers",
         lifetime=_LEASE,
+    ),
+    KeyRow(
+        name="component",
+        pattern="component/<index>",
+        writer="layout split: who runs in that Slurm job, 0 is the supervisor",
+        reader="supervisor; component agents look at 0",
+        lifetime=_LEASE,
+    ),
+    KeyRow(
+        name="component_order",
+        pattern="component_order",
+        writer="supervisor: start or end a phase's steps, or leave",
+        reader="component agents",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="component_report",
+        pattern="component_report/<index>",
+        writer="component agent: how its tasks ended",
+        reader="supervisor",
+        lifetime=_TRIAL,
     ),
 )
 

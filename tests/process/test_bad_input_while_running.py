@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from conftest import (
+from real_trials import (
     SMALL_PPO,
     SMALL_PPO_STEPS,
     Trials,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Trials, explain, metrics_of
+from real_trials import Trials, explain, metrics_of
 
 from launcher.trial_state import State
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL_PPO, Trials, explain, worker_pid
+from real_trials import SMALL_PPO, Trials, explain, worker_pid
 
 from launcher.liveness import processes_of
 from launcher.trial_state import State

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Trials, explain, metrics_of
+from real_trials import Trials, explain, metrics_of
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from launcher.trial_state import State

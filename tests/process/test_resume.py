@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import (
+from real_trials import (
     SMALL_PPO,
     SMALL_PPO_STEPS,
     Trials,

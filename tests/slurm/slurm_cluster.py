@@ -1,7 +1,7 @@
 """A real Slurm of several nodes on this machine, for a test: up in two seconds, gone without a trace.
 
 Everything lies in one folder: munge key, database, state, logs, configuration. Each node is a slurmd with
-a host name of its own. Needs root (host names, device nodes) and the programs in ``PROGRAMS``; no
+a host name of its own. Needs root (host names, device nodes) and the packages of `make slurm-packages`; no
 systemd, and nothing in /etc. Its configuration is in slurm_conf.py, what it leaves to be ended in
 slurm_processes.py.
 """
@@ -9,29 +9,25 @@ slurm_processes.py.
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import slurm_processes as processes
-from slurm_conf import ACCOUNT, ADDRESS, QOS, ClusterShape, configuration, num_ports
+from slurm_conf import ACCOUNT, QOS, ClusterShape, configuration, num_ports
+from slurm_daemons import Daemons, free_ports, wait_until
 
-PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "sbatch", "munged", "mariadbd", "mariadb", "setpriv", "unshare")
-SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
-MARIADB = (
-    "--no-defaults --user=root --skip-networking --skip-grant-tables --skip-name-resolve "
-    "--performance-schema=OFF --innodb-buffer-pool-size=64M --innodb-log-file-size=8M "
-    "--innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=0 --innodb-flush-method=nosync "
-    "--innodb-doublewrite=0 --sync-frm=0"
-).split()  # fast, and safe from nothing but a clean end: the database is thrown away
+# As `scontrol show job` writes them.
+OVER = (
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE", "PREEMPTED"),
+    *("OUT_OF_MEMORY", "BOOT_FAIL"),
+)
 UP = ("idle", "mixed", "allocated", "completing")
 
 
@@ -65,7 +61,7 @@ class SlurmCluster:
         self.shape = ClusterShape(
             folder=folder,
             host=socket.gethostname().partition(".")[0],
-            first_port=_free_ports(num_ports(nodes)),
+            first_port=free_ports(num_ports(nodes)),
             nodes=self.nodes,
             gpus=gpus,
             cpus=cpus,
@@ -75,7 +71,7 @@ class SlurmCluster:
             spank=spank,
             settings=settings or {},
         )
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.daemons = Daemons(folder, self.environment)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -93,7 +89,10 @@ class SlurmCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -104,7 +103,12 @@ class SlurmCluster:
     ) -> subprocess.CompletedProcess[str]:
         """A command with this cluster's environment; fails with what it said."""
         done = subprocess.run(
-            argv, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            argv,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.stdout}{done.stderr}"
         return done
@@ -130,16 +134,18 @@ class SlurmCluster:
             job = self.show_job(job_id)
             return job.get("JobState") in states
 
-        _wait(there, lambda: f"job {job_id} is not {' or '.join(states)}: {job}", timeout_s)
+        wait_until(
+            there, lambda: f"job {job_id} is not {' or '.join(states)}: {job}", timeout_s=timeout_s
+        )
         return job
 
     def wait_for_nodes(self, *names: str, timeout_s: float = 30) -> None:
         """Until they (or all) can run jobs."""
         wanted = set(names or self.nodes)
-        _wait(
+        wait_until(
             lambda: all(self.node_states().get(name) in UP for name in wanted),
-            lambda: f"nodes are {self.node_states()}\n{self.log_tails()}",
-            timeout_s,
+            lambda: f"nodes are {self.node_states()}\n{self.daemons.log_tails()}",
+            timeout_s=timeout_s,
         )
 
     def node_states(self) -> dict[str, str]:
@@ -158,7 +164,7 @@ class SlurmCluster:
 
     def kill_slurmd(self, name: str) -> None:
         """The node stops answering; what runs there runs on. DOWN after SlurmdTimeout and a little."""
-        self._end(f"slurmd.{name}", signal.SIGKILL)
+        self.daemons.end(f"slurmd.{name}", signal.SIGKILL)
 
     def kill_node(self, name: str) -> None:
         """As a power cut: slurmd and all that runs on the node."""
@@ -171,18 +177,18 @@ class SlurmCluster:
             f"hostname {name} && mount --bind {self.shape.folder}/etc/hosts /etc/hosts "
             f"&& exec slurmd -D -N {name}"
         )
-        self._spawn(f"slurmd.{name}", "unshare", "--uts", "--mount", "sh", "-c", script)
+        self.daemons.start(f"slurmd.{name}", "unshare", "--uts", "--mount", "sh", "-c", script)
         if wait:
             self.wait_for_nodes(name)
 
     def stop_slurmctld(self) -> None:
         """It writes its state and ends; jobs run on."""
-        self._end("slurmctld", signal.SIGTERM)
+        self.daemons.end("slurmctld", signal.SIGTERM)
 
     def start_slurmctld(self, *, clean: bool = False) -> None:
         """Starts it with the state that it left, or none."""
-        self._spawn("slurmctld", "slurmctld", "-D", *(["-c"] if clean else []))
-        self._await_port("slurmctld", self.shape.slurmctld_port)
+        self.daemons.start("slurmctld", "slurmctld", "-D", *(["-c"] if clean else []))
+        self.daemons.wait_for_port("slurmctld", self.shape.slurmctld_port)
 
     def restart_slurmctld(self) -> None:
         """Stops and starts it, keeping its state."""
@@ -191,12 +197,14 @@ class SlurmCluster:
 
     def clear(self) -> None:
         """Ends all jobs and brings back what a test took away, for the next test."""
-        if "slurmctld" not in self._daemons:
+        if "slurmctld" not in self.daemons:
             self.start_slurmctld()
         for name in self.nodes:
-            if f"slurmd.{name}" not in self._daemons:
+            if f"slurmd.{name}" not in self.daemons:
                 self.start_slurmd(name, wait=False)
-        _wait(self._without_jobs, lambda: f"jobs stay:\n{self.run('squeue').stdout}", 30)
+        wait_until(
+            self._cancel_all, lambda: f"jobs stay:\n{self.run('squeue').stdout}", timeout_s=30
+        )
         for name, state in self.node_states().items():
             if "drain" in state:
                 self.set_node(name, "resume")
@@ -205,7 +213,7 @@ class SlurmCluster:
     # How it starts and stops
 
     def _start(self) -> None:
-        shape = self.shape
+        shape, daemons = self.shape, self.daemons
         for name in ("etc", "run", "log", "state", "db", "dev"):
             (shape.folder / name).mkdir(parents=True)
         for i in range(shape.gpus):  # a major number that no driver has
@@ -213,46 +221,19 @@ class SlurmCluster:
         for name, text in configuration(shape).items():
             _write_private(shape.folder / "etc" / name, text.encode())
         _write_private(shape.folder / "etc/munge.key", os.urandom(128))
-        self._start_munged()
+        daemons.start_munged(shape.munge_socket)
         if shape.accounting:
-            self._start_mariadbd()
-        _wait(shape.munge_socket.exists, lambda: f"no munged\n{self.log_tails()}", 10)
+            daemons.start_mariadbd()
+        daemons.wait_for("munged", shape.munge_socket.exists)
         if shape.accounting:
-            self._spawn("slurmdbd", "slurmdbd", "-D")
-            self._await_port("slurmdbd", shape.slurmdbd_port)
+            daemons.start("slurmdbd", "slurmdbd", "-D")
+            daemons.wait_for_port("slurmdbd", shape.slurmdbd_port)
         self.start_slurmctld(clean=True)
         for name in self.nodes:  # a slurmd that comes before slurmctld waits a second
             self.start_slurmd(name, wait=False)
-        if shape.accounting:
+        if shape.accounting:  # slurmctld does not hear of what is added while it starts
             self._add_qos_and_account()
         self.wait_for_nodes()
-
-    def _start_munged(self) -> None:
-        """By force: else it refuses a folder that only its owner may enter, such as pytest's."""
-        run, log = self.shape.folder / "run", self.shape.folder / "log"
-        self._spawn(
-            "munged",
-            *("munged", "--foreground", "--force", f"--socket={self.shape.munge_socket}"),
-            f"--key-file={self.shape.folder}/etc/munge.key",
-            *(f"--pid-file={run}/munged.pid", f"--seed-file={run}/seed", f"--log-file={log}/munged.log"),
-        )
-
-    def _start_mariadbd(self) -> None:
-        """An empty database with the one system table that slurmdbd needs, for stored procedures."""
-        folder, sock = self.shape.folder, f"{self.shape.folder}/run/mysql.sock"
-        table = re.search(r"^CREATE TABLE IF NOT EXISTS proc .*$", SYSTEM_TABLES.read_text(), re.M)
-        assert table, f"{SYSTEM_TABLES} does not say how to make the table proc"
-        self._spawn(
-            "mariadbd",
-            *("mariadbd", *MARIADB, f"--datadir={folder}/db", f"--socket={sock}"),
-            f"--pid-file={folder}/run/mysql.pid",
-        )
-        client = ("mariadb", "--no-defaults", f"--socket={sock}")
-        statement = f"CREATE DATABASE IF NOT EXISTS mysql; USE mysql; {table[0]}"
-        self._await_daemon(
-            "mariadbd",
-            lambda: self.run(*client, "--execute", statement, check=False).returncode == 0,
-        )
 
     def _add_qos_and_account(self) -> None:
         lines = [*QOS]
@@ -261,13 +242,15 @@ class SlurmCluster:
             lines += [f"add account {ACCOUNT} {qos}", f"add user root Account={ACCOUNT} {qos}"]
         script = self.shape.folder / "etc/accounts"
         script.write_text("".join(f"{line}\n" for line in lines))
-        self.run("sh", "-c", f"sacctmgr -i < {script}")
+        self.run("sh", "-c", f"sacctmgr --immediate < {script}")
 
-    def _without_jobs(self) -> bool:
-        said = self.run("squeue", "--noheader", "--format=%A %T", "--states=all", check=False).stdout
-        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE", "PREEMPTED")
+    def _cancel_all(self) -> bool:
+        """Cancels what is left; True when nothing is."""
+        said = self.run(
+            "squeue", "--noheader", "--states=all", "--format=%A %T", check=False
+        ).stdout
         jobs = dict(line.split() for line in said.splitlines())
-        left = [job for job, state in jobs.items() if state not in (*over, "OUT_OF_MEMORY", "BOOT_FAIL")]
+        left = [job for job, state in jobs.items() if state not in OVER]
         if left:
             self.run("scancel", "--signal=KILL", "--full", *left, check=False)
             self.run("scancel", *left, check=False)
@@ -275,87 +258,15 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """Ends every process of this cluster, by pid, and removes its folder."""
-        for daemon in self._daemons.values():
-            daemon.kill()
         processes.kill_all(self._pids)
-        for daemon in self._daemons.values():
-            daemon.wait(10)
-        self._daemons.clear()
+        self.daemons.kill()
         processes.remove_cgroups(self.shape.runs)
         shutil.rmtree(self.shape.folder, ignore_errors=True)
 
     def _pids(self) -> set[int]:
         return processes.pids_of_cluster(self.shape.slurm_conf, self.shape.runs)
 
-    def _spawn(self, name: str, *argv: str) -> None:
-        """A daemon that ends with the process that started it, however that ends."""
-        assert name not in self._daemons, f"{name} runs"
-        environment = {**self.environment, "MYSQL_UNIX_PORT": f"{self.shape.folder}/run/mysql.sock"}
-        with (self.shape.folder / f"log/{name}.out").open("ab") as log:
-            self._daemons[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *argv],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,
-            )
-
-    def _end(self, name: str, number: signal.Signals) -> None:
-        daemon = self._daemons.pop(name)
-        daemon.send_signal(number)
-        daemon.wait(30)
-
-    def _await_port(self, name: str, port: int) -> None:
-        def listens() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex((ADDRESS, port)) == 0
-
-        self._await_daemon(name, listens)
-
-    def _await_daemon(self, name: str, ready: Callable[[], bool]) -> None:
-        def there() -> bool:
-            assert self._daemons[name].poll() is None, f"{name} has ended\n{self.log_tails()}"
-            return ready()
-
-        _wait(there, lambda: f"{name} is not ready\n{self.log_tails()}", 30)
-
-    def log_tails(self) -> str:
-        """The end of every log, for a failing test."""
-        logs = sorted((self.shape.folder / "log").iterdir())
-        return "\n".join(
-            "\n".join([f"== {log.name}", *log.read_text(errors="replace").splitlines()[-8:]])
-            for log in logs
-            if log.stat().st_size
-        )
-
-
-def _wait(done: Callable[[], bool], complaint: Callable[[], str], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline, complaint()
-        time.sleep(0.02)
-
 
 def _write_private(path: Path, content: bytes) -> None:
     path.touch(mode=0o600)
     path.write_bytes(content)
-
-
-def _free_ports(count: int) -> int:
-    """The first of ``count`` free ports in a row, below those that the kernel hands out."""
-    for _ in range(100):
-        first = random.SystemRandom().randrange(20_000, 32_000 - count)
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise OSError(f"no {count} free ports in a row between 20000 and 32000")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True

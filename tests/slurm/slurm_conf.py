@@ -13,7 +13,10 @@ from pathlib import Path
 
 ADDRESS = "127.0.0.1"
 GPU_TYPE = "h200"
-QOS = ("add qos spot set Priority=1 PreemptMode=requeue", "add qos urgent set Priority=100 Preempt=spot")
+QOS = (
+    "add qos spot set Priority=1 PreemptMode=requeue",
+    "add qos urgent set Priority=100 Preempt=spot",
+)
 ACCOUNT = "lab"
 
 

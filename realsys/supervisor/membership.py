@@ -1,0 +1,67 @@
+"""A component's key ``component/<i>``: taken under a lease, kept, taken again if the lease was lost.
+
+Unlike a worker, its holder does not stop itself when the lease is lost: it computes nothing, and a
+store that does not answer for a while must end nothing. Whether the others still count on it is theirs
+to say (components.py, ``Presence``).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from realsys.api.errors import KeyNotFound, StoreError
+from realsys.api.trial import dumps, loads
+from realsys.name_resolve.lease_keeper import LeaseKeeper
+from realsys.name_resolve.store import Lease, NameResolve
+from realsys.supervisor.components import ComponentRecord
+from realsys.worker.runner import LEASE_TTL_S
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Membership:
+    """Holds ``record`` under ``key``. Used from one thread."""
+
+    store: NameResolve
+    key: str
+    record: ComponentRecord
+    ttl_s: float = LEASE_TTL_S
+    _lease: Lease | None = None
+    _keeper: LeaseKeeper | None = None
+
+    def hold(self) -> None:
+        """Takes the key unless we have it; call it now and then. Raises StoreError."""
+        if self._keeper is not None and self._keeper.lost_reason is None:
+            return
+        lease = self.store.grant(self.ttl_s)
+        self.store.add(self.key, dumps(self.record), lease=lease, replace=True)
+        name = f"component/{self.record.index}"
+        self._lease = lease
+        self._keeper = LeaseKeeper(lease, name=name, on_lost=lambda reason: None).start()
+        logger.info("component registered component=%d job=%s", self.record.index, self.record.job_id)
+
+    def tell_leaving(self, why: str, *, grace_s: float) -> None:
+        """Says that this job is about to end. Raises StoreError."""
+        record = replace(self.record, leaving=why, leaving_grace_s=grace_s)
+        self.store.add(self.key, dumps(record), lease=self._lease, replace=True)
+        self.record = record
+
+    def leave(self) -> None:
+        """Gives the key back."""
+        if self._keeper is None:
+            return
+        try:
+            self._keeper.stop()
+        except StoreError as error:  # it ends by itself
+            logger.warning("component key not given back error=%s", error.what)
+        self._keeper = None
+
+
+def read_component(store: NameResolve, key: str) -> ComponentRecord | None:
+    """The record at ``key``; None when there is none. Raises StoreError."""
+    try:
+        return loads(ComponentRecord, store.get(key).value, where=key)
+    except KeyNotFound:
+        return None

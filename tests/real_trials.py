@@ -1,0 +1,180 @@
+"""Real trials for the tests that start some: the command line, as a user types it, and what it leaves.
+
+Under a file root of the test's own. Where the processes run is the tier's matter: on this machine
+(tests/process) or on the nodes of a Slurm cluster (tests/slurm).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.liveness import processes_of
+from launcher.status import trial_view
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
+from realsys.api.trial import TrialFiles
+from realsys.observability.metrics import deterministic, read_metrics
+
+# A run of seconds: a tiny policy, six calls a step, a step of some 50 ms; long enough that a test
+# which waits for a step has time to act before the last one.
+SMALL_PPO = (
+    "dataset.train_size=96",
+    "dataset.eval_size=8",
+    "dataset.train_bs_n_seqs=8",
+    "group_size=2",
+    "ppo.gen.max_new_tokens=12",
+    "ppo.ppo_n_minibatches=2",
+    "exp_ctrl.total_train_epochs=2",
+    "exp_ctrl.ckpt_freq_steps=3",
+    "exp_ctrl.ckpt_freq_secs=none",
+    "exp_ctrl.eval_freq_steps=4",
+    "cpus_per_model_worker=1",
+)
+SMALL_PPO_STEPS = 24
+
+
+@dataclass
+class Trials:
+    """Launches trials under a file root of the test's own; ends what is left of them."""
+
+    file_root: Path
+
+    @property
+    def outside(self) -> dict[str, str]:
+        """The environment that the tests run in, as far as commands get it."""
+        return dict(os.environ)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every command: the test's file root, nothing of the user's."""
+        return {
+            **self.outside,
+            "REALSYS_FILE_ROOT": str(self.file_root),
+            "XDG_CONFIG_HOME": str(self.file_root / "config"),
+            "XDG_STATE_HOME": str(self.file_root / "state"),
+            "COLUMNS": "200",
+        }
+
+    def run(self, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        """The command line, as a user types it."""
+        return subprocess.run(
+            [sys.executable, "-m", "launcher.entry", *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def launch(self, experiment: str, name: str, *words: str) -> TrialFiles:
+        """Starts a trial detached; fails with what the command said."""
+        done = self.run("launch", experiment, "--trial", name, "--detach", *words)
+        assert done.returncode == 0, done.stderr
+        return self.files(experiment, name)
+
+    def resume(self, files: TrialFiles) -> None:
+        """Starts the next attempt, detached."""
+        done = self.run("resume", name_of(files), "--detach")
+        assert done.returncode == 0, done.stderr
+
+    def files(self, experiment: str, name: str) -> TrialFiles:
+        """The files of a trial."""
+        (found,) = self.file_root.glob(f"runs/*/{experiment}/{name}")
+        return TrialFiles(found)
+
+    def status_json(self, files: TrialFiles) -> dict[str, Any]:
+        """What ``status --json`` says."""
+        done = self.run("status", name_of(files), "--json")
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def end_all(self) -> None:
+        """Kills what is left on this machine of every trial."""
+        for folder in self.file_root.glob("runs/*/*/*"):
+            kill_everything(TrialFiles(folder))
+
+    def wait(self, files: TrialFiles, *, timeout_s: float = 120) -> TrialView:
+        """Until the trial is over and its processes are gone."""
+        return wait_until(files, lambda v: v.state not in State.live(), timeout_s=timeout_s)
+
+    def wait_for_step(self, files: TrialFiles, step: int, *, timeout_s: float = 120) -> TrialView:
+        """Until the main phase has finished ``step`` steps; fails if it ends before."""
+
+        def there(view: TrialView) -> bool:
+            assert view.state in State.live(), explain(files, view)
+            return view.phase == "main" and (view.step or 0) >= step
+
+        return wait_until(files, there, timeout_s=timeout_s)
+
+
+def wait_until(
+    files: TrialFiles, condition: Callable[[TrialView], bool], *, timeout_s: float
+) -> TrialView:
+    """Polls the view; fails with the logs when the condition does not come true in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        view = trial_view(files)
+        if condition(view):
+            return view
+        assert time.monotonic() < deadline, explain(files, view)
+        time.sleep(0.05)
+
+
+def explain(files: TrialFiles, view: TrialView) -> str:
+    """State and log tails, for a failing test."""
+    logs = sorted(files.root.glob("latest/logs/*.log")) + sorted(files.submitit.glob("*_log.*"))
+    tails = "\n".join(f"== {p.name}\n" + "\n".join(tail(p)) for p in logs)
+    return f"{view.trial} is {view.state}: {view.reason}\n{tails}"
+
+
+def tail(path: Path, lines: int = 25) -> list[str]:
+    """The end of a text file."""
+    return path.read_text(errors="replace").splitlines()[-lines:]
+
+
+def name_of(files: TrialFiles) -> str:
+    """``experiment/trial``."""
+    return f"{files.root.parent.name}/{files.root.name}"
+
+
+def metrics_of(files: TrialFiles) -> list[dict[str, object]]:
+    """The metrics but for what a clock measured."""
+    return [deterministic(row) for row in read_metrics(files.phase(files.root).metrics)]
+
+
+def weights_of(files: TrialFiles, role: str) -> bytes:
+    """The bytes of a role's saved weights."""
+    folder = files.phase(files.root).checkpoints / role / "latest"
+    return (folder / "model.safetensors").read_bytes()
+
+
+def trained_ids(files: TrialFiles) -> list[str]:
+    """Datapoints in the order in which they were trained."""
+    lines = files.phase(files.root).ledger.read_text().splitlines()
+    return [name for line in lines for name in json.loads(line)["ids"]]
+
+
+def worker_pid(view: TrialView, worker: str) -> int:
+    """Pid of a live worker."""
+    (pid,) = [w.pid for w in view.workers if w.worker == worker]
+    assert pid is not None
+    return pid
+
+
+def kill_everything(files: TrialFiles) -> None:
+    """SIGKILL to every process of the trial, as a power cut would."""
+    for process in processes_of(files.root):
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue

@@ -1,0 +1,94 @@
+"""The copy of the code in a trial's folder: what git knows, as it is now, whatever happens later."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.snapshot import Snapshot, revision, snapshot_imports, take_snapshot
+from realsys.api.trial import TrialFiles, read_record
+
+
+def git(root: Path, *words: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "-C", str(root), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    root = tmp_path / "my checkout"
+    (root / "realsys").mkdir(parents=True)
+    (root / "realsys" / "a.py").write_text("A = 1\n")
+    (root / "realsys" / "gone.py").write_text("")
+    (root / ".gitignore").write_text("*.ckpt\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TrialFiles:
+    (tmp_path / "trial").mkdir()
+    return TrialFiles(tmp_path / "trial")
+
+
+def test_a_clean_checkout_is_its_revision(checkout, files):
+    taken = take_snapshot(files, [], root=checkout)
+    assert revision(checkout) == taken.revision
+    assert len(taken.revision) == 12
+    assert (taken.changed, taken.files) == (False, 3)
+    assert not (files.root / "dirty.diff").exists()
+    assert read_record(Snapshot, files.snapshot) == taken
+
+
+def test_changes_new_files_and_deletions_are_in_the_copy_and_ignored_files_are_not(checkout, files):
+    (checkout / "realsys" / "a.py").write_text("A = 2\n")
+    (checkout / "realsys" / "new.py").write_text("")
+    (checkout / "realsys" / "gone.py").unlink()
+    (checkout / "big.ckpt").write_text("weights")
+    taken = take_snapshot(files, [], root=checkout)
+    copied = sorted(str(p.relative_to(files.code)) for p in files.code.rglob("*") if p.is_file())
+    assert copied == [".gitignore", "realsys/a.py", "realsys/new.py"]
+    assert (files.code / "realsys" / "a.py").read_text() == "A = 2\n"
+    assert taken.changed
+    assert revision(checkout).endswith("+")
+    assert "-A = 1\n+A = 2\n" in (files.root / "dirty.diff").read_text()
+
+
+def test_editing_the_checkout_later_changes_nothing(checkout, files):
+    take_snapshot(files, [], root=checkout)
+    (checkout / "realsys" / "a.py").write_text("A = 3\n")
+    assert (files.code / "realsys" / "a.py").read_text() == "A = 1\n"
+
+
+def test_an_import_file_is_copied_and_the_plan_names_the_copy(checkout, files, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("X = 1\n")
+    take_snapshot(files, [str(mine), "some.module"], root=checkout)
+    assert snapshot_imports([str(mine), "some.module"], files.root) == (
+        str(files.code / "imports" / "mine.py"),
+        "some.module",
+    )
+    assert (files.code / "imports" / "mine.py").read_text() == "X = 1\n"
+
+
+def test_too_large_files_are_left_out_and_named(checkout, files, monkeypatch):
+    monkeypatch.setattr("launcher.snapshot.MAX_FILE_BYTES", 4)
+    taken = take_snapshot(files, [], root=checkout)
+    assert taken.left_out == (".gitignore", "realsys/a.py")
+    assert taken.files == 1
+
+
+def test_without_git_the_packages_sources_are_copied(tmp_path, files):
+    root = tmp_path / "site-packages"
+    (root / "realsys" / "api").mkdir(parents=True)
+    (root / "realsys" / "api" / "x.py").write_text("")
+    (root / "realsys" / "x.so").write_text("")
+    (root / "numpy").mkdir()
+    (root / "numpy" / "n.py").write_text("")
+    taken = take_snapshot(files, [], root=root)
+    assert [str(p.relative_to(files.code)) for p in files.code.rglob("*.*")] == ["realsys/api/x.py"]
+    assert (taken.revision, taken.changed) == ("", False)
