@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from launcher.submission import Submission
 from realsys.api.errors import ClusterError
@@ -23,6 +24,16 @@ from realsys.api.trial import TrialFiles, process_start, write_record
 # By name: importing it would bring the supervisor's room into the launcher.
 SUPERVISOR = "realsys.supervisor.main:supervise"
 COMPONENT_AGENT = "realsys.supervisor.component_agent:run_component"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Element:
+    """A new trial that is one element of a job array, at ``index``."""
+
+    index: int
+    files: TrialFiles
+    plan: LaunchPlan
+    plan_hash: str
 
 
 def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
@@ -44,6 +55,54 @@ def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submiss
         take_back(submission)  # nobody would know of it
         raise
     return submission
+
+
+def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> list[Submission]:
+    """Submits the first attempts of trials with equal jobs as one job array, and notes down who has each.
+
+    The script is the first trial's, and submitit's files of all of them are in its folder.
+
+    Args:
+        name: of the sweep, for the job's name and comment.
+        array: sbatch's --array; its indices are those of the elements.
+    Raises:
+        ClusterError: Slurm refuses; then none of them is submitted.
+    """
+    from launcher.slurm.executor import BatchExecutor
+    from launcher.slurm.script import render_script, supervisor_python
+
+    first = elements[0]
+    plan = replace(first.plan, trial_name=name)
+
+    def script(command: str) -> str:
+        return render_script(plan, attempt=1, command=command, array=array)
+
+    for element in elements:
+        element.files.submitit.mkdir(exist_ok=True)
+    folder = first.files.submitit
+    executor = BatchExecutor(folder, script=script, python=supervisor_python(plan, sys.executable))
+    calls = {e.index: (str(e.files.root), e.plan_hash) for e in elements}
+    job_ids = executor.submit_array(_function(SUPERVISOR), calls)
+    submissions = []
+    try:
+        for element in elements:
+            job_id = job_ids[element.index]
+            submission = Submission(
+                job_id=job_id,
+                scheduler="slurm",
+                job_ids=(job_id,),
+                host=socket.gethostname(),
+                after_attempt=0,
+                at=time.time(),
+                folder="" if element is first else str(folder),
+            )
+            submissions.append(submission)
+            write_record(element.files.submitit / "submission.json", submission)
+    except BaseException:
+        for submission in submissions:
+            take_back(submission)  # nobody would know of them
+        raise
+    return submissions
 
 
 def take_back(submission: Submission) -> None:

@@ -59,6 +59,23 @@ def is_mapping(kind: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
+def table_of(kind: Any) -> type | None:
+    """The dataclass of the entries of a table such as ``Mapping[str, PartitionSpec]``; else None."""
+    for member in members(kind):
+        if is_mapping(member) and len(typing.get_args(member)) == 2:
+            return nested(typing.get_args(member)[1])
+    return None
+
+
+def split_entry(entry: type, path: str) -> tuple[str, str]:
+    """(name of the entry, what is below it) of a path within a table; a name may hold dots."""
+    parts = path.split(".")
+    known = {f.name for f in dataclasses.fields(entry)}
+    ends = (i for i in range(1, len(parts)) if parts[i] in known)
+    end = next(ends, 1)
+    return ".".join(parts[:end]), ".".join(parts[end:])
+
+
 def rows(options: Any, *, path: str = "") -> Iterator[OptionRow]:
     """Every option of a dataclass instance, nested, with its value there as the default.
 
@@ -93,9 +110,13 @@ def paths(kind: type, *, path: str = "") -> Iterator[str]:
             yield from paths(inner, path=f"{path}{f.name}.")
 
 
-def nearest(wrong: str, kind: type) -> str:
-    """What the writer of an unknown dotted name probably meant, as a sentence."""
-    known = list(paths(kind))
+def nearest(wrong: str, kind: type, *, path: str = "") -> str:
+    """What the writer of an unknown dotted name probably meant, as a sentence.
+
+    Args:
+        path: of ``kind`` itself, where it is an entry of a table.
+    """
+    known = list(paths(kind, path=path))
     last = wrong.rpartition(".")[2]
     same = [p for p in known if p.rpartition(".")[2] == last]
     close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
@@ -108,6 +129,8 @@ def nearest(wrong: str, kind: type) -> str:
     best = list(dict.fromkeys(found))[:3]
     if best:
         return "did you mean " + " or ".join(repr(p) for p in best) + "?"
+    if path:
+        return f"{path.rstrip('.')} has " + ", ".join(p.removeprefix(path) for p in known)
     return "see `realsys show --config EXPERIMENT`; top-level: " + ", ".join(
         p for p in known if "." not in p
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.option_tree import hints, is_mapping, nearest, nested
+from launcher.option_tree import hints, is_mapping, nearest, nested, split_entry, table_of
 from launcher.problems import collected, raise_all
 from launcher.settings import Setting, read_words, read_yaml
 from launcher.typed_values import Text, Written, read

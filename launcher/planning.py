@@ -57,36 +57,74 @@ def make_plan(
         ConfigErrors: every mistake in settings, experiment and job.
         ClusterError: trials can't be written under the file root.
     """
-    imports, job = import_all(imports), job or JobOptions()
-    kind = experiment_type(experiment)
-    spec = find_cluster(cluster)
-    check_writable(spec.file_root)
-    problems: list[ConfigError] = []
-    settings = [*read_settings(words, config, problems), *job.settings()]
-    of_launch = [s for s in settings if s.path.startswith(PREFIX)]
-    applied = put_on(defaults_of(kind), [s for s in settings if s not in of_launch])
-    launch = put_on(_LaunchSettings(), of_launch)
-    on_slurm = spec.scheduler == "slurm"
-    problems += [*applied.problems, *launch.problems, *job.problems(spec)]
-    if on_slurm:
-        problems += missing_secrets(spec, os.environ)
-    user = places.user_name()
-    folder = trial_dir(spec.file_root, user, experiment, "_").parent
-    return resolve(
-        experiment,
-        applied.options,
-        cluster=spec,
-        trial_name=trial or next_free_name(folder),
-        user=user,
-        imports=imports,
-        machine_cpus=len(os.sched_getaffinity(0)),
-        earlier=problems,
-        scheduling=launch.options.scheduling,
-        request=job.request(dependency_on(job.after) if job.after and on_slurm else None),
-        now=datetime.now(),
-        snapshot=snapshot and on_slurm,
-        revision=revision() if on_slurm else "",
+    planner = Planner(
+        experiment, config=config, cluster=cluster, imports=imports, job=job, snapshot=snapshot
     )
+    return planner.plan(words, trial=trial or next_free_name(planner.folder))
+
+
+class Planner:
+    """Makes plans of one experiment at one site; what the trials of a sweep share is read once.
+
+    Arguments as of ``make_plan``; relative times count from now, for all plans.
+
+    Raises:
+        ConfigError: no such experiment or cluster, or an import that fails.
+        ClusterError: trials can't be written under the file root.
+    """
+
+    def __init__(
+        self,
+        experiment: str,
+        *,
+        config: Path | None,
+        cluster: str | None,
+        imports: Sequence[str],
+        job: JobOptions | None,
+        snapshot: bool,
+    ) -> None:
+        self.experiment, self._config, self._job = experiment, config, job or JobOptions()
+        self._imports = import_all(imports)
+        self._kind = experiment_type(experiment)
+        self.cluster = find_cluster(cluster)
+        check_writable(self.cluster.file_root)
+        self.on_slurm = self.cluster.scheduler == "slurm"
+        self._user = places.user_name()
+        self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
+        self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
+        self._revision = revision() if self.on_slurm else ""
+        after = self._job.after if self.on_slurm else None
+        self._request = self._job.request(dependency_on(after) if after else None)
+
+    def plan(self, words: Sequence[str], *, trial: str) -> LaunchPlan:
+        """The plan of a trial with these settings.
+
+        Raises:
+            ConfigErrors: every mistake in settings, experiment and job.
+        """
+        problems: list[ConfigError] = []
+        settings = [*read_settings(words, self._config, problems), *self._job.settings()]
+        of_launch = [s for s in settings if s.path.startswith(PREFIX)]
+        applied = put_on(defaults_of(self._kind), [s for s in settings if s not in of_launch])
+        launch = put_on(_LaunchSettings(), of_launch)
+        problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
+        if self.on_slurm:
+            problems += missing_secrets(self.cluster, os.environ)
+        return resolve(
+            self.experiment,
+            applied.options,
+            cluster=self.cluster,
+            trial_name=trial,
+            user=self._user,
+            imports=self._imports,
+            machine_cpus=len(os.sched_getaffinity(0)),
+            earlier=problems,
+            scheduling=launch.options.scheduling,
+            request=self._request,
+            now=self._now,
+            snapshot=self._snapshot,
+            revision=self._revision,
+        )
 
 
 def import_all(names: Sequence[str]) -> list[str]:

@@ -39,6 +39,9 @@ _ERROR = re.compile(r" ERROR |^[\w.]*(Error|Exception|Lost|Timeout)\b.*: |^  whe
 COLOURS = {
     State.COMPLETED: "green",
     State.RUNNING: "cyan",
+    State.QUEUED: "yellow",
+    State.HELD: "yellow",
+    State.PAUSED: "yellow",
     State.STARTING: "cyan",
     State.STOPPING: "yellow",
     State.STOPPED: "yellow",

@@ -114,7 +114,7 @@ class TrialReader:
         if attempt is not None:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
         marker = self._file(ExitMarker, attempts[-1].exit) if attempts else None
-        workers, statuses = self._workers()
+        workers, statuses, heartbeats = self._workers()
         on_slurm = submission is not None and submission.on_slurm
         return Records(
             trial=plan.trial if plan else "/".join(files.root.parts[-2:]),
@@ -136,6 +136,7 @@ class TrialReader:
             alive={}
             if on_slurm
             else {n: liveness(w.host, w.pid, w.start) for n, w in workers.items()},
+            heartbeats=heartbeats,
             published=self._published(),
             metrics=last_metrics(TrialFiles.phase(files.root).metrics),
             notes=tuple(self._notes),
@@ -189,16 +190,20 @@ class TrialReader:
         phases = self._plan.phases if self._plan else ()
         return frozenset(p.name for p in phases if p.publish and Path(p.publish).is_dir())
 
-    def _workers(self) -> tuple[dict[str, WorkerRecord], dict[str, WorkerStatus]]:
+    def _workers(
+        self,
+    ) -> tuple[dict[str, WorkerRecord], dict[str, WorkerStatus], dict[str, float]]:
+        """Records, states and ages of the last heartbeat, by worker."""
         if self._plan is None:
-            return {}, {}
+            return {}, {}, {}
         keys = keys_of(self._plan)
-        return (
-            self._subtree(WorkerRecord, keys.workers),
-            self._subtree(WorkerStatus, keys.worker_statuses),
-        )
+        heartbeats: dict[str, float] = {}
+        records = self._subtree(WorkerRecord, keys.workers, heartbeats)
+        return records, self._subtree(WorkerStatus, keys.worker_statuses), heartbeats
 
-    def _subtree(self, kind: type[T], prefix: str) -> dict[str, T]:
+    def _subtree(
+        self, kind: type[T], prefix: str, heartbeats: dict[str, float] | None = None
+    ) -> dict[str, T]:
         found: dict[str, T] = {}
         with self._noted():
             store = self._opened()
@@ -206,6 +211,9 @@ class TrialReader:
                 with self._noted():
                     name = entry.key.removeprefix(f"{prefix}/")
                     found[name] = loads(kind, entry.value, where=entry.key)
+                    age_s = store.renewed_ago_s(entry.lease_id) if entry.lease_id and store else None
+                    if heartbeats is not None and age_s is not None:
+                        heartbeats[name] = age_s
         return found
 
     def _value(self, kind: type[T], name: str) -> T | None:

@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,27 +43,45 @@ def submit(
         TrialError: the trial exists; says how to watch, stop or resume it.
         ClusterError: the file system refuses.
     """
-    files = TrialFiles(Path(plan.trial_dir))
-    with reported(files.root):
-        files.root.parent.mkdir(parents=True, exist_ok=True)
+    with reported(Path(plan.trial_dir)):
+        files = make_trial(plan, record_of(plan, command))
         try:
-            files.root.mkdir()
-        except FileExistsError:
-            raise already_there(files, plan.trial) from None
-        try:
-            text = plan_text(plan)
-            write_text(files.plan, text)
-            files.secrets.mkdir(mode=0o700)
-            _make_keys(files)
-            write_record(files.record, _trial_record(plan, plan_hash(text), command))
             if plan.snapshot:
                 take_snapshot(files, imports)
-            start(files, plan, plan_hash(text))
+            start(files, plan, plan_hash(plan_text(plan)))
         except BaseException:
-            if read_submission(files) is None:
-                shutil.rmtree(files.root, ignore_errors=True)
+            take_away(files)
             raise
     return files
+
+
+def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
+    """Makes the trial's folder with its plan, keys and record; starts nothing.
+
+    Raises:
+        TrialError: the trial exists.
+    """
+    files = TrialFiles(Path(plan.trial_dir))
+    files.root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        files.root.mkdir()
+    except FileExistsError:
+        raise already_there(files, plan.trial) from None
+    try:
+        write_text(files.plan, plan_text(plan))
+        files.secrets.mkdir(mode=0o700)
+        _make_keys(files)
+        write_record(files.record, record)
+    except BaseException:
+        take_away(files)
+        raise
+    return files
+
+
+def take_away(files: TrialFiles) -> None:
+    """Removes the folder of a trial that was not handed over."""
+    if read_submission(files) is None:
+        shutil.rmtree(files.root, ignore_errors=True)
 
 
 def resubmit(files: TrialFiles) -> None:
@@ -111,10 +129,15 @@ def resubmit(files: TrialFiles) -> None:
 def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> None:
     """Hands the next attempt over; on Slurm with the environment that its job takes from this shell."""
     if plan.job is not None:
-        write_exports(files.host_environment, host_variables(os.environ))
-        task = task_variables(os.environ, plan.cluster.secrets)
-        write_exports(files.task_environment, {**task, **plan.cluster.env_vars})
+        write_environment(files, plan)
     hand_over(files, plan, hash_of_plan)
+
+
+def write_environment(files: TrialFiles, plan: LaunchPlan) -> None:
+    """What a job takes over from this shell, into files of mode 0600."""
+    write_exports(files.host_environment, host_variables(os.environ))
+    task = task_variables(os.environ, plan.cluster.secrets)
+    write_exports(files.task_environment, {**task, **plan.cluster.env_vars})
 
 
 def already_there(files: TrialFiles, trial: str) -> TrialError:
@@ -174,15 +197,24 @@ def _make_keys(files: TrialFiles) -> None:
     TrialKeypairs.create(files.curve_keys)
 
 
-def _trial_record(plan: LaunchPlan, hash_of_plan: str, command: Sequence[str]) -> TrialRecord:
+def record_of(
+    plan: LaunchPlan,
+    command: Sequence[str] = (),
+    *,
+    sweep: str = "",
+    point: Mapping[str, str] | None = None,
+) -> TrialRecord:
+    """The record of a trial that is launched now."""
     return TrialRecord(
         experiment_name=plan.experiment_name,
         trial_name=plan.trial_name,
         user=plan.user,
         cluster=plan.cluster.name,
-        plan_hash=hash_of_plan,
+        plan_hash=plan_hash(plan_text(plan)),
         created_at=time.time(),
         launch_host=socket.gethostname(),
         command=tuple(command),
         realsys_version=importlib.metadata.version("realsys"),
+        sweep=sweep,
+        point=dict(point or {}),
     )

@@ -35,6 +35,8 @@ def print_status(view: TrialView) -> None:
             say(f"  metrics   {headline(p.headline)}")
         for name, where in p.running.items():
             say(f"  computes  {name} on {where}")
+    if view.job:
+        say(f"  job       {_job_words(view)}")
     if view.supervisor_pid:
         say(f"  where     {view.host}, supervisor pid {view.supervisor_pid}")
     if view.started_at:
@@ -46,16 +48,26 @@ def print_status(view: TrialView) -> None:
     if view.workers:
         say()
         output.table(
-            ("worker", "state", "for", "call", "step", "host", "pid"),
+            ("worker", "state", "for", "call", "step", "host", "pid", "heartbeat"),
             [_worker_row(w) for w in view.workers],
         )
+
+
+def _job_words(view: TrialView) -> str:
+    """``892026  RUNNING on n[1-2]``."""
+    job = view.job
+    assert job is not None
+    words = f"{', '.join(view.job_ids) or job.job_id}  {job.slurm_state}"
+    return words + (f" on {job.nodes}" if job.nodes else "")
 
 
 def _worker_row(worker: Any) -> tuple[str, ...]:
     spent = duration(worker.seconds_in_state) if worker.seconds_in_state is not None else ""
     pid = str(worker.pid or "") + (" (gone)" if worker.alive is False else "")
     state = worker.state + (f": {worker.reason}" if worker.reason else "")
-    return worker.worker, state, spent, worker.mfc, str(worker.step), worker.host, pid
+    age = worker.heartbeat_age_s
+    beat = "" if age is None else f"{duration(age)} ago"
+    return worker.worker, state, spent, worker.mfc, str(worker.step), worker.host, pid, beat
 
 
 def print_trials(views: Iterable[TrialView]) -> None:

@@ -47,6 +47,7 @@ class Records:
     workers: Mapping[str, WorkerRecord] = field(default_factory=dict)
     statuses: Mapping[str, WorkerStatus] = field(default_factory=dict)
     alive: Mapping[str, Liveness] = field(default_factory=dict)
+    heartbeats: Mapping[str, float] = field(default_factory=dict)  # seconds since the last one
     published: frozenset[str] = frozenset()  # preparing phases whose product is there
     metrics: Mapping[str, Any] = field(default_factory=dict)  # last line of the main phase
     notes: tuple[str, ...] = ()  # what could not be read
@@ -246,6 +247,7 @@ def _worker(name: str, records: Records) -> WorkerView:
         alive=known.get(liveness),
         mfc=status.mfc if status else "",
         step=status.step if status else 0,
+        heartbeat_age_s=records.heartbeats.get(name),
         seconds_in_state=max(0.0, records.now - status.since) if status and status.since else None,
         reason=status.reason if status else "",
     )

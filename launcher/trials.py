@@ -1,7 +1,8 @@
-"""Finds trials by what a user types: `experiment/trial`, `experiment` (its newest), or a folder.
+"""Finds trials by what a user types: `experiment/trial`, `experiment` (its newest), or a folder; and
+sweeps by `experiment/sweep`.
 
 For every verb that takes TRIAL. Looks under the file roots of the known clusters; reads a trial's
-creation time and nothing else.
+record and nothing else.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ def find_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
         for files in known
         if files.root.parent.name == experiment and (not slash or files.root.name == trial)
     ]
+    if not fitting and (sweep := find_sweep(name, cluster=cluster)):
+        raise NoSuchTrial(
+            f"{name!r} is a sweep of {len(sweep)} trials, not a trial",
+            where=str(sweep[0].root.parent),
+            fix=f"name one of them, e.g. {trial_name(sweep[0])}; all of them: realsys status {name}",
+        )
     if not fitting:
         names = [trial_name(files) for files in known] or ["none yet"]
         candidates = names if slash else [n.partition("/")[0] for n in names]
@@ -42,6 +49,39 @@ def find_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
             else f"{did_you_mean(name, candidates)} All of them: realsys ls",
         )
     return max(fitting, key=created_at)
+
+
+def find_sweep(name: str, *, cluster: str | None = None) -> list[TrialFiles]:
+    """The trials of the sweep ``experiment/sweep`` in order; empty where that names no sweep.
+
+    A trial of just that name goes first: then there is no sweep.
+    """
+    experiment, slash, sweep = name.strip("/").partition("/")
+    if not slash or _is_folder(name):
+        return []
+    folders: dict[Path, list[TrialFiles]] = {}
+    for files in all_trials(cluster=cluster):
+        if files.root.parent.name != experiment:
+            continue
+        if files.root.name == sweep:
+            return []
+        numbered = re.fullmatch(re.escape(sweep) + r"-\d+", files.root.name)
+        if numbered and sweep_of(files) == sweep:
+            folders.setdefault(files.root.parent, []).append(files)
+    newest = max(folders.values(), key=lambda trials: created_at(trials[0]), default=[])
+    return sorted(newest, key=lambda files: int(files.root.name.rpartition("-")[2]))
+
+
+def sweep_of(files: TrialFiles) -> str:
+    """Name of the sweep that launched the trial; empty for a trial of its own."""
+    record = _record(files)
+    return record.sweep if record else ""
+
+
+def point_of(files: TrialFiles) -> dict[str, str]:
+    """The trial's values in its sweep."""
+    record = _record(files)
+    return dict(record.point) if record else {}
 
 
 def all_trials(*, cluster: str | None = None) -> Iterator[TrialFiles]:
@@ -59,24 +99,30 @@ def trial_name(files: TrialFiles) -> str:
 
 def created_at(files: TrialFiles) -> float:
     """When it was launched, in seconds since the epoch."""
-    try:
-        if record := read_record(TrialRecord, files.record):
-            return record.created_at
-    except (RealsysError, OSError):
-        pass
+    if record := _record(files):
+        return record.created_at
     try:
         return files.root.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def next_free_name(experiment_folder: Path) -> str:
-    """``run<N>`` with the next N after the highest one taken."""
+def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
+    """``run<N>`` with the next N after the highest one taken, by a trial or by a sweep."""
     taken: Sequence[int] = [0]
     if experiment_folder.is_dir():
-        matches = (re.fullmatch(r"run(\d{1,9})", p.name) for p in experiment_folder.iterdir())
+        pattern = re.compile(rf"{stem}(\d{{1,9}})(-\d+)?")
+        matches = (pattern.fullmatch(p.name) for p in experiment_folder.iterdir())
         taken = [0, *(int(m[1]) for m in matches if m)]
-    return f"run{max(taken) + 1}"
+    return f"{stem}{max(taken) + 1}"
+
+
+def _record(files: TrialFiles) -> TrialRecord | None:
+    """The trial's record; None where it is missing or can't be read."""
+    try:
+        return read_record(TrialRecord, files.record)
+    except (RealsysError, OSError):
+        return None
 
 
 def _is_folder(name: str) -> bool:

@@ -7,22 +7,24 @@ Its folder, file names and pickled call are submitit's; status, results and requ
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from launcher.local_executor import check_folder
-from launcher.slurm.commands import run_slurm
+from launcher.slurm.commands import run_slurm, scancel
 from launcher.slurm.refusals import refusal
 from launcher.slurm.script import sbatch_argv, submitit_command
 
 SUBMIT_TIMEOUT_S = 60.0
+CALL_TIMEOUT_MIN = 5  # submitit's default; its own clock is not used
 
 
 class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
-    """Submits one function call as the batch step of a job.
+    """Submits one function call as the batch step of a job, or one for each element of a job array.
 
     Args:
         folder: where submitit keeps the pickled call, the script and the output.
@@ -33,7 +35,45 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
     def __init__(self, folder: Path, *, script: Callable[[str], str], python: str) -> None:
         check_folder(folder)
         super().__init__(folder)
-        self._script, self._interpreter = script, python
+        self._script, self._interpreter, self._array = script, python, False
+
+    def submit_array(
+        self, function: Callable[..., Any], arguments: Mapping[int, tuple[Any, ...]]
+    ) -> dict[int, str]:
+        """Submits one array; element i calls ``function`` with ``arguments[i]``: i → its job id.
+
+        The script's --array must name just these indices. All or none is submitted.
+
+        Raises:
+            ClusterError: Slurm refuses.
+        """
+        folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        pickles = {index: folder / f"{uuid.uuid4().hex}.pkl" for index in arguments}
+        try:
+            for index, path in pickles.items():
+                call = utils.DelayedSubmission(function, *arguments[index])
+                call.set_timeout(CALL_TIMEOUT_MIN, self.max_num_timeout)
+                call.dump(path)
+            self._array = True
+            whole = self._submit_command(self._submitit_command_str)
+            return self._named(whole.job_id, pickles)
+        finally:
+            self._array = False
+            for path in pickles.values():
+                path.unlink(missing_ok=True)  # those that were not moved
+
+    def _named(self, array_id: str, pickles: Mapping[int, Path]) -> dict[int, str]:
+        """The pickled calls where the elements look for them; an element waits a minute for its own."""
+        ids = {index: f"{array_id}_{index}" for index in pickles}
+        try:
+            for index, path in pickles.items():
+                job = SlurmJob(folder=self.folder, job_id=ids[index], tasks=[0])
+                job.paths.move_temporary_file(path, "submitted_pickle")
+        except BaseException:
+            scancel([array_id])
+            raise
+        return ids
 
     @classmethod
     def affinity(cls) -> int:
@@ -55,7 +95,8 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
         path = folder / f".submission_file_{uuid.uuid4().hex}.sh"
         path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
-        done = run_slurm(sbatch_argv(folder, str(path)), timeout_s=SUBMIT_TIMEOUT_S)
+        argv = sbatch_argv(folder, str(path), array=self._array)
+        done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S)
         if done.returncode != 0:
             path.unlink()
             raise refusal(done.stderr, where=f"sbatch of {folder.parent}")

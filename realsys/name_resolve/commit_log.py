@@ -159,6 +159,13 @@ class CommitLog:
     def read_counter(self, lease_id: str) -> bytes | None:
         return self._read("leases", lease_id)
 
+    def counter_time(self, lease_id: str) -> float | None:
+        """When the counter was written, by the file system's clock; None when there is none."""
+        try:
+            return os.stat(lease_id, dir_fd=self._folders["leases"], follow_symlinks=False).st_mtime
+        except OSError:
+            return None
+
     def remove_counter(self, lease_id: str) -> None:
         self._remove("leases", lambda name: name == lease_id)
 

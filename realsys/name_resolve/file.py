@@ -131,6 +131,10 @@ class FileStore(KeySpaceStore):
                 self._bumps[lease_id] = self._bumps.get(lease_id, 0) + 1
                 self._log.write_counter(lease_id, self._bumps[lease_id])
 
+    def renewed_ago_s(self, lease_id: str) -> float | None:
+        written_s = self._log.counter_time(lease_id)
+        return None if written_s is None else max(0.0, time.time() - written_s)
+
     def pause(self, longest_s: float) -> None:
         time.sleep(min(longest_s, self._poll_s))
 

@@ -73,6 +73,10 @@ class KeySpaceStore(ABC):
         """Shows every reader that the holder is alive."""
 
     @abstractmethod
+    def renewed_ago_s(self, lease_id: str) -> float | None:
+        """See NameResolve."""
+
+    @abstractmethod
     def pause(self, longest_s: float) -> None:
         """Waits until something may have changed."""
 

@@ -59,6 +59,11 @@ class MemoryStore(KeySpaceStore):
             if lease_id in self.opened().leases:
                 self._shared.renewed_s[lease_id] = self.clock()
 
+    def renewed_ago_s(self, lease_id: str) -> float | None:
+        with self.lock:
+            renewed_s = self._shared.renewed_s.get(lease_id)
+            return None if renewed_s is None else max(0.0, self.clock() - renewed_s)
+
     def pause(self, longest_s: float) -> None:
         with self.lock:
             self._shared.changed.wait(min(longest_s, POLL_S))

@@ -163,6 +163,10 @@ class NameResolve(Protocol):
     def grant(self, ttl_s: float) -> Lease:
         """A lease that ends ``ttl_s`` seconds after its last renewal."""
 
+    def renewed_ago_s(self, lease_id: str) -> float | None:
+        """About how long ago a lease was renewed, in seconds, for people to read: clocks of two hosts
+        may be in it, so nothing is decided by it. None where that is not known."""
+
     def transaction(
         self, compares: Sequence[Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> bool:

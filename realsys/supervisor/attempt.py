@@ -121,7 +121,8 @@ def _refuse_if_live(
 ) -> None:
     if read_record(ExitMarker, files.attempt(previous.number).exit) is not None:
         return
-    if job.job_id and previous.job_id == job.job_id:
+    former = (previous.job_id, previous.restart_count)
+    if job.job_id == previous.job_id and (job.job_id, job.restart_count) != former:
         return  # Slurm requeued us: it runs one incarnation, and the token fences a cut-off one
     if socket.gethostname() == previous.host:
         live = is_alive(previous.supervisor_pid, previous.supervisor_start)

@@ -36,10 +36,10 @@ class SlurmCluster:
 
     Args:
         folder: is made; a short path on a tmpfs starts fastest.
-        nodes: how many; they are called n1, n2, … and have the features of their name and rack1 or rack2.
+        nodes: how many: n1, n2, … with their name and rack1 or rack2 as features.
         gpus, cpus, memory_mib: of each node, whatever this machine has.
-        accounting: with slurmdbd, and the QOS ``spot``, which ``urgent`` preempts. Without it (ten times faster)
-            the partition ``high`` preempts ``low``.
+        accounting: with slurmdbd, and the QOS ``spot``, which ``urgent`` preempts. Without it (up ten times
+            faster) the partition ``high`` preempts ``low``.
         spank: a plug-in and its arguments.
         settings: further lines of slurm.conf, or others in place of its own. With AccountingStorageEnforce,
             root has the account ``lab`` and no other.
@@ -119,7 +119,7 @@ class SlurmCluster:
         return int(said.stdout.partition(";")[0])
 
     def show_job(self, job_id: int | str) -> dict[str, str]:
-        """What ``scontrol show job`` says (of the first, when there are several); empty if it knows none."""
+        """What ``scontrol show job`` says of it, or of the first of several; empty if unknown."""
         done = self.run("scontrol", "show", "job", "--oneliner", str(job_id), check=False)
         line = done.stdout.partition("\n")[0] if done.returncode == 0 else ""
         pairs = re.split(r" (?=[A-Za-z/:]+=)", line.strip())

@@ -33,7 +33,11 @@ class Daemons:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
         self.mysql_socket = folder / "run/mysql.sock"
-        self._environment = {**environment, "MYSQL_UNIX_PORT": str(self.mysql_socket)}
+        self._environment = {
+            **environment,
+            "PATH": f"{environment.get('PATH', '')}:/usr/sbin:/sbin",
+            "MYSQL_UNIX_PORT": str(self.mysql_socket),
+        }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __contains__(self, name: str) -> bool:
