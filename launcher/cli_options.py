@@ -119,6 +119,27 @@ Trial = Annotated[
         show_default=False,
     ),
 ]
+Sweep = Annotated[
+    bool,
+    typer.Option(
+        "--sweep", help="A trial for each combination of the settings with several values (x=1,2)."
+    ),
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel", metavar="N", min=1, help="Of a sweep on Slurm, run at most N trials at a time."
+    ),
+]
+TrialOrSweep = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TRIAL",
+        help="experiment/trial, an experiment (its newest trial), a trial's folder, or "
+        "experiment/sweep.",
+        show_default=False,
+    ),
+]
 OptionalTrial = Annotated[
     str | None,
     typer.Argument(

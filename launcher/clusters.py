@@ -1,24 +1,40 @@
 """Finds and reads the description of a site (realsys.api.cluster.ClusterSpec).
 
 Order: `--cluster NAME|PATH`, then REALSYS_CLUSTER, then `local`. A name is looked up among the user's
-own specs (`~/.config/realsys/clusters/`) and those shipped in `cluster_specs/`. REALSYS_FILE_ROOT
-overrides the spec's file root. Checks that trials can be written there; creates nothing.
+own specs (`~/.config/realsys/clusters/`) and those shipped in `cluster_specs/`, where names that begin
+with `example_` are there to be copied, not launched on. REALSYS_FILE_ROOT overrides the spec's file
+root. Checks that trials can be written there; creates nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from launcher import places
 from launcher.overrides import put_on
-from launcher.problems import raise_all
+from launcher.problems import collected, raise_all
 from launcher.settings import read_yaml
+from launcher.site_problems import cluster_problems, missing_secrets
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
+
+EXAMPLE_PREFIX = "example_"
+
+__all__ = [
+    "absolute_root",
+    "check_writable",
+    "cluster_problems",
+    "file_roots",
+    "find_cluster",
+    "missing_secrets",
+    "read_spec",
+    "spec_files",
+    "spec_path",
+]
 
 
 def find_cluster(wanted: str | None = None) -> ClusterSpec:
@@ -32,10 +48,21 @@ def find_cluster(wanted: str | None = None) -> ClusterSpec:
 
 
 def spec_path(wanted: str) -> Path:
-    """The file of a name or a path (anything with a slash or a YAML ending)."""
+    """The file of a name or a path (anything with a slash or a YAML ending).
+
+    Raises:
+        ConfigError: no spec of that name, or an example.
+    """
     if "/" in wanted or wanted.endswith(places.SPEC_ENDINGS):
         return Path(wanted).expanduser()
-    known = places.spec_files()
+    known = spec_files()
+    if wanted not in known and wanted in places.spec_files():
+        raise ConfigError(
+            f"{wanted} is an example, not a site",
+            where=places.spec_files()[wanted],
+            fix=f"copy it to {places.spec_folders()[0]}/NAME.yaml and change it, or let `realsys "
+            "clusters init NAME` write one",
+        )
     if wanted not in known:
         raise UnknownName(
             f"no cluster spec called {wanted!r}",
@@ -45,16 +72,44 @@ def spec_path(wanted: str) -> Path:
     return Path(known[wanted])
 
 
+def spec_files() -> dict[str, str]:
+    """Cluster name → its file, of all sites that can be launched on."""
+    return {
+        name: path
+        for name, path in places.spec_files().items()
+        if not (name.startswith(EXAMPLE_PREFIX) and _is_shipped(path))
+    }
+
+
 def read_spec(path: Path) -> ClusterSpec:
-    """The spec in ``path``; unnamed specs are called after their file."""
+    """The spec in ``path``; unnamed specs are called after their file.
+
+    Raises:
+        ConfigError: the file can't be read, or mistakes in it (all of them, with their lines).
+    """
     problems: list[ConfigError] = []
     applied = put_on(ClusterSpec(name=path.stem), read_yaml(path, problems))
-    raise_all([*problems, *applied.problems])
+    problems += applied.problems
     spec: ClusterSpec = applied.options
-    root = absolute_root(os.environ.get("REALSYS_FILE_ROOT") or spec.file_root)
-    # The store's address is a URL: a space, %, # or line break in the path must not end it.
-    store = spec.name_resolve or f"file://{quote(root)}/name_resolve"
-    return replace(spec, file_root=root, name_resolve=store)
+    with collected(problems):
+        root = absolute_root(os.environ.get("REALSYS_FILE_ROOT") or spec.file_root)
+        # The store's address is a URL: a space, %, # or line break in the path must not end it.
+        store = spec.name_resolve or f"file://{quote(root)}/name_resolve"
+        venv = os.path.expanduser(spec.venv) if spec.venv else None
+        spec = replace(spec, file_root=root, name_resolve=store, venv=venv)
+        problems += [_located(p, applied.origins, path) for p in cluster_problems(spec)]
+    raise_all(problems)
+    return spec
+
+
+def _located(problem: ConfigError, origins: Mapping[str, str], path: Path) -> ConfigError:
+    """The problem with the line of the option that it is about, or of the file."""
+    origin = origins.get(problem.where, str(path))
+    return ConfigError(problem.what, where=f"{problem.where}, {origin}", fix=problem.fix)
+
+
+def _is_shipped(path: str) -> bool:
+    return os.path.dirname(path) == places.spec_folders()[-1]
 
 
 def absolute_root(root: str) -> str:
@@ -96,14 +151,9 @@ def file_roots(wanted: str | None = None) -> list[str]:
     if wanted or os.environ.get("REALSYS_CLUSTER") or os.environ.get("REALSYS_FILE_ROOT"):
         return [find_cluster(wanted).file_root]
     roots = []
-    for path in places.spec_files().values():
+    for path in spec_files().values():
         try:
             roots.append(read_spec(Path(path)).file_root)
         except ConfigError:
             continue  # `plan --cluster` says what is wrong with it; it must not hide other trials
     return list(dict.fromkeys([*roots, *places.remembered_file_roots()]))
-
-
-def missing_secrets(spec: ClusterSpec, environ: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Secrets that the site names and this shell does not have."""
-    yield from ()

@@ -1,10 +1,13 @@
-"""``--after TRIAL[:ok|any|notok]``: a job that waits for another trial's."""
+"""``--after TRIAL[:ok|any|notok]``: a job that waits for another trial's, or for all of a sweep's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from launcher.submission import read_submission
-from launcher.trials import find_trial, trial_name
+from launcher.trials import find_sweep, find_trial, trial_name
 from realsys.api.errors import ConfigError
+from realsys.api.trial import TrialFiles
 
 CONDITIONS = {"ok": "afterok", "any": "afterany", "notok": "afternotok"}
 
@@ -13,7 +16,7 @@ def dependency_on(after: str) -> str:
     """sbatch's --dependency for it, e.g. ``afterok:123``.
 
     Raises:
-        NoSuchTrial: no such trial.
+        NoSuchTrial: no such trial or sweep.
         ConfigError: an unknown condition, or a trial that has no Slurm job.
     """
     name, colon, condition = after.rpartition(":")
@@ -25,7 +28,12 @@ def dependency_on(after: str) -> str:
             where="command line --after",
             fix="write TRIAL, TRIAL:ok, TRIAL:any or TRIAL:notok",
         )
-    files = find_trial(name)
+    jobs = [_job_of(files) for files in find_sweep(name) or [find_trial(name)]]
+    return ":".join([CONDITIONS[condition], *_merged(jobs)])
+
+
+def _job_of(files: TrialFiles) -> str:
+    """The job of the trial's last hand-over."""
     submission = read_submission(files)
     if submission is None or not submission.on_slurm:
         raise ConfigError(
@@ -33,4 +41,10 @@ def dependency_on(after: str) -> str:
             where="command line --after",
             fix="wait for it with `realsys wait`, or name a trial on Slurm (realsys ls)",
         )
-    return f"{CONDITIONS[condition]}:{submission.job_id}"
+    return submission.job_id
+
+
+def _merged(jobs: Sequence[str]) -> list[str]:
+    """One array's elements as the array: a dependency's length is limited."""
+    arrays = {job.partition("_")[0] for job in jobs}
+    return list(arrays) if len(jobs) > 1 and len(arrays) == 1 else list(jobs)

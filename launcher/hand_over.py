@@ -99,8 +99,9 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
             submissions.append(submission)
             write_record(element.files.submitit / "submission.json", submission)
     except BaseException:
-        for submission in submissions:
-            take_back(submission)  # nobody would know of them
+        from launcher.slurm.commands import scancel
+
+        scancel(job_ids.values())  # nobody would know of them
         raise
     return submissions
 

@@ -119,7 +119,7 @@ def nearest(wrong: str, kind: type, *, path: str = "") -> str:
     known = list(paths(kind, path=path))
     last = wrong.rpartition(".")[2]
     same = [p for p in known if p.rpartition(".")[2] == last]
-    close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
+    close = [] if path else difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
     ends = {p.rpartition(".")[2] for p in known}
     similar = difflib.get_close_matches(last, ends, n=2, cutoff=0.7)
     alike = [p for end in similar for p in known if p.rpartition(".")[2] == end]
@@ -129,8 +129,9 @@ def nearest(wrong: str, kind: type, *, path: str = "") -> str:
     best = list(dict.fromkeys(found))[:3]
     if best:
         return "did you mean " + " or ".join(repr(p) for p in best) + "?"
-    if path:
-        return f"{path.rstrip('.')} has " + ", ".join(p.removeprefix(path) for p in known)
+    group = wrong.rpartition(".")[0] + "."
+    if beside := [p.removeprefix(group) for p in known if p.startswith(group)]:
+        return f"{group.rstrip('.')} has " + ", ".join(name for name in beside if "." not in name)
     return "see `realsys show --config EXPERIMENT`; top-level: " + ", ".join(
         p for p in known if "." not in p
     )

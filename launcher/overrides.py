@@ -8,8 +8,9 @@ checks refuse. Words on the command line win over the file. Reading both is sett
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,13 @@ def put_on(options: Any, settings: Iterable[Setting]) -> Applied:
     applied = Applied(options)
     leaves: dict[str, Any] = {}
     for setting in settings:
-        for leaf in _leaves(kind, setting, "", applied.problems, kind):
+        for leaf in _leaves(kind, setting, "", applied.problems, partial(nearest, kind=kind)):
             with collected(applied.problems):
                 leaves[leaf.path] = _value(kind, leaf)
                 applied.origins[leaf.path] = leaf.origin
     bad = {p.where.partition(",")[0] for p in applied.problems}
     applied.options = _replaced(options, leaves, "", applied, bad)
-    for problem in range_problems(applied.options):
+    for problem in (*range_problems(applied.options), *_range_problems(applied.options)):
         origin = applied.origins.get(problem.where)
         where = f"{problem.where}, {origin}" if origin else problem.where
         applied.problems.append(ConfigError(problem.what, where=where, fix=problem.fix))
@@ -95,23 +96,20 @@ def put_on(options: Any, settings: Iterable[Setting]) -> Applied:
 
 
 def _leaves(
-    kind: type, setting: Setting, done: str, problems: list[ConfigError], root: type
+    kind: type, setting: Setting, done: str, problems: list[ConfigError], near: Callable[[str], str]
 ) -> Iterator[Setting]:
     """The setting itself if it names a value; one a member if it gives a table for a group."""
     head, _, rest = setting.path.removeprefix(done).partition(".")
     if head not in {f.name for f in dataclasses.fields(kind)}:
-        problems.append(
-            UnknownName(
-                f"no option called {setting.path!r}",
-                where=setting.origin,
-                fix=nearest(setting.path, root),
-            )
-        )
+        what = f"no option called {setting.path!r}"
+        problems.append(UnknownName(what, where=setting.origin, fix=near(setting.path)))
         return
     hint, here = hints(kind)[head], f"{done}{head}"
-    inner = nested(hint)
+    inner, entry = nested(hint), table_of(hint)
     if rest and inner:
-        yield from _leaves(inner, setting, f"{here}.", problems, root)
+        yield from _leaves(inner, setting, f"{here}.", problems, near)
+    elif rest and entry:
+        yield from _entry_leaves(entry, setting, f"{here}.", problems)
     elif rest and not is_mapping(hint):
         problems.append(
             UnknownName(
@@ -120,21 +118,42 @@ def _leaves(
                 fix=f"write {here}=VALUE",
             )
         )
-    elif inner and isinstance(setting.written, dict):
+    elif (inner or entry) and isinstance(setting.written, dict) and setting.written:
         for name, written in setting.written.items():
             below = Setting(f"{here}.{name}", written, setting.origin)
-            yield from _leaves(inner, below, f"{here}.", problems, root)
+            yield from _leaves(kind, below, done, problems, near)
     elif inner and not _clears(hint, setting.written):
-        members = ", ".join(f"{here}.{f.name}" for f in dataclasses.fields(inner)[:4])
-        problems.append(
-            ConfigError(
-                f"{here} is a group of options, not a value",
-                where=f"{here}, {setting.origin}",
-                fix=f"set its members: {members}, …",
-            )
-        )
+        problems.append(_not_a_value(here, inner, setting.origin))
     else:
         yield setting
+
+
+def _entry_leaves(
+    entry: type, setting: Setting, table: str, problems: list[ConfigError]
+) -> Iterator[Setting]:
+    """The same for a path into a table of groups; ``name:`` with nothing behind is all defaults."""
+    name, rest = split_entry(entry, setting.path.removeprefix(table))
+    here, written = f"{table}{name}", setting.written
+    near = partial(nearest, kind=entry, path=f"{here}.")
+    if rest:
+        yield from _leaves(entry, setting, f"{here}.", problems, near)
+    elif isinstance(written, dict) and written:
+        for member, text in written.items():
+            below = Setting(f"{here}.{member}", text, setting.origin)
+            yield from _leaves(entry, below, f"{here}.", problems, near)
+    elif written in ({}, Text("")):
+        yield setting
+    else:
+        problems.append(_not_a_value(here, entry, setting.origin))
+
+
+def _not_a_value(here: str, group: type, origin: str) -> ConfigError:
+    members = ", ".join(f"{here}.{f.name}" for f in dataclasses.fields(group)[:4])
+    return ConfigError(
+        f"{here} is a group of options, not a value",
+        where=f"{here}, {origin}",
+        fix=f"set its members: {members}, …",
+    )
 
 
 def _clears(hint: Any, written: Written) -> bool:
@@ -143,23 +162,20 @@ def _clears(hint: Any, written: Written) -> bool:
     return word in ("none", "null") and nested(hint) is not hint
 
 
-def _value(kind: type, leaf: Setting) -> Any:
+def _value(kind: type, leaf: Setting, done: str = "") -> Any:
     """The typed value of a leaf; an entry of a table becomes (name, value)."""
-    names = leaf.path.split(".")
-    for i, name in enumerate(names):
-        hint = hints(kind)[name]
-        inner = nested(hint)
-        if inner and i + 1 < len(names):
-            kind = inner
-        elif i + 1 < len(names):
-            return read(
-                hint, {".".join(names[i + 1 :]): leaf.written}, path=leaf.path, origin=leaf.origin
-            )
-        elif inner:
-            return None
-        else:
-            return read(hint, leaf.written, path=leaf.path, origin=leaf.origin)
-    raise AssertionError(leaf)
+    head, _, rest = leaf.path.removeprefix(done).partition(".")
+    hint = hints(kind)[head]
+    inner, entry = nested(hint), table_of(hint)
+    if rest and inner:
+        return _value(inner, leaf, f"{done}{head}.")
+    if rest and entry:
+        name, below = split_entry(entry, rest)
+        return _value(entry, leaf, f"{done}{head}.{name}.") if below else None
+    if inner:
+        return None
+    written = {rest: leaf.written} if rest else leaf.written
+    return read(hint, written, path=leaf.path, origin=leaf.origin)
 
 
 def _replaced(
@@ -176,6 +192,8 @@ def _replaced(
         if below and inner:
             base = inner() if value is None else value
             changed[f.name] = _replaced(base, leaves, f"{name}.", applied, bad)
+        elif below and (entry := table_of(hint)):
+            changed[f.name] = _entries(entry, value, below, f"{name}.", applied, bad)
         elif below:
             changed[f.name] = {
                 **value,
@@ -190,6 +208,29 @@ def _replaced(
         # With a member refused already, checks between members would speak of a mixture.
         applied.problems.extend(_located(p, path, applied.origins, changed) for p in own)
     return options
+
+
+def _entries(
+    entry: type, table: Any, leaves: dict[str, Any], path: str, applied: Applied, bad: set[str]
+) -> dict[str, Any]:
+    """A table of groups with what was written for some of them; new ones begin at the defaults."""
+    found = dict(table)
+    for name in dict.fromkeys(split_entry(entry, p.removeprefix(path))[0] for p in leaves):
+        here = f"{path}{name}."
+        below = {p: v for p, v in leaves.items() if p.startswith(here)}
+        found[name] = _replaced(found.get(name) or defaults_of(entry), below, here, applied, bad)
+    return found
+
+
+def _range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
+    """What is out of range inside tables of groups, nested."""
+    for f in dataclasses.fields(options):
+        value, hint = getattr(options, f.name), hints(type(options))[f.name]
+        if dataclasses.is_dataclass(value):
+            yield from _range_problems(value, path=f"{path}{f.name}.")
+        elif table_of(hint):
+            for name, entry in value.items():
+                yield from range_problems(entry, path=f"{path}{f.name}.{name}.")
 
 
 def _located(

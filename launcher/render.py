@@ -234,6 +234,8 @@ def summary(view: TrialView, files: TrialFiles) -> list[str]:
 def last_words(view: TrialView) -> list[str]:
     """How to go on with a trial that is over, and the end of the log of what failed first."""
     lines = []
+    if view.state in State.live():  # requeued: what ended is going on again
+        return []
     resume = view.exit.resume if view.exit else ""
     if resume and resume not in view.fix:
         lines.append(f"  go on     {resume}")

@@ -31,6 +31,7 @@ from realsys.api.trial import (
 )
 from realsys.worker.environment import write_exports
 
+
 def submit(
     plan: LaunchPlan, *, command: Sequence[str] = (), imports: Sequence[str] = ()
 ) -> TrialFiles:

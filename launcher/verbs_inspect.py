@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from realsys.api.trial import TrialFiles
 
 
-def status(trial: o.OptionalTrial = None, json: o.Json = False, cluster: o.Cluster = None) -> int:
-    """Show a trial's state, progress and workers; without a name, all my trials."""
+def status(trial: o.TrialOrSweep = None, json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """Show a trial's state, progress and workers, or a sweep as a table; without a name, all my trials."""
     if trial is None:
         return ls(json=json, cluster=cluster)
     from launcher import output
     from launcher.status import trial_view
     from launcher.tables import print_status
-    from launcher.trials import find_trial
+    from launcher.trials import find_sweep, find_trial
 
+    if sweep := find_sweep(trial, cluster=cluster):
+        from launcher.verbs_sweep import show_sweep
+
+        return show_sweep(trial, sweep, json=json)
     view = trial_view(find_trial(trial, cluster=cluster))
     if json:
         output.document(trial=view)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from realsys.api.trial import TrialFiles
 
 START_TIMEOUT_S = 60.0
+QUEUE_S = 2.0  # a job that has not started by then may wait for hours; a free cluster needs less
 
 
 def launch(
@@ -45,6 +46,8 @@ def launch(
     requeue: o.Requeue = None,
     after: o.After = None,
     no_snapshot: o.NoSnapshot = False,
+    sweep: o.Sweep = False,
+    parallel: o.Parallel = None,
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher import output, places
@@ -68,6 +71,23 @@ def launch(
         requeue=requeue,
         after=after,
     )
+    if sweep:
+        from launcher.verbs_sweep import launch_sweep
+
+        return launch_sweep(
+            experiment,
+            overrides or (),
+            name=trial,
+            config=config,
+            cluster=cluster,
+            imports=imports or (),
+            job=job,
+            snapshot=not no_snapshot,
+            parallel=parallel,
+            detach=detach,
+        )
+    if parallel is not None:
+        raise typer.BadParameter("--parallel is for --sweep")
     while True:
         plan = make_plan(
             experiment,
@@ -184,16 +204,31 @@ def resume(trial: o.Trial, detach: o.Detach = False, cluster: o.Cluster = None) 
 
 
 def stop(
-    trial: o.Trial,
+    trial: o.TrialOrSweep = None,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that the current step may take to finish.")
     ] = 60.0,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All my trials that run or wait; asks first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """End a trial after its current step and leave no process behind."""
+    """End a trial, or a sweep's, after the current step and leave no process behind."""
     from launcher import output
     from launcher.stop import stop as stop_trial
-    from launcher.trials import find_trial
+    from launcher.trials import find_sweep, find_trial
+
+    if (trial is None) != everything:
+        raise typer.BadParameter("give either a TRIAL or --all")
+    if trial is None:
+        from launcher.verbs_sweep import stop_all
+
+        return stop_all(grace_s=grace, yes=yes, cluster=cluster)
+    if sweep := find_sweep(trial, cluster=cluster):
+        from launcher.verbs_sweep import stop_sweep
+
+        return stop_sweep(sweep, grace_s=grace, yes=yes)
 
     report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, tell=output.say)
     view = report.view
@@ -279,6 +314,8 @@ def _detached(files: TrialFiles, trial: str) -> int:
         for line in summary(view, files):
             output.say(line)
         return ExitCode.RUN_FAILED
+    if view.state in (State.QUEUED, State.HELD):
+        output.say(f"{trial} is {view.state.value}: {view.reason}")
     for verb in ("watch", "status", "logs", "stop"):
         output.say(f"  {verb:<7} realsys {verb} {trial}")
     return ExitCode.OK
@@ -295,10 +332,12 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     submission = read_submission(files)
     before = submission.after_attempt if submission else 0
     deadline = time.monotonic() + START_TIMEOUT_S
+    soon = time.monotonic() + QUEUE_S
     with closing(TrialReader(files)) as reader:
         while True:
             view = reader.view()
             taken = view.attempt > before or view.state not in State.live()
-            if taken or time.monotonic() > deadline:
+            waits = view.state in (State.QUEUED, State.HELD) and time.monotonic() > soon
+            if taken or waits or time.monotonic() > deadline:
                 return view
             time.sleep(0.1)

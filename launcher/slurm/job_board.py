@@ -20,7 +20,8 @@ class JobBoard:
     """Answers by job id.
 
     Args:
-        max_age_s: how old an answer may be; 0 for one query in all, at the first question.
+        max_age_s: how old an answer may become; None: never too old, unless a trial's own records
+            show that something has changed.
         query: asks Slurm; replaced by tests.
     """
 
@@ -52,15 +53,19 @@ class JobBoard:
         missing = [job_id for job_id in _ids(submission) if job_id not in self._ids]
         self._ids |= dict.fromkeys(missing)
         if self._answer is None or missing or self._is_old(news_at):
-            age = self._max_age_s if self._max_age_s and not missing else 0.0
-            if self._answer is not None and self._answer.asked_at < news_at:
-                age = NEWS_AGE_S
+            age = self._age_that_will_do(news_at, first=bool(missing))
             self._answer = self._query(
                 list(self._ids), accounting=self._accounting, max_age_s=age
             )
             if self._answer.accounting_off:
                 self._accounting = False
         return self._answer.jobs.get(submission.job_id)
+
+    def _age_that_will_do(self, news_at: float, *, first: bool) -> float:
+        """0 for the first question: what a command shows first is true when it shows it."""
+        if self._answer is None or first:
+            return 0.0
+        return NEWS_AGE_S if self._answer.asked_at < news_at else self._max_age_s or 0.0
 
     def jobs_of(self, submission: Submission) -> list[JobInfo]:
         """All jobs of the trial that the last answer tells of: several in the layout split."""

@@ -14,14 +14,17 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import RealsysError
+from realsys.api.job import Layout
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.name_resolve.open import open_store
 from realsys.observability.logs import configure_logging
 from realsys.supervisor.attempt import Job, take_attempt
+from realsys.supervisor.component_board import ComponentBoard
 from realsys.supervisor.local_steps import LocalSteps
 from realsys.supervisor.signals import listen_to_signals, requeue_job
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
+from realsys.supervisor.split_steps import SplitSteps
 from realsys.supervisor.steps import Steps
 from realsys.supervisor.supervisor import Supervisor
 from realsys.worker.parent import die_with_parent
@@ -45,15 +48,20 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     job = Job.from_environment(os.environ)
     store, keys = open_store(plan.name_resolve_url), trial_keys(plan)
     record, attempt_files = take_attempt(files, store, keys, job=job)
-    _log_to(attempt_files.log("supervisor"))
-    steps = make_steps(plan, plan_hash, attempt_files)
+    log_to(attempt_files.log("supervisor"), "supervisor")
+    board = ComponentBoard(record, store, keys, job.nodes)
+    steps = make_steps(plan, plan_hash, files, attempt_files, board)
     supervisor = Supervisor(plan, plan_hash, record, files, attempt_files, store, keys, steps)
-    requeue = listen_to_signals(supervisor, plan)
-    supervisor.keep_room()
-    marker = _run(supervisor, attempt_files, plan, record.number)
-    supervisor.give_room()
-    write_record(attempt_files.exit, marker)
-    logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+    try:
+        requeue = listen_to_signals(supervisor, plan)
+        supervisor.keep_room()
+        marker = _run(supervisor, attempt_files, plan, record.number)
+        supervisor.give_room()
+        write_record(attempt_files.exit, marker)
+        logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+    finally:
+        if isinstance(steps, SplitSteps):
+            steps.close()  # whatever happened: the other jobs hold nodes
     _write_keepsakes(files)
     store.close()
     if marker.result is Result.STOPPED and requeue.is_set():
@@ -63,12 +71,21 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     return 0 if marker.result is Result.COMPLETED else 1
 
 
-def make_steps(plan: LaunchPlan, plan_hash: str, attempt_files: AttemptFiles) -> Steps:
-    """How this attempt's workers are started."""
+def make_steps(
+    plan: LaunchPlan,
+    plan_hash: str,
+    files: TrialFiles,
+    attempt_files: AttemptFiles,
+    board: ComponentBoard,
+) -> Steps:
+    """How this attempt's workers are started. Opens the board where other jobs look at it."""
     if plan.job is None:
         return LocalSteps(plan, plan_hash, attempt_files)
     nodes = component_nodes(plan.job, dict(os.environ))
-    return SlurmSteps(plan, plan_hash, attempt_files, dict(enumerate(nodes)))
+    steps = SlurmSteps(plan, plan_hash, attempt_files, dict(enumerate(nodes)))
+    if plan.job.layout is not Layout.SPLIT:
+        return steps
+    return SplitSteps(plan, files, attempt_files, board.open(), steps)
 
 
 def _run(
@@ -112,7 +129,7 @@ def _write_keepsakes(files: TrialFiles) -> None:
         logger.warning("keepsakes not written error=%s %s", error, detail.decode()[-500:])
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path, worker: str) -> None:
     """From now on this process and what it starts write to ``path``."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -120,4 +137,4 @@ def _log_to(path: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    configure_logging("supervisor")
+    configure_logging(worker)

@@ -40,7 +40,9 @@ class Membership:
         name = f"component/{self.record.index}"
         self._lease = lease
         self._keeper = LeaseKeeper(lease, name=name, on_lost=lambda reason: None).start()
-        logger.info("component registered component=%d job=%s", self.record.index, self.record.job_id)
+        logger.info(
+            "component registered component=%d job=%s", self.record.index, self.record.job_id
+        )
 
     def tell_leaving(self, why: str, *, grace_s: float) -> None:
         """Says that this job is about to end. Raises StoreError."""

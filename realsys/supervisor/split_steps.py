@@ -7,42 +7,25 @@ supervisor polls a task, so a stop is heard while it waits.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Self
 
-from realsys.api.errors import ClusterError, KeyExists, StoreError
-from realsys.api.job import JobPlan
+from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan, PhasePlan
-from realsys.api.trial import (
-    AttemptFiles,
-    AttemptRecord,
-    StopRequest,
-    TrialFiles,
-    WorkerExit,
-    dumps,
-    loads,
-    read_record,
-    write_record,
-)
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import Entry, NameResolve
+from realsys.api.trial import AttemptFiles, TrialFiles, WorkerExit, read_record, write_record
 from realsys.supervisor.attempt import LEASE_SLACK_S
 from realsys.supervisor.cancel import cancel_jobs
+from realsys.supervisor.component_board import ComponentBoard, submitted_job_ids
 from realsys.supervisor.components import (
     Action,
     ComponentRecord,
-    Order,
     Presence,
-    Report,
     TaskEnd,
     named,
     not_there,
 )
-from realsys.supervisor.membership import Membership
 from realsys.supervisor.slurm_steps import END_S, STRICT_TASKS
 from realsys.supervisor.steps import Steps, Task
 from realsys.worker import exit_codes
@@ -91,7 +74,7 @@ class SplitTask:
         return self.known()
 
     def known(self) -> int | None:
-        """Return code as known now; raises nothing."""
+        """Return code as known now."""
         if self.local is not None:
             return self.local.poll()
         return self.end.returncode if self.end is not None else None
@@ -99,69 +82,42 @@ class SplitTask:
 
 @dataclass
 class SplitSteps:
-    """Steps of all jobs of the trial; this one's is component 0. ``open`` it first, ``close`` it last.
+    """Steps of all jobs of the trial. ``close`` it at the end, whatever happened.
 
     Args:
-        local: starts the steps of component 0.
-        nodes: of this job, a hostlist.
+        local: starts the steps of component 0, this job's.
+        board: open.
     """
 
     plan: LaunchPlan
-    attempt: AttemptRecord
     files: TrialFiles
     attempt_files: AttemptFiles
-    store: NameResolve
-    keys: TrialKeys
+    board: ComponentBoard
     local: Steps
-    nodes: str
     poll_s: float = POLL_S
     slack_s: float = LEASE_SLACK_S
     end_s: float = REMOTE_END_S
     leave_s: float = LEAVE_S
-    _member: Membership = field(init=False)
     _opened: float = field(default_factory=time.monotonic)
     _next_look: float = 0.0
     _next_told: float = 0.0
-    _seen: dict[int, ComponentRecord] = field(default_factory=dict)  # last record of each
+    _job_ids: dict[int, str] = field(default_factory=dict)  # of components that were here once
     _agents: dict[int, str] = field(default_factory=dict)  # that the attempt began with
     _presence: dict[int, Presence] = field(default_factory=dict)
     _sequence: int = 0
     _pending: PhasePlan | None = None
     _tasks: list[SplitTask] = field(default_factory=list)
-    _stop_passed_on: bool = False
-
-    def __post_init__(self) -> None:
-        record = ComponentRecord(
-            index=0,
-            agent=self.attempt.token,
-            job_id=self.attempt.job_id,
-            host=self.attempt.host,
-            nodes=self.nodes,
-            attempt=self.attempt.number,
-            token=self.attempt.token,
-        )
-        self._member = Membership(self.store, self.keys.component(0), record)
-
-    @property
-    def job(self) -> JobPlan:
-        """The plan's."""
-        assert self.plan.job is not None
-        return self.plan.job
 
     @property
     def others(self) -> range:
-        """Indices of the other components."""
-        return range(1, len(self.job.components))
-
-    def open(self) -> Self:
-        """Tells the agents that this attempt's supervisor is here; they may register from now on."""
-        self._member.hold()
-        return self
+        """Indices of the components in other jobs."""
+        assert self.plan.job is not None
+        return range(1, len(self.plan.job.components))
 
     # ---- Steps ------------------------------------------------------------------------------
 
     def start(self, phase: PhasePlan) -> list[Task]:
-        """The phase's tasks, started as soon as all jobs are there: see ``SplitTask.poll``."""
+        """The phase's tasks; they start as soon as all jobs are there (see ``refresh``)."""
         self._sequence += 1
         self._pending = phase
         self._tasks = [
@@ -176,43 +132,43 @@ class SplitSteps:
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
         """Ends this job's tasks and has the agents end theirs; returns when all are gone.
 
-        A job whose agent does not report the end in time is cancelled.
+        It means all tasks of the phase, also those of a ``start`` that failed half-way. A job whose
+        agent does not report the end in time is cancelled.
         """
-        self._pending = None
-        mine = [t for t in tasks if isinstance(t, SplitTask)]
-        remote = [t for t in mine if t.local is None and t.component and self._agents]
+        begun, self._pending = self._pending is None and bool(self._agents), None
+        remote = [t for t in self._tasks if t.local is None and t.component] if begun else []
         running = any(t.known() is None for t in remote)
-        ordered = not running or self._try_to_order(Action.END)
-        self.local.end([t.local for t in mine if t.local is not None], grace_s=grace_s)
+        ordered = not running or self._order(Action.END)
+        local = [t.local for t in self._tasks if t.local is not None]
+        self.local.end(local, grace_s=grace_s)
         deadline = time.monotonic() + self.end_s
         while left := [t for t in remote if t.known() is None]:
             if time.monotonic() > deadline:
-                self._cut_off(left)
+                self._cut_off({t.component for t in left})
                 return
-            time.sleep(self.poll_s)
-            ordered = ordered or self._try_to_order(Action.END)
+            ordered = ordered or self._order(Action.END)
             self._look()
+            time.sleep(self.poll_s)
 
     def close(self) -> None:
         """Lets the other jobs end: told to leave, or cancelled where nobody is there to be told."""
         deadline = time.monotonic() + self.leave_s
-        ordered = self._try_to_order(Action.LEAVE)
-        present = self._read_components()
-        cancelled = [i for i in self.others if i not in (present or self._seen)]
-        cancel_jobs(self._ids(cancelled))
-        left = [i for i in self.others if i not in cancelled]
+        ordered = self._order(Action.LEAVE)
+        present = self._components()
+        left = list(self.others) if present is None else [i for i in self.others if i in present]
+        cancel_jobs(self._ids(i for i in self.others if i not in left))
         while left and time.monotonic() < deadline:
             time.sleep(self.poll_s)
-            ordered = ordered or self._try_to_order(Action.LEAVE)
-            present = self._read_components()
+            ordered = ordered or self._order(Action.LEAVE)
+            present = self._components()
             left = [i for i in left if present is None or i in present]
         cancel_jobs(self._ids(left))
-        self._member.leave()
+        self.board.close()
 
     # ---- looking ----------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Brings the tasks up to date, at most four times a second.
+        """Starts what can be started and brings the tasks up to date, at most four times a second.
 
         Raises:
             ClusterError: a job did not come in time, or could not start its steps.
@@ -220,43 +176,47 @@ class SplitSteps:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + self.poll_s
-        if self._pending is not None and self._agents:
-            self._begin()
-        elif self._pending is not None:
-            self._wait_for_all()
-        elif problem := self._look():
-            raise problem
+        if self._pending is None:
+            if problem := self._look():
+                raise problem
+        elif self._agents or self._are_all_here():
+            self._begin(self._pending)
 
-    def _wait_for_all(self) -> None:
-        present = self._read_components() or {}
-        self._pass_on_ends(present)
+    def _are_all_here(self) -> bool:
+        present = self._components()
+        if present is None:
+            return False  # who is missing can't be said
         missing = [i for i in self.others if i not in present]
-        waited_s = time.monotonic() - self._opened
-        limit_s = self.plan.cluster.slurm.rendezvous_seconds
-        if self._is_stop_asked():
+        if self.board.is_stop_asked():
             self._pending = None
             for task in self._tasks:
                 task.end = TaskEnd(returncode=exit_codes.STOPPED, ended_at=time.time())
-        elif not missing:
-            self._agents = {i: record.agent for i, record in present.items()}
-            self._presence = {i: Presence(self.slack_s) for i in self.others}
-            logger.info("all jobs there jobs=%s", ",".join(r.job_id for r in present.values()))
-            self._note_nodes(present)
-            self._begin()
-        elif waited_s > limit_s:
-            ids = self._all_ids()
-            raise not_there(
-                self.job, missing, ids, waited_s=limit_s, trial=self.plan.trial
-            )
-        elif time.monotonic() > self._next_told:
-            self._next_told = time.monotonic() + TELL_EVERY_S
-            names = ",".join(self.job.components[i].name for i in missing)
-            logger.info("waiting for=%s timeout_s=%g", names, limit_s - waited_s)
+            return False
+        if missing:
+            self._wait_on(missing)
+            return False
+        self._agents = {i: record.agent for i, record in present.items()}
+        self._presence = {i: Presence(self.slack_s) for i in self.others}
+        self._note_nodes(present)
+        logger.info("all jobs there jobs=%s", ",".join(r.job_id for r in present.values()))
+        return True
 
-    def _begin(self) -> None:
-        """Starts the pending phase everywhere; later, if the store does not answer."""
-        phase = self._pending
-        if phase is None or not self._try_to_order(Action.START, phase.name):
+    def _wait_on(self, missing: list[int]) -> None:
+        assert self.plan.job is not None
+        limit_s = self.plan.cluster.slurm.rendezvous_seconds
+        left_s = self._opened + limit_s - time.monotonic()
+        if left_s < 0:
+            ids = submitted_job_ids(self.files, self.board.attempt)
+            trial = self.plan.trial
+            raise not_there(self.plan.job, missing, ids, waited_s=limit_s, trial=trial)
+        if time.monotonic() > self._next_told:
+            self._next_told = time.monotonic() + TELL_EVERY_S
+            names = ",".join(self._name(i) for i in missing)
+            logger.info("waiting for=%s timeout_s=%.0f", names, left_s)
+
+    def _begin(self, phase: PhasePlan) -> None:
+        """Starts the phase everywhere; next time, if the store does not answer."""
+        if not self._order(Action.START, phase.name):
             return
         self._pending = None
         started = {task.worker: task for task in self.local.start(phase)}
@@ -265,22 +225,27 @@ class SplitSteps:
 
     def _look(self) -> ClusterError | None:
         """Reads the agents' keys; returns what one of them could not do."""
-        present = self._read_components()
-        if present is not None:
-            self._pass_on_ends(present)
         problem = None
-        for index, report in self._read_reports().items():
+        for index, report in self.board.reports(self._sequence, self._agents).items():
             for task in self._running(index):
                 task.end = report.end_of(task.worker)
             if report.problem is not None:
                 told = report.problem
                 where = f"{self._named(index)}: {told.where}"
                 problem = problem or ClusterError(told.what, where=where, fix=told.fix)
+        present = self._components()
         for index, presence in self._presence.items():
             there = None if present is None else self._is_same(present.get(index))
             if presence.is_gone(there, now_s=time.monotonic()):
                 self._give_up(index, f"{self._named(index)} is gone")
         return problem
+
+    def _components(self) -> dict[int, ComponentRecord] | None:
+        present = self.board.components()
+        for index, record in (present or {}).items():
+            self._job_ids[index] = record.job_id
+            self.board.pass_on_end(record, self._name(index))
+        return present
 
     def _is_same(self, record: ComponentRecord | None) -> bool:
         return record is not None and self._agents[record.index] == record.agent
@@ -301,112 +266,32 @@ class SplitSteps:
                     returncode=told.returncode, host=told.host, pid=told.pid, ended_at=told.at
                 )
 
-    def _cut_off(self, tasks: Sequence[SplitTask]) -> None:
-        """Last resort for tasks whose end nobody reported."""
-        indices = sorted({t.component for t in tasks})
+    def _cut_off(self, indices: set[int]) -> None:
+        """Last resort for components that do not report the end of their tasks."""
         cancel_jobs(self._ids(indices))
         for index in indices:
             self._give_up(index, f"{self._named(index)} did not end it in time and was cancelled")
 
-    # ---- what goes through the store --------------------------------------------------------
-
-    def _read_components(self) -> dict[int, ComponentRecord] | None:
-        """This attempt's components that are there, by index; None when the store does not answer."""
-        try:
-            self._member.hold()
-            entries = self.store.get_subtree(self.keys.components)
-        except StoreError as error:
-            logger.warning("store does not answer error=%s", error.what)
-            return None
-        records = (loads(ComponentRecord, e.value, where=e.key) for e in entries)
-        found = {r.index: r for r in records if r.token == self.attempt.token}
-        self._seen |= found
-        return found
-
-    def _read_reports(self) -> dict[int, Report]:
-        """Reports on the phase that runs, by component."""
-        try:
-            entries: list[Entry] = self.store.get_subtree(self.keys.component_reports)
-        except StoreError:
-            return {}
-        reports = [loads(Report, e.value, where=e.key) for e in entries]
-        mine = (self.attempt.token, self._sequence)
-        return {
-            r.component: r
-            for r in reports
-            if (r.token, r.sequence) == mine and self._agents.get(r.component) == r.agent
-        }
-
-    def _try_to_order(self, action: Action, phase: str = "") -> bool:
-        order = Order(
-            attempt=self.attempt.number,
-            token=self.attempt.token,
-            sequence=self._sequence,
-            action=action,
-            phase=phase,
-            agents={str(i): agent for i, agent in self._agents.items()},
-        )
-        try:
-            self.store.add(self.keys.component_order, dumps(order), replace=True)
-        except StoreError as error:
-            logger.warning("order not written action=%s error=%s", action, error.what)
-            return False
-        logger.info("order written action=%s sequence=%d", action, self._sequence)
-        return True
-
-    def _is_stop_asked(self) -> bool:
-        try:
-            entry = self.store.get(self.keys.stop)
-        except StoreError:
-            return False
-        return loads(StopRequest, entry.value, where=entry.key).attempt == self.attempt.number
-
-    def _pass_on_ends(self, present: dict[int, ComponentRecord]) -> None:
-        """A job that Slurm is about to end stops the attempt, in good order, while there is time."""
-        for record in present.values():
-            if not record.leaving or self._stop_passed_on:
-                continue
-            by = f"{record.leaving}, component {self.job.components[record.index].name}"
-            request = StopRequest(
-                grace_seconds=record.leaving_grace_s,
-                by=by,
-                at=time.time(),
-                attempt=self.attempt.number,
-            )
-            try:
-                self.store.add(self.keys.stop, dumps(request))
-            except KeyExists:
-                pass  # somebody asked before
-            except StoreError as error:
-                logger.warning("stop not passed on error=%s", error.what)
-                return
-            self._stop_passed_on = True
-
     # ---- jobs and nodes ---------------------------------------------------------------------
+
+    def _order(self, action: Action, phase: str = "") -> bool:
+        return self.board.order(action, self._sequence, self._agents, phase)
 
     def _note_nodes(self, present: dict[int, ComponentRecord]) -> None:
         """The attempt's nodes are those of all jobs: workers find their way to each other by them."""
         nodes = ",".join(present[i].nodes for i in sorted(present) if present[i].nodes)
-        write_record(self.attempt_files.record, replace(self.attempt, nodes=nodes))
+        write_record(self.attempt_files.record, replace(self.board.attempt, nodes=nodes))
+
+    def _name(self, index: int) -> str:
+        assert self.plan.job is not None
+        return self.plan.job.components[index].name
 
     def _named(self, index: int) -> str:
-        (job_id,) = self._ids([index]) or [""]
-        return named(self.job, index, job_id)
+        assert self.plan.job is not None
+        return named(self.plan.job, index, "".join(self._ids([index])))
 
     def _ids(self, indices: Iterable[int]) -> list[str]:
         """Job ids of those components, as far as known."""
-        every = self._all_ids()
-        found = [
-            self._seen[i].job_id if i in self._seen else (every[i] if i < len(every) else "")
-            for i in indices
-        ]
-        return [job_id for job_id in found if job_id]
-
-    def _all_ids(self) -> list[str]:
-        """Of all components in order, as the launch noted them down; empty when it is not ours."""
-        try:
-            note = json.loads((self.files.submitit / "submission.json").read_bytes())
-            ids = [str(job_id) for job_id in note["job_ids"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
-        return ids if ids and ids[0] == self.attempt.job_id else []
+        noted = dict(enumerate(submitted_job_ids(self.files, self.board.attempt)))
+        ids = {**noted, **self._job_ids}
+        return [ids[i] for i in indices if ids.get(i)]

@@ -28,6 +28,7 @@
 SPANK_PLUGIN(fake_pyxis, 1);
 
 enum { IMAGE, MOUNTS, WORKDIR, MOUNT_HOME, NO_MOUNT_HOME, WRITABLE };
+enum { FAILED = -1 }; /* Slurm takes the positive ESPANK_ERROR of a task's hook for success */
 static const struct {
     char *name;
     bool takes_value;
@@ -52,7 +53,7 @@ static bool contained;           /* this task has its root in the image */
 static int failed(const char *what, const char *where)
 {
     slurm_error("fake_pyxis: %s %s: %s", what, where, strerror(errno));
-    return ESPANK_ERROR;
+    return FAILED;
 }
 
 static int take_option(int number, const char *value, int remote)
@@ -131,7 +132,7 @@ static int mount_all(const char *root, char *mounts)
         for (char *flag; one && (flag = strsep(&one, "+"));)
             read_only |= !strcmp(flag, "ro");
         if (bind_mount(root, source, target ? target : source, read_only) != ESPANK_SUCCESS)
-            return ESPANK_ERROR;
+            return FAILED;
     }
     return ESPANK_SUCCESS;
 }
@@ -161,15 +162,18 @@ static int fill_root(spank_t spank, const char *root)
 {
     static const char *const SYSTEM[] = {"/proc", "/sys", "/dev"};
     char home[PATH_MAX];
+    char temporary[PATH_MAX];
+    snprintf(temporary, sizeof temporary, "%s/tmp", root);
+    mkdir(temporary, 01777); /* slurmstepd goes there when the job's working directory is not inside */
     for (size_t i = 0; i < sizeof SYSTEM / sizeof SYSTEM[0]; i++)
         if (bind_mount(root, SYSTEM[i], SYSTEM[i], false) != ESPANK_SUCCESS)
-            return ESPANK_ERROR;
+            return FAILED;
     if (given[MOUNT_HOME] && !given[NO_MOUNT_HOME] &&
         spank_getenv(spank, "HOME", home, sizeof home) == ESPANK_SUCCESS &&
         bind_mount(root, home, home, false) != ESPANK_SUCCESS)
-        return ESPANK_ERROR;
+        return FAILED;
     if (given[MOUNTS] && mount_all(root, strdupa(given[MOUNTS])) != ESPANK_SUCCESS)
-        return ESPANK_ERROR;
+        return FAILED;
     if (!given[WRITABLE] && mount(NULL, root, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL))
         return failed("remount read-only", root);
     return ESPANK_SUCCESS;
@@ -187,7 +191,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
     if (!S_ISDIR(status.st_mode))
         return ESPANK_SUCCESS;
     if (argc < 1 || mount_root(argv[0], root) != ESPANK_SUCCESS || fill_root(spank, root) != ESPANK_SUCCESS)
-        return ESPANK_ERROR;
+        return FAILED;
     if (chroot(root))
         return failed("change root to", root);
     contained = true;

@@ -236,11 +236,16 @@ class SlurmCluster:
         self.wait_for_nodes()
 
     def _add_qos_and_account(self) -> None:
-        lines = [*QOS]
+        self._administer(*QOS)
         if "AccountingStorageEnforce" in self.shape.settings:
             qos = "QosLevel=normal,spot,urgent"
-            lines += [f"add account {ACCOUNT} {qos}", f"add user root Account={ACCOUNT} {qos}"]
-        script = self.shape.folder / "etc/accounts"
+            self._administer(
+                f"add account {ACCOUNT} {qos}", f"add user root Account={ACCOUNT} {qos}"
+            )
+
+    def _administer(self, *lines: str) -> None:
+        """One sacctmgr for all lines; it does not see what it has itself added."""
+        script = self.shape.folder / "etc/sacctmgr"
         script.write_text("".join(f"{line}\n" for line in lines))
         self.run("sh", "-c", f"sacctmgr --immediate < {script}")
 

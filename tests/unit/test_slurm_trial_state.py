@@ -47,10 +47,18 @@ def running(**more: object) -> Records:
 
 
 def test_every_combination_of_facts_means_a_state():
-    for pending, supervisor, result, stop, leases, working, state, requeued, cancelled in (
-        itertools.product(
-            Liveness, Liveness, (None, *Result), *[(False, True)] * 3, JobState, *[(False, True)] * 2
-        )
+    for (
+        pending,
+        supervisor,
+        result,
+        stop,
+        leases,
+        working,
+        state,
+        requeued,
+        cancelled,
+    ) in itertools.product(
+        Liveness, Liveness, (None, *Result), *[(False, True)] * 3, JobState, *[(False, True)] * 2
     ):
         facts = Facts(
             planned=True,
@@ -192,5 +200,3 @@ def worker_row(name: str, state: str):
     from launcher.trial_view import WorkerView
 
     return WorkerView(worker=name, state=state)
-
-

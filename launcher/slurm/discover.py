@@ -1,0 +1,189 @@
+"""A first site file from what Slurm says of itself: for `realsys clusters init` (pure, but for ask).
+
+Reads `sinfo` and `scontrol show config`, finds the kinds of nodes in each partition and writes YAML with
+comments. What Slurm can't know (the shared folder, images, secrets) stays a commented line to fill in.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from launcher.slurm.commands import run_slurm, said
+from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
+from realsys.api.errors import ClusterError
+from realsys.slurm.hostlist import compress, expand
+
+# partition (a star marks the default), nodes, CPUs, MiB, GRES, features, time limit, nodes of a job, hosts
+SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Equal nodes of one partition: a line of `sinfo --exact`."""
+
+    partition: str
+    default: bool
+    nodes: int
+    cpus: int
+    memory_mib: int
+    gpus: int
+    gpu_type: str | None
+    features: tuple[str, ...]
+    max_time: str | None
+    max_nodes: int | None
+    nodelist: str
+
+    @property
+    def shape(self) -> tuple[int, int, int, str | None]:
+        """What a job can ask of such a node."""
+        return self.cpus, self.memory_mib, self.gpus, self.gpu_type
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovered:
+    """A site as Slurm describes it."""
+
+    spec: ClusterSpec
+    version: str
+    kinds: dict[str, tuple[NodeKind, ...]]
+
+
+def ask(name: str | None = None) -> Discovered:
+    """The site whose Slurm programs are on PATH. Raises ClusterError when nobody answers."""
+    options = _said(["srun", "--help"])
+    runtime = "pyxis" if "--container-image" in options else "none"
+    if runtime == "none" and shutil.which("apptainer"):
+        runtime = "apptainer"
+    return discovered(
+        _said(["scontrol", "show", "config"]),
+        _said(["sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]),
+        runtime=runtime,
+        name=name,
+    )
+
+
+def discovered(config: str, nodes: str, *, runtime: str, name: str | None = None) -> Discovered:
+    """The site, from the two programs' output."""
+    facts = config_facts(config)
+    kinds = by_partition(node_kinds(nodes))
+    default = [p for p, of_it in kinds.items() if any(kind.default for kind in of_it)]
+    accounting = facts.get("AccountingStorageType", "")
+    spec = ClusterSpec(
+        name=name or facts.get("ClusterName", "cluster"),
+        scheduler="slurm",
+        container=ContainerSpec(runtime=runtime),
+        partitions={p: partition_spec(of_it) for p, of_it in kinds.items()},
+        slurm=SlurmSpec(
+            partition=default[0] if default else None,
+            accounting=accounting.endswith("slurmdbd") if accounting else None,
+        ),
+    )
+    return Discovered(spec=spec, version=facts.get("SLURM_VERSION", "?"), kinds=kinds)
+
+
+def config_facts(text: str) -> dict[str, str]:
+    """``Name = value`` lines of `scontrol show config`; unset ones are left out."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    facts = {name.strip(): value.strip() for name, _, value in pairs}
+    return {name: value for name, value in facts.items() if value not in ("", "(null)", "N/A")}
+
+
+def node_kinds(text: str) -> Iterator[NodeKind]:
+    """Lines of sinfo in SINFO_FORMAT; others are passed over."""
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != SINFO_FORMAT.count("|") + 1:
+            continue
+        partition, nodes, cpus, memory, gres, features, limit, size, hosts = fields
+        gpu_type, gpus = gpus_of(gres)
+        if int(nodes) == 0:
+            continue
+        yield NodeKind(
+            partition=partition.removesuffix("*"),
+            default=partition.endswith("*"),
+            nodes=int(nodes),
+            cpus=_number(cpus),
+            memory_mib=_number(memory),
+            gpus=gpus,
+            gpu_type=gpu_type,
+            features=tuple(f for f in features.split(",") if f not in ("", "(null)")),
+            max_time=None if limit in ("infinite", "n/a", "") else limit,
+            max_nodes=_most_nodes(size),
+            nodelist=hosts,
+        )
+
+
+def gpus_of(gres: str) -> tuple[str | None, int]:
+    """(type, number) of the GPUs in sinfo's %G; no type where a node has several.
+
+    ``gpu:h100:8(S:0-3),nvme:1`` has 8 of h100; ``gpu:a100:2,gpu:v100:2`` has 4 of no one type.
+    """
+    types: set[str | None] = set()
+    count = 0
+    for entry in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *rest = entry.split(":")
+        if name == "gpu" and rest and rest[-1].isdigit() and int(rest[-1]):
+            types.add(":".join(rest[:-1]) or None)
+            count += int(rest[-1])
+    return (types.pop() if len(types) == 1 else None), count
+
+
+def by_partition(kinds: Iterable[NodeKind]) -> dict[str, tuple[NodeKind, ...]]:
+    """The kinds of each partition, in sinfo's order."""
+    found: dict[str, tuple[NodeKind, ...]] = {}
+    for kind in kinds:
+        found[kind.partition] = (*found.get(kind.partition, ()), kind)
+    return found
+
+
+def partition_spec(kinds: tuple[NodeKind, ...]) -> PartitionSpec:
+    """What each of the described nodes has: those with the commonest GPUs, if any have some."""
+    described = described_kinds(kinds)
+    features = dict.fromkeys(f for kind in described for f in kind.features)
+    return PartitionSpec(
+        nodes=sum(kind.nodes for kind in described),
+        cpus=min(kind.cpus for kind in described),
+        memory_mib=min(kind.memory_mib for kind in described),
+        gpus=described[0].gpus,
+        gpu_type=described[0].gpu_type,
+        nodelist=compress(host for kind in described for host in expand(kind.nodelist)),
+        features=tuple(features),
+        max_time=described[0].max_time,
+        max_nodes=described[0].max_nodes,
+    )
+
+
+def described_kinds(kinds: tuple[NodeKind, ...]) -> tuple[NodeKind, ...]:
+    """Those that the partition is described by. Slurm finds them by the GPUs that a job asks for."""
+    totals: Counter[tuple[int, str | None]] = Counter()
+    for kind in kinds:
+        totals[kind.gpus, kind.gpu_type] += kind.gpus * kind.nodes
+    commonest, _ = totals.most_common(1)[0]
+    return tuple(kind for kind in kinds if (kind.gpus, kind.gpu_type) == commonest)
+
+
+def _said(argv: list[str]) -> str:
+    done = run_slurm(argv, timeout_s=20)
+    if done.returncode != 0:
+        raise ClusterError(
+            f"{argv[0]} fails: {said(done.stderr) or done.returncode}",
+            where=" ".join(argv),
+            fix="try it in this shell; then ask the site's administrators",
+        )
+    return done.stdout
+
+
+def _number(text: str) -> int:
+    """Of ``64``; ``64+`` means at least so many."""
+    found = re.match(r"\d+", text)
+    return max(1, int(found[0])) if found else 1
+
+
+def _most_nodes(size: str) -> int | None:
+    """Of sinfo's %s, ``1-32`` or ``1-infinite``."""
+    last = size.rpartition("-")[2]
+    return int(last) if last.isdigit() and int(last) else None

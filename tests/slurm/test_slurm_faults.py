@@ -1,0 +1,302 @@
+"""What Slurm, its operators and broken machines do to a trial, and what the user is told of it.
+
+Every test brings about one line of the table in docs/running_on_slurm.md and compares.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from real_trials import SMALL_PPO, name_of, trained_ids, wait_until, worker_pid
+from slurm_cluster import SlurmCluster
+from slurm_trials import SlurmTrials
+from told import row, rows
+
+from launcher.status import trial_view
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
+from realsys.api.trial import TrialFiles
+
+LONG = ("exp_ctrl.total_train_epochs=400",)
+TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40")  # of 64: one a node
+
+
+@pytest.fixture
+def long_run(slurm_trials: SlurmTrials, tiny_policy: Path) -> Callable[..., TrialFiles]:
+    """Launches a trial that would take minutes, on two nodes."""
+
+    def launch(name: str, *words: str) -> TrialFiles:
+        path = f"actor.path={tiny_policy}"
+        return slurm_trials.launch("ppo-math", name, *SMALL_PPO, *LONG, *TWO_NODES, path, *words)
+
+    return launch
+
+
+def job_of(view: TrialView) -> int:
+    """The id of the trial's job."""
+    return int(view.job_ids[0])
+
+
+def until(
+    files: TrialFiles, condition: Callable[[TrialView], bool], *, timeout_s: float = 60
+) -> TrialView:
+    return wait_until(files, condition, timeout_s=timeout_s)
+
+
+def in_state(state: State) -> Callable[[TrialView], bool]:
+    return lambda view: view.state is state
+
+
+def nothing_left(cluster: SlurmCluster, job_id: int) -> bool:
+    """Waits a moment for the job's last processes."""
+    deadline = time.monotonic() + 10
+    while cluster.processes_of(job_id) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not cluster.processes_of(job_id)
+
+
+# ---- in the queue ---------------------------------------------------------------------------
+
+
+def test_a_full_cluster(slurm: SlurmCluster, long_run: Callable[..., TrialFiles]) -> None:
+    slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
+    files = long_run("waits")
+    view = until(files, lambda v: bool(v.job and v.job.reason in ("Resources", "Priority")))
+    row("it waits for resources").check(view)
+
+
+def test_a_job_that_waits_for_another_trial(
+    slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    first = long_run("first", "--begin", "now+1hour")
+    second = long_run("second", "--after", "ppo-math/first:any")
+    view = until(second, lambda v: bool(v.job and v.job.reason == "Dependency"))
+    row("it waits for another trial").check(view)
+    assert slurm_trials.run("stop", name_of(first)).returncode == 0
+    until(second, lambda v: v.attempt == 1)
+
+
+def test_a_held_job(slurm: SlurmCluster, long_run: Callable[..., TrialFiles]) -> None:
+    files = long_run("held", "--begin", "now+1hour")
+    slurm.run("scontrol", "hold", str(job_of(trial_view(files))))
+    row("its owner holds it").check(until(files, in_state(State.HELD)))
+
+
+def test_a_waiting_job_is_stopped_at_once(
+    slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("w", "--begin", "now+1hour")
+    done = slurm_trials.run("stop", "ppo-math/w")
+    assert done.returncode == 0, done.stderr
+    view = trial_view(files)
+    row("realsys stop while it waits").check(view)
+    assert view.attempt == 0
+
+
+def test_a_waiting_job_that_somebody_cancels(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("w", "--begin", "now+1hour")
+    slurm.run("scancel", str(job_of(trial_view(files))))
+    row("somebody cancels it while it waits").check(until(files, in_state(State.STOPPED)))
+    slurm_trials.resume(files)  # and it can be resumed all the same
+    until(files, lambda v: v.attempt == 1)
+
+
+def test_a_deadline_that_passes_while_it_waits(
+    slurm: SlurmCluster, long_run: Callable[..., TrialFiles]
+) -> None:
+    blocker = slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
+    slurm.wait_for_job(blocker, "RUNNING")
+    files = long_run("late", "--deadline", "now+64seconds", "--time", "1")
+    view = until(files, in_state(State.LOST), timeout_s=90)
+    row("it misses its deadline").check(view)
+
+
+# ---- while it runs --------------------------------------------------------------------------
+
+
+def test_a_suspended_job(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("s")
+    view = slurm_trials.wait_for_step(files, 2)
+    slurm.run("scontrol", "suspend", str(job_of(view)))
+    row("an operator suspends it").check(until(files, in_state(State.PAUSED)))
+    slurm.run("scontrol", "resume", str(job_of(view)))
+    slurm_trials.wait_for_step(files, trial_view(files).step + 3)
+
+
+def test_a_slurmctld_that_is_down_and_comes_back(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("ctld")
+    view = slurm_trials.wait_for_step(files, 2)
+    slurm.stop_slurmctld()
+    try:
+        silent = trial_view(files)
+        row("slurmctld is down").check(silent)
+        assert any("slurmctld does not answer" in note for note in silent.notes)
+        slurm_trials_step = silent.step
+    finally:
+        slurm.start_slurmctld()
+    slurm.wait_for_nodes()
+    later = slurm_trials.wait_for_step(files, slurm_trials_step + 3)
+    assert later.attempt == view.attempt == 1
+    assert slurm_trials.run("stop", name_of(files)).returncode == 0
+
+
+def test_a_killed_worker(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("k")
+    view = slurm_trials.wait_for_step(files, 2)
+    os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
+    failed = until(files, in_state(State.FAILED), timeout_s=20)
+    row("a worker is killed").check(failed)
+    assert failed.exit is not None
+    assert failed.exit.resume == "realsys resume ppo-math/k"
+    assert nothing_left(slurm, job_of(view))
+
+
+def test_a_killed_supervisor(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("k")
+    view = slurm_trials.wait_for_step(files, 2)
+    assert view.supervisor_pid is not None
+    os.kill(view.supervisor_pid, signal.SIGKILL)
+    row("the supervisor is killed").check(until(files, in_state(State.LOST)))
+    assert nothing_left(slurm, job_of(view))
+    slurm_trials.resume(files)
+    assert slurm_trials.wait_for_step(files, 4).attempt == 2
+    names = trained_ids(files)
+    assert len(names) == len(set(names)) or len(names) > 96  # each prompt of an epoch once
+
+
+def test_a_job_that_somebody_cancels_saves_first(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("c")
+    view = slurm_trials.wait_for_step(files, 2)
+    slurm.run("scancel", str(job_of(view)))
+    stopped = until(files, in_state(State.STOPPED), timeout_s=30)
+    row("somebody cancels it while it runs").check(stopped)
+    assert nothing_left(slurm, job_of(view))
+
+
+def test_a_lost_worker_node(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    """Slurm notices after its own timeout; we are told by the failing collective or the lost lease."""
+    files = long_run("n")
+    view = slurm_trials.wait_for_step(files, 2)
+    other = next(w.host for w in view.workers if w.host != view.host)
+    slurm.kill_node(other)
+    failed = until(files, in_state(State.FAILED), timeout_s=90)
+    row("a worker's node is lost").check(failed)
+
+
+def test_a_lost_supervisor_node(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("n")
+    view = slurm_trials.wait_for_step(files, 2)
+    slurm.kill_node(view.host)
+    lost = until(files, in_state(State.LOST), timeout_s=90)
+    row("the supervisor's node is lost").check(lost)
+
+
+def test_a_setup_line_that_fails(
+    slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    slurm_trials.write_spec(setup=["echo no such thing here >&2", "exit 3"])
+    done = slurm_trials.run(
+        "launch", "ppo-math", "--trial", "f", "--detach", *SMALL_PPO, "actor.path=/nowhere"
+    )
+    assert done.returncode == 4  # its own mistake comes first
+    with pytest.raises(AssertionError, match="no such thing here"):
+        long_run("f")  # the launch that waits for its start shows what the script said
+    view = until(slurm_trials.files("ppo-math", "f"), in_state(State.LOST))
+    row("a setup line of the site fails").check(view)
+
+
+# ---- time, preemption, requeue --------------------------------------------------------------
+
+
+def announce_the_end(slurm: SlurmCluster, job_id: int) -> None:
+    """What Slurm does ``slurm.grace_seconds`` before the time limit; its own clock ticks each 30 s."""
+    slurm.run("scancel", "--batch", "--signal=USR2", str(job_id))
+
+
+def test_the_time_limit_is_announced_and_the_run_saves(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    """With Slurm's own clock: grace 30 s of a limit of one minute, so within seconds of the start."""
+    slurm_trials.write_spec(slurm={"grace_seconds": 55})
+    files = long_run("t", "--time", "1")
+    stopped = until(files, in_state(State.STOPPED), timeout_s=90)
+    row("its time limit comes").check(stopped)
+    assert (files.root / "recover").is_dir()
+
+
+def test_a_requeued_run_goes_on_in_the_same_job(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("r", "--requeue")
+    view = slurm_trials.wait_for_step(files, 2)
+    announce_the_end(slurm, job_of(view))
+    again = until(files, lambda v: v.attempt == 2 and v.state is State.RUNNING, timeout_s=60)
+    row("its time limit comes, with requeue").check(again)
+    assert again.job_ids == view.job_ids
+    later = slurm_trials.wait_for_step(files, view.step + 4)
+    assert later.attempt == 2
+
+
+def test_a_preempted_run_comes_back(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+) -> None:
+    files = long_run("p", "--requeue", "--qos", "spot")
+    view = slurm_trials.wait_for_step(files, 2)
+    urgent = slurm.submit("--qos=urgent", "--nodes=4", "--exclusive", command="sleep 8")
+    slurm.wait_for_job(urgent, "RUNNING", timeout_s=60)
+    row("it is preempted, with requeue").check(until(files, in_state(State.QUEUED)))
+    again = until(files, lambda v: v.attempt == 2 and v.step > view.step, timeout_s=90)
+    assert again.job_ids == view.job_ids
+
+
+# ---- without accounting ---------------------------------------------------------------------
+
+
+def test_without_accounting_a_forgotten_job_is_lost_and_never_completed(
+    slurm_without_accounting: SlurmCluster,
+    tmp_path: Path,
+    tiny_policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slurm = slurm_without_accounting
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    trials = SlurmTrials(tmp_path / "root", slurm)
+    trials.write_spec()
+    words = (*SMALL_PPO, *LONG, f"actor.path={tiny_policy}")
+    files = trials.launch("ppo-math", "g", *words)
+    view = trials.wait_for_step(files, 2)
+    assert view.supervisor_pid is not None
+    os.kill(view.supervisor_pid, signal.SIGKILL)
+    until(files, in_state(State.LOST))
+    slurm.stop_slurmctld()
+    slurm.start_slurmctld(clean=True)  # its memory of the job goes with its state
+    forgotten = until(files, in_state(State.LOST))
+    row("Slurm has forgotten it, without accounting").check(forgotten)
+
+
+def test_every_line_of_the_page_has_its_test() -> None:
+    sources = "".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py"))
+    untested = [r.scenario for r in rows() if f'row("{r.scenario}")' not in sources]
+    assert not untested
+    assert len(rows()) >= 20

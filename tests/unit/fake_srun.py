@@ -1,0 +1,93 @@
+"""Stand-ins for Slurm's programs on PATH: srun starts a step's tasks here, scancel notes what it was told.
+
+``install`` puts them into a folder. A task runs the step's own command, unless ``tasks/<job name>`` in
+that folder is a program: then that one, with the same variables. Like srun it takes its hosts from
+SLURM_HOSTFILE, names failed tasks on standard error at once, and on SIGTERM kills all tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def install(folder: Path) -> Path:
+    """Writes both programs into ``folder``, to be put on PATH, and returns it."""
+    (folder / "tasks").mkdir(parents=True, exist_ok=True)
+    _program(folder / "srun", f'exec "{sys.executable}" -S "{__file__}" "{folder}" "$@"')
+    _program(folder / "scancel", f'echo "$@" >> "{folder}/cancelled"')
+    return folder
+
+
+def task_program(folder: Path, job_name: str, shell: str) -> None:
+    """What every task of that step does from now on."""
+    _program(folder / "tasks" / job_name, shell)
+
+
+def cancelled(folder: Path) -> list[str]:
+    """Job ids that scancel got, in order."""
+    path = folder / "cancelled"
+    return path.read_text().split() if path.exists() else []
+
+
+def _program(path: Path, shell: str) -> None:
+    path.write_text(f"#!/bin/sh\n{shell}\n")
+    path.chmod(0o755)
+
+
+def main(folder: Path, argv: list[str]) -> int:
+    """One step; returns the highest exit code, as srun does."""
+    options = {}
+    while argv and argv[0].startswith("-"):
+        name, _, value = argv.pop(0).removeprefix("--").partition("=")
+        options[name] = value
+    replacement = folder / "tasks" / options.get("job-name", "")
+    command = [str(replacement)] if replacement.is_file() else argv
+    hosts = Path(os.environ["SLURM_HOSTFILE"]).read_text().split()
+    assert len(hosts) == int(options["ntasks"]), (hosts, options)
+    tasks = [_start(command, options.get("output"), index, hosts) for index in range(len(hosts))]
+
+    def kill_all(number: int, frame: object) -> None:
+        for task in tasks:
+            if task.poll() is None:
+                os.killpg(task.pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, kill_all)
+    codes: dict[int, int] = {}
+    while len(codes) < len(tasks):
+        for index, task in enumerate(tasks):
+            if index not in codes and (code := task.poll()) is not None:
+                codes[index] = code if code >= 0 else 128 - code
+                how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code)
+                if code:
+                    print(f"srun: error: {hosts[index]}: task {index}: {how}", file=sys.stderr)  # noqa: T201
+        sys.stderr.flush()
+        time.sleep(0.01)
+    return max(codes.values())
+
+
+def _start(
+    command: list[str], output: str | None, index: int, hosts: list[str]
+) -> subprocess.Popen[bytes]:
+    host = hosts[index]
+    environment = {
+        **os.environ,
+        "SLURM_PROCID": str(index),
+        "SLURM_LOCALID": str(hosts[:index].count(host)),
+        "SLURM_NODEID": str(list(dict.fromkeys(hosts)).index(host)),
+        "SLURM_NTASKS": str(len(hosts)),
+        "SLURMD_NODENAME": host,
+    }
+    path = (output or os.devnull).replace("%t", str(index)).replace("%%", "%")
+    with open(path, "ab") as log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,114 @@
+"""--after: which jobs sbatch is told to wait for, and what can't be waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.dependencies import dependency_on
+from launcher.places import user_name
+from launcher.submission import Submission
+from realsys.api.errors import ConfigError, NoSuchTrial
+from realsys.api.trial import TrialFiles, TrialRecord, trial_dir, write_record
+
+
+@pytest.fixture(autouse=True)
+def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a file root of our own."""
+    for name in ("REALSYS_CLUSTER", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+def trial(
+    root: Path, name: str, *jobs: str, sweep: str = "", scheduler: str = "slurm"
+) -> TrialFiles:
+    """A trial with these jobs; never handed over without any."""
+    files = TrialFiles(trial_dir(root, user_name(), "ppo-math", name))
+    files.submitit.mkdir(parents=True)
+    files.plan.write_text("{}")
+    record = TrialRecord(
+        experiment_name="ppo-math",
+        trial_name=name,
+        user=user_name(),
+        cluster="c",
+        plan_hash="",
+        created_at=1.0,
+        launch_host="h",
+        sweep=sweep,
+    )
+    write_record(files.record, record)
+    if jobs:
+        note = Submission(
+            job_id=jobs[0], scheduler=scheduler, job_ids=jobs, host="h", after_attempt=0, at=1.0
+        )
+        write_record(files.submitit / "submission.json", note)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("after", "dependency"),
+    [
+        ("ppo-math/run1", "afterok:12"),
+        ("ppo-math/run1:ok", "afterok:12"),
+        ("ppo-math/run1:any", "afterany:12"),
+        ("ppo-math/run1:notok", "afternotok:12"),
+        ("ppo-math:any", "afterany:12"),
+    ],
+)
+def test_the_condition_is_sbatchs(file_root: Path, after: str, dependency: str) -> None:
+    trial(file_root, "run1", "12")
+    assert dependency_on(after) == dependency
+
+
+def test_a_trial_of_several_jobs_is_waited_for_by_its_supervisors(file_root: Path) -> None:
+    trial(file_root, "run1", "12", "13", "14")
+    assert dependency_on("ppo-math/run1") == "afterok:12"
+
+
+def test_an_element_of_an_array_is_waited_for_alone(file_root: Path) -> None:
+    trial(file_root, "s-0", "9_0", sweep="s")
+    trial(file_root, "s-1", "9_1", sweep="s")
+    assert dependency_on("ppo-math/s-1:any") == "afterany:9_1"
+
+
+def test_a_sweep_is_waited_for_as_a_whole(file_root: Path) -> None:
+    trial(file_root, "s-0", "9_0", sweep="s")
+    trial(file_root, "s-1", "9_1", sweep="s")
+    assert dependency_on("ppo-math/s") == "afterok:9"  # its one array
+    trial(file_root, "s-2", "31", sweep="s")  # resumed: a job of its own
+    assert dependency_on("ppo-math/s:any") == "afterany:9_0:9_1:31"
+
+
+def test_a_sweep_of_one_trial_is_waited_for_by_its_element(file_root: Path) -> None:
+    trial(file_root, "s-1", "9_1", sweep="s")  # the others' folders were removed
+    assert dependency_on("ppo-math/s") == "afterok:9_1"
+
+
+@pytest.mark.parametrize("after", ["ppo-math/run1:", "ppo-math/run1:later", "run1:OK"])
+def test_an_unknown_condition(file_root: Path, after: str) -> None:
+    trial(file_root, "run1", "12")
+    with pytest.raises(ConfigError) as caught:
+        dependency_on(after)
+    assert caught.value.what == f"--after {after!r} ends in {after.rpartition(':')[2]!r}"
+    assert caught.value.fix == "write TRIAL, TRIAL:ok, TRIAL:any or TRIAL:notok"
+
+
+def test_no_such_trial(file_root: Path) -> None:
+    trial(file_root, "run1", "12")
+    with pytest.raises(NoSuchTrial, match="no trial 'ppo-math/run2'"):
+        dependency_on("ppo-math/run2")
+
+
+def test_what_slurm_has_no_job_of_can_not_be_waited_for(file_root: Path) -> None:
+    trial(file_root, "run1", "4711", scheduler="local")
+    trial(file_root, "run2")
+    trial(file_root, "s-0", "9_0", sweep="s")
+    trial(file_root, "s-1", sweep="s")
+    for after, name in [("run1", "run1"), ("run2:any", "run2"), ("s", "s-1")]:
+        with pytest.raises(ConfigError) as caught:
+            dependency_on(f"ppo-math/{after}")
+        assert caught.value.what == f"ppo-math/{name} has no Slurm job to wait for"
