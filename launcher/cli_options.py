@@ -81,7 +81,8 @@ Time = Annotated[
     str | None, _of_job("--time", "-t", metavar="TIME", help="Time limit, e.g. 12:00:00 or 2-0.")
 ]
 Begin = Annotated[
-    str | None, _of_job("--begin", metavar="WHEN", help="Start no earlier, e.g. 18:00 or now+2hours.")
+    str | None,
+    _of_job("--begin", metavar="WHEN", help="Start no earlier, e.g. 18:00 or now+2hours."),
 ]
 Deadline = Annotated[
     str | None, _of_job("--deadline", metavar="WHEN", help="Remove it if it can't end before this.")
@@ -128,7 +129,10 @@ Sweep = Annotated[
 Parallel = Annotated[
     int | None,
     typer.Option(
-        "--parallel", metavar="N", min=1, help="Of a sweep on Slurm, run at most N trials at a time."
+        "--parallel",
+        metavar="N",
+        min=1,
+        help="Of a sweep on Slurm, run at most N trials at a time.",
     ),
 ]
 TrialOrSweep = Annotated[

@@ -9,6 +9,7 @@ root. Checks that trials can be written there; creates nothing.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +32,11 @@ __all__ = [
     "file_roots",
     "find_cluster",
     "missing_secrets",
+    "new_spec_file",
     "read_spec",
     "spec_files",
     "spec_path",
+    "write_spec",
 ]
 
 
@@ -100,6 +103,49 @@ def read_spec(path: Path) -> ClusterSpec:
         problems += [_located(p, applied.origins, path) for p in cluster_problems(spec)]
     raise_all(problems)
     return spec
+
+
+def new_spec_file(name: str) -> Path:
+    """Where a spec of that name would be written, in the user's own folder.
+
+    Raises:
+        ConfigError: no name for a file, or there is one already.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise ConfigError(
+            f"{name!r} can't name a site",
+            where="command line",
+            fix="use letters, digits, dots, dashes and underscores",
+        )
+    folder = places.spec_folders()[0]
+    there = [p for e in places.SPEC_ENDINGS if os.path.lexists(p := f"{folder}/{name}{e}")]
+    if there:
+        raise ConfigError(
+            "the file is there already, and is kept",
+            where=there[0],
+            fix="give another name, or move it away",
+        )
+    return Path(folder, f"{name}{places.SPEC_ENDINGS[0]}")
+
+
+def write_spec(name: str, text: str) -> Path:
+    """Writes a new spec into the user's own folder; never over another.
+
+    Raises:
+        ConfigError: see new_spec_file. ClusterError: it can't be written.
+    """
+    path = new_spec_file(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ClusterError(
+            f"the file can't be written: {error.strerror}",
+            where=str(path),
+            fix="check permission and space, or write it by hand: realsys clusters init",
+        ) from error
+    return path
 
 
 def _located(problem: ConfigError, origins: Mapping[str, str], path: Path) -> ConfigError:

@@ -19,9 +19,11 @@ from launcher.exit_codes import ExitCode
 from launcher.liveness import Liveness
 from launcher.logs import TrialLogs
 from launcher.status import TrialReader, tail_lines
+from launcher.submission import read_submission
 from launcher.text import duration, headline
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
+from realsys.api.errors import TrialError
 from realsys.api.trial import AttemptFiles, Failure, TrialFiles
 
 if TYPE_CHECKING:
@@ -295,8 +297,11 @@ def _spent(view: TrialView) -> str:
 def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
     """The end of what the supervisor's process printed before it had a log of its own."""
     try:
-        logs = sorted(files.submitit.glob("*_log.err"), key=lambda p: p.stat().st_mtime)
-    except OSError:
+        submission = read_submission(files)
+        folder = Path(submission.folder) if submission and submission.folder else files.submitit
+        job = submission.job_id if submission else "*"  # of an array all elements' logs are there
+        logs = sorted(folder.glob(f"{job}_*_log.err"), key=lambda p: p.stat().st_mtime)
+    except (OSError, TrialError):
         return []
     return tail_lines(logs[-1])[-lines:] if logs else []
 

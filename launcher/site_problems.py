@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import unquote, urlsplit
 
 from launcher.problems import collected
@@ -165,7 +165,8 @@ def _times_and_hosts(spec: ClusterSpec) -> Iterator[ConfigError]:
     from launcher.slurm.time_spec import parse_time_limit
     from realsys.slurm.hostlist import expand
 
-    texts = {"slurm.time_limit": (parse_time_limit, spec.slurm.time_limit)}
+    texts: dict[str, tuple[Callable[[str], object], str | None]] = {}
+    texts["slurm.time_limit"] = (parse_time_limit, spec.slurm.time_limit)
     for name, partition in spec.partitions.items():
         texts[f"partitions.{name}.max_time"] = (parse_time_limit, partition.max_time)
         texts[f"partitions.{name}.nodelist"] = (expand, partition.nodelist)

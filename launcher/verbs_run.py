@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from realsys.api.trial import TrialFiles
 
 START_TIMEOUT_S = 60.0
+START_AGE_S = 0.5  # a start is worth a few queries
 QUEUE_S = 2.0  # a job that has not started by then may wait for hours; a free cluster needs less
 
 
@@ -325,6 +326,7 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     """The view once the hand-over is done."""
     from contextlib import closing
 
+    from launcher.slurm.job_board import JobBoard
     from launcher.status import TrialReader
     from launcher.submission import read_submission
     from launcher.trial_state import State
@@ -333,7 +335,7 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     before = submission.after_attempt if submission else 0
     deadline = time.monotonic() + START_TIMEOUT_S
     soon = time.monotonic() + QUEUE_S
-    with closing(TrialReader(files)) as reader:
+    with closing(TrialReader(files, board=JobBoard(max_age_s=START_AGE_S))) as reader:
         while True:
             view = reader.view()
             taken = view.attempt > before or view.state not in State.live()

@@ -134,19 +134,19 @@ def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
 def stop_all(*, grace_s: float, yes: bool, cluster: str | None) -> int:
     """`stop --all`."""
     found = running(list(all_trials(cluster=cluster)))
-    return _stop(found, what="trials", grace_s=grace_s, yes=yes)
+    return _stop(found, grace_s=grace_s, yes=yes)
 
 
 def stop_sweep(trials: Sequence[TrialFiles], *, grace_s: float, yes: bool) -> int:
     """`stop` of a sweep."""
-    return _stop(running(trials), what="trials of the sweep", grace_s=grace_s, yes=yes)
+    return _stop(running(trials), grace_s=grace_s, yes=yes)
 
 
-def _stop(found: Sequence[Pair], *, what: str, grace_s: float, yes: bool) -> int:
+def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
     if not found:
-        output.say(f"none of the {what} runs or waits; nothing was done")
+        output.say("none of the trials runs or waits; nothing was done")
         return ExitCode.OK
-    output.say(f"{len(found)} {what} run or wait:")
+    output.say(f"trials that run or wait: {len(found)}")
     for _, view in found[:NAMED_AT_MOST]:
         output.say(f"  {view.trial}  {view.state.value}")
     if len(found) > NAMED_AT_MOST:

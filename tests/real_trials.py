@@ -40,6 +40,8 @@ SMALL_PPO = (
     "cpus_per_model_worker=1",
 )
 SMALL_PPO_STEPS = 24
+# The same for minutes: for tests that end it themselves.
+LONG_PPO = tuple(w.replace("total_train_epochs=2", "total_train_epochs=1000") for w in SMALL_PPO)
 
 
 @dataclass

@@ -1,9 +1,12 @@
 """What `realsys doctor` runs on a compute node: looks, and prints one line of JSON.
 
 It is not imported there: its text goes to whichever Python is found, on the host or in an image, which
-may lack realsys. So it uses the standard library only, of Python 3.6 and later, and raises nothing.
-Its one argument is a JSON object: file_root, canary (a name), ports, interface, packages.
+may lack realsys. So it uses the standard library only, of Python 3.7 and later, and raises nothing.
+Its one argument is a JSON object: file_root, canary (a name), store (a folder),
+ports, packages.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -12,18 +15,19 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 MARK = "REALSYS-CANARY "
 PORTS_TRIED = 32
 
 
-def look(wanted):  # type: ignore[no-untyped-def]
+def look(wanted: dict[str, Any]) -> dict[str, Any]:
     """All findings of this node, by name."""
     begin = time.time()
-    found = {
+    found: dict[str, Any] = {
         "host": socket.gethostname(),
         "node": os.environ.get("SLURMD_NODENAME", ""),
-        "python": "%d.%d.%d" % sys.version_info[:3],
+        "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "procid": os.environ.get("SLURM_PROCID"),
         "localid": os.environ.get("SLURM_LOCALID"),
@@ -32,6 +36,7 @@ def look(wanted):  # type: ignore[no-untyped-def]
             p for p in ("apptainer", "enroot", "nvidia-smi", "rocm-smi") if shutil.which(p)
         ],
         "shared": shared(wanted["file_root"], wanted["canary"]),
+        "store": writable(wanted["store"]),
         "packages": {name: version(name) for name in wanted["packages"]},
         "ports": ports(wanted["ports"]),
         "addresses": addresses(),
@@ -41,9 +46,9 @@ def look(wanted):  # type: ignore[no-untyped-def]
     return found
 
 
-def shared(root, name):  # type: ignore[no-untyped-def]
+def shared(root: str, name: str) -> dict[str, Any]:
     """What the login node's file says, and whether we could write ours; an error's text if not."""
-    found = {"read": None, "wrote": False, "error": ""}
+    found: dict[str, Any] = {"read": None, "wrote": False, "error": ""}
     try:
         with open(os.path.join(root, name + ".login")) as file:
             found["read"] = file.read()
@@ -55,7 +60,14 @@ def shared(root, name):  # type: ignore[no-untyped-def]
     return found
 
 
-def version(name):  # type: ignore[no-untyped-def]
+def writable(folder: str) -> bool:
+    """Whether it can be written, or made."""
+    while not os.path.exists(folder) and folder not in ("", "/"):
+        folder = os.path.dirname(folder)
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
+def version(name: str) -> str | None:
     """Of an installed package; "?" if it can be imported without metadata, None if not at all."""
     try:
         from importlib import metadata, util
@@ -68,7 +80,7 @@ def version(name):  # type: ignore[no-untyped-def]
         return None
 
 
-def ports(wanted):  # type: ignore[no-untyped-def]
+def ports(wanted: list[int]) -> list[int]:
     """[tried, bound] of a sample of the range."""
     low, high = wanted
     step = max(1, (high - low) // PORTS_TRIED)
@@ -84,7 +96,7 @@ def ports(wanted):  # type: ignore[no-untyped-def]
     return [len(tried), bound]
 
 
-def addresses():  # type: ignore[no-untyped-def]
+def addresses() -> list[list[str]]:
     """[name, IPv4 address] of every interface that has one, see netdevice(7)."""
     import fcntl
     import struct
@@ -102,7 +114,7 @@ def addresses():  # type: ignore[no-untyped-def]
     return found
 
 
-def gpus():  # type: ignore[no-untyped-def]
+def gpus() -> list[Any] | None:
     """Names of the GPUs that the driver's program lists; None where there is no such program."""
     for argv in (["nvidia-smi", "-L"], ["rocm-smi", "--showproductname", "--csv"]):
         if shutil.which(argv[0]):
@@ -119,4 +131,4 @@ def gpus():  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(look(json.loads(sys.argv[1]))), flush=True)
+    sys.stdout.write(MARK + json.dumps(look(json.loads(sys.argv[1]))) + "\n")

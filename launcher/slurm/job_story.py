@@ -60,7 +60,11 @@ def _waiting(job: JobInfo, records: Records) -> tuple[str, str]:
 
 def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
     """The supervisor left no exit marker: what Slurm knows of the job's end."""
-    when = f" after {duration(job.ended_at - job.started_at)}" if job.ended_at and job.started_at else ""
+    when = (
+        f" after {duration(job.ended_at - job.started_at)}"
+        if job.ended_at and job.started_at
+        else ""
+    )
     started = records.attempt is not None
     if job.state is JobState.GONE:
         how, fix = "Slurm knows it no more", ""

@@ -32,7 +32,7 @@ def site_yaml(found: Discovered) -> str:
 def _lines(found: Discovered) -> Iterator[str]:
     spec = found.spec
     yield f"# {spec.name}: written by `realsys clusters init` from what Slurm {found.version} says."
-    yield "# Check the lines marked EDIT, then: realsys doctor --cluster NAME"
+    yield f"# Check the lines marked EDIT, then: realsys doctor --cluster {spec.name}"
     yield f"name: {scalar(spec.name)}"
     yield "scheduler: slurm"
     yield ""

@@ -127,7 +127,7 @@ def mount_problems(container: ContainerSpec, *, file_root: str) -> Iterator[Conf
                 fix="remove one of them",
             )
         seen.setdefault(target, text)
-    if not _mountable(file_root):
+    if container.runtime != "none" and not _mountable(file_root):
         yield _unmountable_root(file_root)
 
 
@@ -145,7 +145,7 @@ def image_problems(
         )
         return
     wanted = spelled_for(container.runtime, image)
-    if wanted.spelling != image:
+    if wanted.spelling != image or not image:
         yield ConfigError(
             f"{where} is {image!r}: {wanted.why}",
             where=where,
@@ -231,4 +231,3 @@ def _unmountable_root(file_root: str) -> ConfigError:
         where="file_root",
         fix="use a path without commas, colons and line breaks",
     )
-

@@ -37,6 +37,7 @@ class ComponentBoard:
     nodes: str
     _member: Membership = field(init=False)
     _stop_passed_on: bool = False
+    _silent: bool = False  # the store, when last asked
 
     def __post_init__(self) -> None:
         record = ComponentRecord(
@@ -65,8 +66,11 @@ class ComponentBoard:
             self._member.hold()
             entries = self.store.get_subtree(self.keys.components)
         except StoreError as error:
-            logger.warning("store does not answer error=%s", error.what)
+            if not self._silent:
+                logger.warning("store does not answer error=%s", error.what)
+            self._silent = True
             return None
+        self._silent = False
         records = (loads(ComponentRecord, e.value, where=e.key) for e in entries)
         return {r.index: r for r in records if r.token == self.attempt.token}
 

@@ -30,10 +30,11 @@ class Membership:
     ttl_s: float = LEASE_TTL_S
     _lease: Lease | None = None
     _keeper: LeaseKeeper | None = None
+    _left: bool = False
 
     def hold(self) -> None:
-        """Takes the key unless we have it; call it now and then. Raises StoreError."""
-        if self._keeper is not None and self._keeper.lost_reason is None:
+        """Takes the key unless we have it or have left; call it now and then. Raises StoreError."""
+        if self._left or (self._keeper is not None and self._keeper.lost_reason is None):
             return
         lease = self.store.grant(self.ttl_s)
         self.store.add(self.key, dumps(self.record), lease=lease, replace=True)
@@ -51,7 +52,8 @@ class Membership:
         self.record = record
 
     def leave(self) -> None:
-        """Gives the key back."""
+        """Gives the key back, for good."""
+        self._left = True
         if self._keeper is None:
             return
         try:

@@ -63,6 +63,7 @@ class OrderFollower:
     _told: Report | None = None
     _leaving: tuple[str, float, float] | None = None  # why, its grace, since when
     _next_look: float = 0.0
+    _silent: bool = False  # the store, when last asked
     _supervisor: Presence = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class OrderFollower:
             try:
                 self._try_to_join()
             except StoreError as error:
-                logger.warning("store does not answer error=%s", error.what)
+                self._note_silence(error)
             if self._member is None:
                 self._give_up_if_vain(wait_s, time.monotonic() > deadline)
                 time.sleep(self.poll_s)
@@ -164,8 +165,9 @@ class OrderFollower:
             self._tell_leaving(member)
             told = self._follow(member, self._order())
             gone = self._is_supervisor_gone(member)
+            self._silent = False
         except StoreError as error:
-            logger.warning("store does not answer error=%s", error.what)
+            self._note_silence(error)
             self._supervisor.is_gone(None, now_s=time.monotonic())
             told = gone = None
         if told is not None:
@@ -241,6 +243,11 @@ class OrderFollower:
             why, grace_s, _ = self._leaving
             member.tell_leaving(why, grace_s=grace_s)
             logger.warning("end announced why=%s grace_s=%g", why, grace_s)
+
+    def _note_silence(self, error: StoreError) -> None:
+        if not self._silent:
+            logger.warning("store does not answer error=%s", error.what)
+        self._silent = True
 
     def _is_supervisor_gone(self, member: Membership) -> bool:
         found = read_component(self.store, self.keys.component(0))

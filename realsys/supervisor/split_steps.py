@@ -102,6 +102,7 @@ class SplitSteps:
     _next_look: float = 0.0
     _next_told: float = 0.0
     _job_ids: dict[int, str] = field(default_factory=dict)  # of components that were here once
+    _leaving: dict[int, str] = field(default_factory=dict)  # why Slurm is about to end one
     _agents: dict[int, str] = field(default_factory=dict)  # that the attempt began with
     _presence: dict[int, Presence] = field(default_factory=dict)
     _sequence: int = 0
@@ -225,27 +226,35 @@ class SplitSteps:
 
     def _look(self) -> ClusterError | None:
         """Reads the agents' keys; returns what one of them could not do."""
-        problem = None
+        present, problem = self._components(), None
         for index, report in self.board.reports(self._sequence, self._agents).items():
             for task in self._running(index):
-                task.end = report.end_of(task.worker)
+                task.end = self._explained(index, report.end_of(task.worker))
             if report.problem is not None:
                 told = report.problem
                 where = f"{self._named(index)}: {told.where}"
                 problem = problem or ClusterError(told.what, where=where, fix=told.fix)
-        present = self._components()
         for index, presence in self._presence.items():
             there = None if present is None else self._is_same(present.get(index))
             if presence.is_gone(there, now_s=time.monotonic()):
-                self._give_up(index, f"{self._named(index)} is gone")
+                why = f": {self._leaving[index]}" if index in self._leaving else ""
+                self._give_up(index, f"{self._named(index)} is gone{why}")
         return problem
 
     def _components(self) -> dict[int, ComponentRecord] | None:
         present = self.board.components()
         for index, record in (present or {}).items():
             self._job_ids[index] = record.job_id
+            if record.leaving:
+                self._leaving[index] = record.leaving
             self.board.pass_on_end(record, self._name(index))
         return present
+
+    def _explained(self, index: int, end: TaskEnd | None) -> TaskEnd | None:
+        """An end that its own parent did not tell (no pid) is that of its job, if Slurm ended that."""
+        if end is None or not end.returncode or end.pid or index not in self._leaving:
+            return end
+        return replace(end, hint=self._leaving[index])
 
     def _is_same(self, record: ComponentRecord | None) -> bool:
         return record is not None and self._agents[record.index] == record.agent

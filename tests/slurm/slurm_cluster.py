@@ -38,8 +38,8 @@ class SlurmCluster:
         folder: is made; a short path on a tmpfs starts fastest.
         nodes: how many: n1, n2, … with their name and rack1 or rack2 as features.
         gpus, cpus, memory_mib: of each node, whatever this machine has.
-        accounting: with slurmdbd, and the QOS ``spot``, which ``urgent`` preempts. Without it (up ten times
-            faster) the partition ``high`` preempts ``low``.
+        accounting: with slurmdbd, and the QOS ``spot``, which ``urgent`` preempts. Without it (up in a
+            tenth of a second) the partition ``high`` preempts ``low``.
         spank: a plug-in and its arguments.
         settings: further lines of slurm.conf, or others in place of its own. With AccountingStorageEnforce,
             root has the account ``lab`` and no other.
@@ -186,7 +186,7 @@ class SlurmCluster:
         self.daemons.end("slurmctld", signal.SIGTERM)
 
     def start_slurmctld(self, *, clean: bool = False) -> None:
-        """Starts it with the state that it left, or none."""
+        """Starts it with the state that it left, or none. Nodes answer it some seconds later."""
         self.daemons.start("slurmctld", "slurmctld", "-D", *(["-c"] if clean else []))
         self.daemons.wait_for_port("slurmctld", self.shape.slurmctld_port)
 

@@ -48,7 +48,7 @@ def pids_of_job(slurm_conf: Path, job_id: int) -> set[int]:
         pid
         for pid in _pids()
         if (entries <= environment_of(pid) or job_id in _cgroup_jobs(pid))
-        and _program(pid) != "slurmstepd"
+        and not _program(pid).startswith("slurmstepd")  # Debian: slurmstepd-wlm
     }
 
 
@@ -122,7 +122,7 @@ def _program(pid: int) -> str:
 
 def _open_files(pid: int) -> list[str]:
     try:
-        return [os.readlink(fd) for fd in os.scandir(f"/proc/{pid}/fd")]
+        return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
     except OSError:
         return []
 

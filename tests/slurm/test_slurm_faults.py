@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_trials import SMALL_PPO, name_of, trained_ids, wait_until, worker_pid
+from real_trials import LONG_PPO, SMALL_PPO, name_of, trained_ids, wait_until, worker_pid
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from told import row, rows
@@ -22,7 +22,6 @@ from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.trial import TrialFiles
 
-LONG = ("exp_ctrl.total_train_epochs=400",)
 TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40")  # of 64: one a node
 
 
@@ -32,7 +31,7 @@ def long_run(slurm_trials: SlurmTrials, tiny_policy: Path) -> Callable[..., Tria
 
     def launch(name: str, *words: str) -> TrialFiles:
         path = f"actor.path={tiny_policy}"
-        return slurm_trials.launch("ppo-math", name, *SMALL_PPO, *LONG, *TWO_NODES, path, *words)
+        return slurm_trials.launch("ppo-math", name, *LONG_PPO, *TWO_NODES, path, *words)
 
     return launch
 
@@ -283,7 +282,7 @@ def test_without_accounting_a_forgotten_job_is_lost_and_never_completed(
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     trials = SlurmTrials(tmp_path / "root", slurm)
     trials.write_spec()
-    words = (*SMALL_PPO, *LONG, f"actor.path={tiny_policy}")
+    words = (*LONG_PPO, f"actor.path={tiny_policy}")
     files = trials.launch("ppo-math", "g", *words)
     view = trials.wait_for_step(files, 2)
     assert view.supervisor_pid is not None

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from real_trials import SMALL_PPO, SMALL_PPO_STEPS, Trials, metrics_of, trained_ids, weights_of
+from real_trials import LONG_PPO, SMALL_PPO, SMALL_PPO_STEPS, Trials, metrics_of, trained_ids, weights_of
 from slurm_trials import SlurmTrials
 from told import row
 
@@ -116,7 +116,7 @@ def test_secrets_and_environment_reach_workers_and_stand_nowhere_else(
     monkeypatch.setenv("UNRELATED", "not-for-jobs")
     monkeypatch.setenv("SBATCH_PARTITION", "small")  # sbatch would prefer it to the script
     slurm_trials.write_spec(secrets=["MY_TOKEN"], env_vars={"SITE_SAYS": "hello world"})
-    words = [*SMALL_PPO, f"actor.path={tiny_policy}", "exp_ctrl.total_train_epochs=100"]
+    words = [*LONG_PPO, f"actor.path={tiny_policy}"]
     files = slurm_trials.launch("ppo-math", "s", *words)
     view = slurm_trials.wait_for_step(files, 1)
     row("it runs").check(view)

@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-from real_trials import SMALL_PPO, name_of
+from real_trials import LONG_PPO, name_of
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from told import row
@@ -24,7 +24,7 @@ def test_twenty_stops_at_random_moments_leave_nothing(
 ) -> None:
     """The trial is resumed each time: later stops meet a run that loads a checkpoint, too."""
     moments = random.Random(2)
-    words = (*SMALL_PPO, "exp_ctrl.total_train_epochs=1000", "actor.parallel=d2t1p1")
+    words = (*LONG_PPO, "actor.parallel=d2t1p1")
     files = slurm_trials.launch(
         "ppo-math", "s", *words, "scheduling.model_worker.cpu=40", f"actor.path={tiny_policy}"
     )
@@ -47,7 +47,7 @@ def test_twenty_stops_at_random_moments_leave_nothing(
 def test_a_stop_is_told_as_a_stop(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
-    words = (*SMALL_PPO, "exp_ctrl.total_train_epochs=1000", f"actor.path={tiny_policy}")
+    words = (*LONG_PPO, f"actor.path={tiny_policy}")
     files = slurm_trials.launch("ppo-math", "s", *words)
     slurm_trials.wait_for_step(files, 2)
     assert slurm_trials.run("stop", name_of(files)).returncode == 0
@@ -57,7 +57,7 @@ def test_a_stop_is_told_as_a_stop(
 def test_two_trials_at_once_do_not_touch_each_other(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
-    words = (*SMALL_PPO, "exp_ctrl.total_train_epochs=1000", f"actor.path={tiny_policy}")
+    words = (*LONG_PPO, f"actor.path={tiny_policy}")
     one = slurm_trials.launch("ppo-math", "one", *words)
     other = slurm_trials.launch("ppo-math", "other", *words)
     slurm_trials.wait_for_step(one, 1)

@@ -1,12 +1,14 @@
 """Stand-ins for Slurm's programs on PATH: srun starts a step's tasks here, scancel notes what it was told.
 
 ``install`` puts them into a folder. A task runs the step's own command, unless ``tasks/<job name>`` in
-that folder is a program: then that one, with the same variables. Like srun it takes its hosts from
-SLURM_HOSTFILE, names failed tasks on standard error at once, and on SIGTERM kills all tasks.
+that folder is a program: then that one, with the same variables, and how it ended is written down as
+realsys/worker/task.py does. Like srun it takes its hosts from SLURM_HOSTFILE, names failed tasks on
+standard error at once, and on SIGTERM kills all tasks.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -45,29 +47,46 @@ def main(folder: Path, argv: list[str]) -> int:
     while argv and argv[0].startswith("-"):
         name, _, value = argv.pop(0).removeprefix("--").partition("=")
         options[name] = value
-    replacement = folder / "tasks" / options.get("job-name", "")
-    command = [str(replacement)] if replacement.is_file() else argv
+    kind = options["job-name"]
+    replaced = (folder / "tasks" / kind).is_file()
+    command = [str(folder / "tasks" / kind)] if replaced else argv
     hosts = Path(os.environ["SLURM_HOSTFILE"]).read_text().split()
     assert len(hosts) == int(options["ntasks"]), (hosts, options)
-    tasks = [_start(command, options.get("output"), index, hosts) for index in range(len(hosts))]
+    tasks: list[subprocess.Popen[bytes]] = []
+    killed = False
 
     def kill_all(number: int, frame: object) -> None:
+        nonlocal killed
+        killed = True
         for task in tasks:
             if task.poll() is None:
                 os.killpg(task.pid, signal.SIGKILL)
 
-    signal.signal(signal.SIGTERM, kill_all)
+    signal.signal(signal.SIGTERM, kill_all)  # first: a task that runs can be killed
+    for index in range(len(hosts)):
+        tasks.append(_start(command, options.get("output"), index, hosts))
     codes: dict[int, int] = {}
     while len(codes) < len(tasks):
         for index, task in enumerate(tasks):
             if index not in codes and (code := task.poll()) is not None:
                 codes[index] = code if code >= 0 else 128 - code
-                how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code)
-                if code:
+                if replaced and not killed:
+                    _write_down(argv, f"{kind}/{index}", hosts[index], task.pid, code)
+                if codes[index]:
+                    how = "Killed" if killed else f"Exited with exit code {codes[index]}"
                     print(f"srun: error: {hosts[index]}: task {index}: {how}", file=sys.stderr)  # noqa: T201
         sys.stderr.flush()
         time.sleep(0.01)
     return max(codes.values())
+
+
+def _write_down(argv: list[str], worker: str, host: str, pid: int, code: int) -> None:
+    told = dict(a.removeprefix("--").split("=", 1) for a in argv if a.startswith("--"))
+    exits = Path(told["trial-dir"], "attempts", f"{int(told['attempt']):04d}", "exits")
+    record = {"worker": worker, "host": host, "pid": pid, "returncode": code, "at": time.time()}
+    path = exits / f"{worker.replace('/', '-')}.json"
+    path.with_suffix(".part").write_text(json.dumps(record))
+    path.with_suffix(".part").rename(path)
 
 
 def _start(

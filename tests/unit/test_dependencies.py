@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher import dependencies
 from launcher.dependencies import dependency_on
 from launcher.places import user_name
 from launcher.submission import Submission
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
 from realsys.api.errors import ConfigError, NoSuchTrial
 from realsys.api.trial import TrialFiles, TrialRecord, trial_dir, write_record
 
@@ -21,6 +24,19 @@ def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))
     return tmp_path / "root"
+
+
+@pytest.fixture(autouse=True)
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, State]:
+    """The states of trials; QUEUED for those not named."""
+    found: dict[str, State] = {}
+
+    def views(trials: list[TrialFiles]) -> list[TrialView]:
+        states = [found.get(files.root.name, State.QUEUED) for files in trials]
+        return [TrialView(trial="", state=state, folder="") for state in states]
+
+    monkeypatch.setattr(dependencies, "trial_views", views)
+    return found
 
 
 def trial(
@@ -86,6 +102,49 @@ def test_a_sweep_is_waited_for_as_a_whole(file_root: Path) -> None:
 def test_a_sweep_of_one_trial_is_waited_for_by_its_element(file_root: Path) -> None:
     trial(file_root, "s-1", "9_1", sweep="s")  # the others' folders were removed
     assert dependency_on("ppo-math/s") == "afterok:9_1"
+
+
+def test_not_ok_of_a_sweep_means_all_of_its_trials(file_root: Path) -> None:
+    trial(file_root, "s-0", "9_0", sweep="s")
+    trial(file_root, "s-1", "9_1", sweep="s")
+    assert dependency_on("ppo-math/s:notok") == "afternotok:9_0:9_1"
+
+
+FULFILLED = {
+    "ok": {State.COMPLETED},
+    "any": {State.COMPLETED, State.STOPPED, State.FAILED, State.LOST},
+    "notok": {State.STOPPED, State.FAILED, State.LOST},
+}
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("condition", ["ok", "any", "notok"])
+def test_a_trial_that_is_over_is_judged_by_its_end_not_by_slurm(
+    file_root: Path, states: dict[str, State], condition: str, state: State
+) -> None:
+    trial(file_root, "run1", "12")
+    states["run1"] = state
+    over = state in FULFILLED["any"]
+    if over and state not in FULFILLED[condition]:
+        with pytest.raises(ConfigError) as caught:
+            dependency_on(f"ppo-math/run1:{condition}")
+        assert caught.value.what == (
+            f"ppo-math/run1 is {state.value}: what waits for it with :{condition} would never start"
+        )
+    else:
+        expected = None if over else f"after{condition}:12"
+        assert dependency_on(f"ppo-math/run1:{condition}") == expected
+
+
+def test_of_a_sweep_only_the_trials_that_are_not_over_are_waited_for(
+    file_root: Path, states: dict[str, State]
+) -> None:
+    for i in range(3):
+        trial(file_root, f"s-{i}", f"9_{i}", sweep="s")
+    states["s-1"] = State.COMPLETED
+    assert dependency_on("ppo-math/s") == "afterok:9_0:9_2"
+    states |= {"s-0": State.COMPLETED, "s-2": State.COMPLETED}
+    assert dependency_on("ppo-math/s") is None
 
 
 @pytest.mark.parametrize("after", ["ppo-math/run1:", "ppo-math/run1:later", "run1:OK"])

@@ -7,6 +7,9 @@ stand-ins (fake_srun.py). Tests of one side alone speak the other's records.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ from experiments.ppo_math import PPOMathExperiment
 from realsys.api.cluster import ClusterSpec, SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound, StoreUnavailable
 from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
-from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.plan import LaunchPlan, PhasePlan, plan_hash, plan_text
 from realsys.api.scheduling import WorkerType
 from realsys.api.trial import (
     AttemptRecord,
@@ -28,6 +31,7 @@ from realsys.api.trial import (
     Result,
     StopRequest,
     TrialFiles,
+    WorkerExit,
     dumps,
     loads,
     read_record,
@@ -153,6 +157,11 @@ class Trial:
         wait_until(lambda: self.component(1) is not None)
         return agent
 
+    def wait_for_tasks(self, *workers: str) -> None:
+        """Until each of them has begun."""
+        logs = [self.files.attempt(1).log(worker) for worker in workers]
+        wait_until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+
     def told(self) -> list[bool]:
         """How the agents left."""
         for thread in self.threads:
@@ -181,7 +190,7 @@ class Trial:
     def report(self) -> Report:
         return loads(Report, self.store.get(self.keys.component_report(1)).value, where="")
 
-    def stand_in(self, *, ttl_s: float = 60.0):
+    def stand_in(self, *, ttl_s: float = 60.0, leaving: str = ""):
         """Registers component 1 as an agent would, and returns the lease."""
         record = ComponentRecord(
             index=1,
@@ -191,6 +200,8 @@ class Trial:
             nodes="n2",
             attempt=1,
             token=self.attempt.token,
+            leaving=leaving,
+            leaving_grace_s=20.0,
         )
         lease = self.store.grant(ttl_s)
         self.store.add(self.keys.component(1), dumps(record), lease=lease, replace=True)
@@ -207,8 +218,8 @@ class Trial:
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
     folder = fake_srun.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    fake_srun.task_program(folder, "master_worker", "sleep 30")
-    fake_srun.task_program(folder, "rollout_worker", "sleep 30")
+    for kind in ("master_worker", "rollout_worker"):
+        fake_srun.task_program(folder, kind, "echo up; exec sleep 30")
     trial = Trial(tmp_path, folder)
     yield trial
     if trial.threads:
@@ -294,6 +305,37 @@ def test_a_stop_is_heard_while_jobs_are_missing(trial: Trial):
     steps.board.close()
 
 
+def test_slurms_signal_to_another_job_reaches_the_attempt(trial: Trial, tmp_path: Path):
+    cluster = replace(trial.plan.cluster, name_resolve=f"file://{tmp_path}/store")
+    trial.plan = replace(trial.plan, cluster=cluster)
+    text = plan_text(trial.plan)
+    trial.files.plan.write_text(text, encoding="utf-8")
+    trial.store.close()
+    trial.store = open_store(trial.plan.name_resolve_url)
+    call = "from realsys.supervisor.component_agent import run_component as run; import sys; "
+    call += f"run({trial.plan.trial_dir!r}, {plan_hash(text)!r}, 1, 1)"
+    slurm = {"SLURM_JOB_ID": "121", "SLURM_JOB_NODELIST": "n2"}
+    agent = subprocess.Popen([sys.executable, "-c", call], env={**os.environ, **slurm})
+    try:
+        steps = trial.split_steps()
+        tasks = steps.start(trial.plan.phases[0])
+        wait_until(lambda: tasks[0].poll() is None and trial.attempt_files.steps.exists())
+        trial.wait_for_tasks("rollout_worker/0", "rollout_worker/1")
+        agent.send_signal(signal.SIGUSR2)
+        wait_until(lambda: tasks[0].poll() is None and steps.board.is_stop_asked())
+        request = loads(StopRequest, trial.store.get(trial.keys.stop).value, where="")
+        assert request.by == "Slurm (SIGUSR2 to job 121), component rollout"
+        assert request.grace_seconds == 110.0
+        steps.end(tasks, grace_s=0.0)
+        assert [t.poll() for t in tasks[1:]] == [-9, -9]
+        steps.close()
+        assert agent.wait(10) == 0
+        assert "component left told=True" in trial.attempt_files.log("component/1").read_text()
+    finally:
+        agent.kill()
+        agent.wait()
+
+
 def test_an_agent_waits_for_its_attempt_and_makes_no_folder(trial: Trial):
     agent = trial.agent()
     trial.serve(agent)
@@ -355,16 +397,16 @@ def test_both_jobs_run_to_the_end(trial: Trial):
 
 def test_a_remote_task_that_fails_is_told_by_its_own_record(trial: Trial):
     steps = trial.split_steps()
-    record = '{"worker": "rollout_worker/1", "host": "n2", "pid": 77, "returncode": -11, "at": 5.0}'
-    exits = "$REALSYS_TRIAL_DIR/attempts/0001/exits/rollout_worker-1.json"
-    failing = f"[ $SLURM_PROCID = 1 ] || exec sleep 30\necho '{record}' > \"{exits}\"; exit 139"
+    failing = "[ $SLURM_PROCID = 1 ] || exec sleep 30; kill -SEGV $$"
     fake_srun.task_program(trial.bin, "rollout_worker", failing)
     trial.serve(trial.agent())
     marker = supervisor_of(trial, steps).run()
     steps.close()
     assert marker.result is Result.FAILED
     first = marker.first_failure
-    assert (first.worker, first.host, first.pid, first.at) == ("rollout_worker/1", "n2", 77, 5.0)
+    told = read_record(WorkerExit, trial.attempt_files.exit_of("rollout_worker/1"))
+    assert (first.worker, first.host) == ("rollout_worker/1", "n2")
+    assert (first.pid, first.at) == (told.pid, told.at)
     assert first.why == "killed by SIGSEGV (signal 11): a crash in native code"
     assert trial.told() == [True]
     assert fake_srun.cancelled(trial.bin) == []
@@ -393,9 +435,25 @@ def test_tasks_of_a_job_that_is_gone_count_as_ended(trial: Trial):
     lost = poll_until_ended(tasks, "rollout_worker/1")
     assert (lost.poll(), lost.hint) == (1, "job 121 of component rollout is gone")
     assert tasks[0].poll() is None
+    trial.wait_for_tasks("master_worker/0")
     steps.end(tasks, grace_s=0.0)
     assert tasks[0].poll() == -9
     steps.close()
+
+
+def test_tasks_that_slurm_ended_with_their_job_say_so(trial: Trial):
+    steps = trial.split_steps()
+    trial.stand_in()
+    tasks = steps.start(trial.plan.phases[0])
+    trial.stand_in(leaving="Slurm (SIGTERM to job 121)")
+    told = TaskEnd(returncode=3, pid=77, hint="its own")
+    trial.stand_in_reports(
+        ended={"rollout_worker/0": told, "rollout_worker/1": TaskEnd(returncode=1, hint="srun: …")}
+    )
+    poll_until_ended(tasks, "rollout_worker/1")
+    assert [t.hint for t in tasks[1:]] == ["its own", "Slurm (SIGTERM to job 121)"]
+    steps.end(tasks, grace_s=0.0)
+    steps.board.close()
 
 
 def test_an_end_that_is_not_reported_cancels_the_job(trial: Trial):
@@ -409,7 +467,7 @@ def test_an_end_that_is_not_reported_cancels_the_job(trial: Trial):
 
 
 def test_a_job_that_stays_after_leave_is_cancelled(trial: Trial):
-    steps = trial.split_steps(leave_s=0.2)
+    steps = trial.split_steps(leave_s=0.2, end_s=0.2)
     trial.stand_in()
     steps.start(trial.plan.phases[0])
     steps.close()
@@ -423,6 +481,7 @@ def test_a_job_that_slurm_ends_stops_the_attempt_in_good_order(trial: Trial):
     trial.serve(agent)
     tasks = steps.start(trial.plan.phases[0])
     wait_until(lambda: tasks[0].poll() is None and trial.attempt_files.steps.exists())
+    trial.wait_for_tasks("master_worker/0", "rollout_worker/0", "rollout_worker/1")
     agent.announce_end("Slurm (SIGTERM to job 121)", grace_s=20.0)
     wait_until(lambda: tasks[0].poll() is not None or steps.board.is_stop_asked())
     request = loads(StopRequest, trial.store.get(trial.keys.stop).value, where="")
@@ -442,6 +501,7 @@ def test_an_agent_starts_a_phase_reports_and_ends_it(trial: Trial):
     steps = trial.split_steps()
     trial.joined(trial.agent())
     trial.order(Action.START)
+    trial.wait_for_tasks("rollout_worker/0", "rollout_worker/1")
     wait_until(lambda: trial.store.find_subtree(trial.keys.component_report(1)))
     assert (trial.report().sequence, trial.report().rest) == (1, None)
     trial.order(Action.END)
@@ -472,7 +532,7 @@ def test_an_agent_leaves_when_its_attempt_has_an_exit_marker(trial: Trial):
     steps = trial.split_steps()
     trial.joined(trial.agent())
     trial.order(Action.START)
-    wait_until(lambda: trial.attempt_files.steps.exists())
+    trial.wait_for_tasks("rollout_worker/0", "rollout_worker/1")
     marker = ExitMarker(result=Result.FAILED, attempt=1, ended_at=2.0, phase="main")
     write_record(trial.attempt_files.exit, marker)
     assert trial.told() == [True]
@@ -493,7 +553,7 @@ def test_an_agent_leaves_by_itself_when_the_supervisor_is_gone(trial: Trial):
     steps = trial.split_steps()
     trial.joined(trial.agent())
     trial.order(Action.START)
-    wait_until(lambda: trial.attempt_files.steps.exists())
+    trial.wait_for_tasks("rollout_worker/0", "rollout_worker/1")
     steps.board.close()  # as if its lease had ended
     assert trial.told() == [False]
     assert {e.returncode for e in trial.report().ended.values()} == {-9}
@@ -525,7 +585,7 @@ def test_a_store_that_does_not_answer_ends_nothing(trial: Trial):
     store = Silent(open_store(trial.plan.name_resolve_url))
     trial.joined(trial.agent(store=store))
     trial.order(Action.START)
-    wait_until(lambda: trial.attempt_files.steps.exists())
+    trial.wait_for_tasks("rollout_worker/0", "rollout_worker/1")
     store.silent = True
     time.sleep(2 * SLACK_S)
     assert trial.left == []
@@ -538,6 +598,7 @@ def test_a_store_that_does_not_answer_ends_nothing(trial: Trial):
 def test_a_lost_lease_is_taken_again(trial: Trial):
     steps = trial.split_steps()
     agent = trial.joined(trial.agent())
+    wait_until(lambda: agent._member is not None)
     before = trial.store.get(trial.keys.component(1)).lease_id
     agent._member._keeper._lose("the test says so")
     wait_until(lambda: trial.store.get(trial.keys.component(1)).lease_id != before)

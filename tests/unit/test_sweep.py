@@ -550,7 +550,12 @@ def test_stop_all_names_my_trials_and_needs_a_yes(
     stops = Stops(monkeypatch, {"a-0": State.RUNNING, "b-2": State.QUEUED, "b-0": State.UNKNOWN})
     assert run(["stop", "--all"]) == ExitCode.USAGE  # pytest's stdin is no terminal
     err = capsys.readouterr().err
-    for line in ("3 trials run or wait:", "ppo-math/a-0  running", "ppo-math/b-2  queued", "--yes"):
+    for line in (
+        "trials that run or wait: 3",
+        "ppo-math/a-0  running",
+        "ppo-math/b-2  queued",
+        "--yes",
+    ):
         assert line in err
     assert "b-1" not in err
     assert stops.stopped == []

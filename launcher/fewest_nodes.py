@@ -1,0 +1,176 @@
+"""The fewest equal nodes for a few groups of many tasks (pure; vector bin packing).
+
+Three ways, and the first whose number of nodes is proven least wins:
+
+1. Densely: GPU groups first, the others on what those leave. Wins whenever it meets a lower bound,
+   so GPU nodes are filled whole and CPU groups use their spare cores.
+2. Few nodes (up to 6): every way that matters, depth first, with failures remembered.
+3. Many nodes: the linear relaxation over patterns (Gilmore and Gomory, Operations Research 9(6), 1961);
+   its whole part is taken, and the rest, of fewer nodes than groups, is packed by 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.node_patterns import OutOfWork, Pattern, Patterns, Work
+
+FEW_NODES = 6
+SEARCH_WORK = 60_000  # patterns of one exact search, about 0.2 s
+PRICING_WORK = 3_000  # patterns of one step of the relaxation
+Runs = list[tuple[int, Pattern]]  # (nodes, the pattern on each of them)
+
+
+def fewest_nodes(patterns: Patterns) -> Runs:
+    """The tasks of all groups on as few nodes as were found. Each task must fit on an empty node."""
+    left = tuple(d.count for d in patterns.demands)
+    return _packed(patterns, left, relaxed=True)
+
+
+def lower_bound(patterns: Patterns, left: Pattern) -> int:
+    """Nodes that are needed at the least: by each group alone, and by each resource's sum."""
+    node, used, found = patterns.empty, [0, 0, 0], 0
+    for group, tasks in enumerate(left):
+        if not tasks:
+            continue
+        d = patterns.demands[group]
+        found = max(found, _ceil_div(tasks, patterns.most(group, node)))
+        used[0] += tasks * d.cpus
+        used[1] += tasks * d.memory_mib
+        used[2] += patterns.gpus(group, tasks)
+    return max(found, 0, *(_ceil_div(u, n) for u, n in zip(used, node, strict=True) if u))
+
+
+def num_nodes(runs: Runs) -> int:
+    """Nodes of all runs."""
+    return sum(nodes for nodes, _ in runs)
+
+
+def _packed(patterns: Patterns, left: Pattern, *, relaxed: bool) -> Runs:
+    dense, least = _dense(patterns, left), lower_bound(patterns, left)
+    work = Work(SEARCH_WORK)
+    while least < num_nodes(dense) and least <= FEW_NODES:
+        try:
+            found = _on_few(patterns, left, least, work, set())
+        except OutOfWork:
+            break
+        if found is not None:
+            return [(1, pattern) for pattern in found]
+        least += 1
+    if relaxed and least < num_nodes(dense):
+        other = _by_relaxation(patterns, left)
+        if num_nodes(other) < num_nodes(dense):
+            return other
+    return dense
+
+
+def _dense(patterns: Patterns, left: Pattern) -> Runs:
+    """GPU groups first, large tasks before small ones, each as densely as it goes."""
+    node = patterns.node
+
+    def rank(group: int) -> tuple[float, float, int]:
+        d = patterns.demands[group]
+        return -d.gpus, -max(d.cpus / node.cpus, d.memory_mib / node.memory_mib), group
+
+    order, runs = sorted(range(len(left)), key=rank), []
+    while any(left):
+        pattern = patterns.filled(left, order)
+        nodes, left = _repeated(pattern, left)
+        runs.append((nodes, pattern))
+    return runs
+
+
+def _repeated(pattern: Pattern, left: Pattern, most: int | None = None) -> tuple[int, Pattern]:
+    """How many nodes can have the pattern (at most so many), and the tasks left then."""
+    nodes = min(has // tasks for has, tasks in zip(left, pattern, strict=True) if tasks)
+    nodes = nodes if most is None else min(nodes, most)
+    return nodes, tuple(has - nodes * tasks for has, tasks in zip(left, pattern, strict=True))
+
+
+def _on_few(
+    patterns: Patterns, left: Pattern, nodes: int, work: Work, failed: set[tuple[int, Pattern]]
+) -> list[Pattern] | None:
+    """A pattern for each of so many nodes that hold all tasks, or None when there is no way."""
+    if not any(left):
+        return []
+    if (nodes, left) in failed or lower_bound(patterns, left) > nodes:
+        return None
+    # Some node has the most tasks of the tightest group. Call it the first.
+    groups = [g for g, tasks in enumerate(left) if tasks]
+    first = max(groups, key=lambda g: (left[g] / patterns.most(g, patterns.empty), -g))
+    for pattern in patterns.full(left, first, _ceil_div(left[first], nodes), work):
+        rest = tuple(has - tasks for has, tasks in zip(left, pattern, strict=True))
+        if (found := _on_few(patterns, rest, nodes - 1, work, failed)) is not None:
+            return [pattern, *found]
+    failed.add((nodes, left))
+    return None
+
+
+def _by_relaxation(patterns: Patterns, left: Pattern) -> Runs:
+    """The whole part of the relaxation's solution, and the rest packed on its own."""
+    runs: Runs = []
+    for amount, pattern in sorted(_relaxation(patterns, left), reverse=True):
+        whole = int(amount + 1e-9)
+        if whole and any(pattern):
+            nodes, left = _repeated(pattern, left, whole)
+            runs += [(nodes, pattern)] if nodes else []
+    return runs + _packed(patterns, left, relaxed=False)
+
+
+def _relaxation(patterns: Patterns, left: Pattern) -> list[tuple[float, Pattern]]:
+    """(amount, pattern): least amounts, fractions of a node allowed, that hold all tasks.
+
+    The simplex method with a basis of one column a group. Columns are found as they are needed: the
+    pattern that is worth most at the prices of the moment enters while it is worth more than its node.
+    """
+    groups = [g for g in range(len(left)) if left[g]]
+    size = len(groups)
+    columns: list[Pattern] = [patterns.filled(left, [g]) for g in groups]
+    costs = [1.0] * size
+    inverse = [
+        [1 / columns[i][groups[i]] if i == j else 0.0 for j in range(size)] for i in range(size)
+    ]
+    amounts = [left[g] * inverse[i][i] for i, g in enumerate(groups)]
+    for _ in range(50 * size):
+        prices = [sum(costs[i] * inverse[i][j] for i in range(size)) for j in range(size)]
+        entering, cost = _entering(patterns, left, groups, prices)
+        if entering is None:
+            break
+        step = [sum(inverse[i][j] * entering[g] for j, g in enumerate(groups)) for i in range(size)]
+        ratios = [(amounts[i] / step[i], i) for i in range(size) if step[i] > 1e-9]
+        if not ratios:
+            break
+        ratio, leaving = min(ratios)
+        _pivot(inverse, amounts, step, leaving, ratio)
+        columns[leaving], costs[leaving] = entering, cost
+    return [(a, c) for a, c, cost in zip(amounts, columns, costs, strict=True) if cost]
+
+
+def _entering(
+    patterns: Patterns, left: Pattern, groups: Sequence[int], prices: Sequence[float]
+) -> tuple[Pattern | None, float]:
+    """The column that lowers the cost, and what it costs; None when there is none."""
+    values = [0.0] * len(left)
+    for price, group in zip(prices, groups, strict=True):
+        values[group] = price
+    if min(prices) < -1e-9:  # a task too many of that group costs nothing
+        group = groups[min(range(len(groups)), key=lambda j: prices[j])]
+        return tuple(-1 if g == group else 0 for g in range(len(left))), 0.0
+    pattern = patterns.best(values, left, Work(PRICING_WORK))
+    worth = sum(v * tasks for v, tasks in zip(values, pattern, strict=True))
+    return (pattern, 1.0) if worth > 1 + 1e-7 else (None, 0.0)
+
+
+def _pivot(
+    inverse: list[list[float]], amounts: list[float], step: list[float], leaving: int, ratio: float
+) -> None:
+    pivot_row = [value / step[leaving] for value in inverse[leaving]]
+    for i, row in enumerate(inverse):
+        if i != leaving:
+            amounts[i] = max(0.0, amounts[i] - ratio * step[i])
+            inverse[i] = [v - step[i] * p for v, p in zip(row, pivot_row, strict=True)]
+    inverse[leaving], amounts[leaving] = pivot_row, ratio
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

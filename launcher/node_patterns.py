@@ -1,0 +1,187 @@
+"""What fits on one node: patterns, which say how many tasks of each group sit there (pure).
+
+CPUs and memory add up. Whole GPUs belong to one task each; of a fraction below 1, as many tasks of the
+SAME group share a GPU as fit into it (realsys/slurm/gpus.py). launcher/fewest_nodes.py combines the
+patterns to nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from realsys.slurm.gpus import gpus_for, tasks_per_gpu
+
+Pattern = tuple[int, ...]  # tasks of each group on a node
+Free = tuple[int, int, int]  # CPUs, MiB, GPUs
+
+
+class OutOfWork(Exception):
+    """The search has looked at as much as it may."""
+
+
+@dataclass
+class Work:
+    """How many more patterns a search may look at: what keeps a plan within moments."""
+
+    left: int
+
+    def spend(self) -> None:
+        """One more. Raises OutOfWork."""
+        self.left -= 1
+        if self.left < 0:
+            raise OutOfWork
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeShape:
+    """What a node has for tasks."""
+
+    cpus: int
+    memory_mib: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """``count`` equal tasks and what each of them needs.
+
+    Attributes:
+        gpus: 0, a fraction below 1 (tasks of this group share a GPU), or a whole number.
+    """
+
+    name: str
+    count: int
+    cpus: int
+    memory_mib: int
+    gpus: float = 0.0
+
+
+class Patterns:
+    """The patterns of groups on a kind of node; groups go by their index in ``demands``."""
+
+    def __init__(self, demands: Sequence[Demand], node: NodeShape) -> None:
+        self.demands, self.node = tuple(demands), node
+        self.empty: Free = (node.cpus, node.memory_mib, node.gpus)
+
+    def gpus(self, group: int, tasks: int) -> int:
+        """GPUs that so many tasks of a group use on a node."""
+        return gpus_for(tasks, self.demands[group].gpus)
+
+    def most(self, group: int, free: Free) -> int:
+        """How many tasks of a group fit into what is free, when the node has none of them yet."""
+        d = self.demands[group]
+        fit = min(free[0] // d.cpus, free[1] // d.memory_mib)
+        if d.gpus >= 1:
+            return min(fit, free[2] // int(d.gpus))
+        return min(fit, free[2] * tasks_per_gpu(d.gpus)) if d.gpus else fit
+
+    def without(self, free: Free, group: int, tasks: int) -> Free:
+        """What is left once a group has put so many tasks there."""
+        d = self.demands[group]
+        return (
+            free[0] - tasks * d.cpus,
+            free[1] - tasks * d.memory_mib,
+            free[2] - self.gpus(group, tasks),
+        )
+
+    def free(self, pattern: Pattern) -> Free:
+        """What a pattern leaves of a node; negative where it does not fit."""
+        free = self.empty
+        for group, tasks in enumerate(pattern):
+            free = self.without(free, group, tasks)
+        return free
+
+    def is_full(self, pattern: Pattern, free: Free, left: Pattern) -> bool:
+        """Whether no group with more tasks than the pattern's can put another one there."""
+        for group, d in enumerate(self.demands):
+            tasks = pattern[group]
+            if tasks < left[group] and d.cpus <= free[0] and d.memory_mib <= free[1]:
+                more = self.gpus(group, tasks + 1) - self.gpus(group, tasks)
+                if more <= free[2]:
+                    return False
+        return True
+
+    def filled(self, left: Pattern, order: Sequence[int]) -> Pattern:
+        """One node filled group after group, each with as many tasks as fit."""
+        pattern, free = [0] * len(left), self.empty
+        for group in order:
+            pattern[group] = min(left[group], self.most(group, free))
+            free = self.without(free, group, pattern[group])
+        return tuple(pattern)
+
+    def full(self, left: Pattern, first: int, at_least: int, work: Work) -> Iterator[Pattern]:
+        """Every full pattern with ``at_least`` tasks of ``first``; many tasks first.
+
+        Where tasks fit on n nodes at all, they fit with the first of them full: tasks of the others
+        can move there. So these are all that a search must try.
+        """
+        order = [first, *(g for g in range(len(left)) if g != first and left[g])]
+
+        def from_group(at: int, free: Free, pattern: list[int]) -> Iterator[Pattern]:
+            work.spend()
+            group = order[at]
+            most = min(left[group], self.most(group, free))
+            last = at == len(order) - 1
+            least = at_least if at == 0 else most if last else 0
+            for tasks in range(most, least - 1, -1):
+                pattern[group] = tasks
+                rest = self.without(free, group, tasks)
+                if not last:
+                    yield from from_group(at + 1, rest, pattern)
+                elif self.is_full(found := tuple(pattern), rest, left):
+                    yield found
+            pattern[group] = 0
+
+        return from_group(0, self.empty, [0] * len(left))
+
+    def best(self, values: Sequence[float], left: Pattern, work: Work) -> Pattern:
+        """A pattern of the highest total value; the best one found when the work is used up."""
+        groups = [g for g in range(len(left)) if values[g] > 1e-12 and left[g]]
+        density = {g: values[g] / max(self._shares(g)) for g in groups}
+        groups.sort(key=lambda g: (-density[g], g))
+        best_value, best = 0.0, (0,) * len(left)
+
+        def bound(at: int, free: Free) -> float:
+            """No pattern adds more from the groups that remain: the scarcest resource decides."""
+            by_resource = [
+                max(
+                    (values[g] / n * f if (n := self._need(g)[r]) else math.inf)
+                    for g in groups[at:]
+                )
+                for r, f in enumerate(free)
+            ]
+            return min(by_resource)
+
+        def from_group(at: int, free: Free, pattern: list[int], value: float) -> None:
+            nonlocal best_value, best
+            work.spend()
+            if value > best_value + 1e-12:
+                best_value, best = value, tuple(pattern)
+            if at == len(groups) or value + bound(at, free) <= best_value + 1e-12:
+                return
+            group = groups[at]
+            for tasks in range(min(left[group], self.most(group, free)), -1, -1):
+                pattern[group] = tasks
+                rest = self.without(free, group, tasks)
+                from_group(at + 1, rest, pattern, value + tasks * values[group])
+            pattern[group] = 0
+
+        try:
+            from_group(0, self.empty, [0] * len(left), 0.0)
+        except OutOfWork:
+            pass
+        return best
+
+    def _need(self, group: int) -> tuple[float, float, float]:
+        """CPUs, MiB and GPUs that a task takes at the least."""
+        d = self.demands[group]
+        return (
+            d.cpus,
+            d.memory_mib,
+            d.gpus if d.gpus >= 1 or not d.gpus else 1 / tasks_per_gpu(d.gpus),
+        )
+
+    def _shares(self, group: int) -> list[float]:
+        return [n / f for n, f in zip(self._need(group), self.empty, strict=True) if f]

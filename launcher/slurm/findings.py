@@ -1,0 +1,40 @@
+"""What `realsys doctor` found out: one record a check.
+
+A check that could not be made is ``None``, never True: "nobody looked" is not "it works".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from realsys.api.errors import RealsysError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        ok: None if the check could not be made.
+        what: what is so, in a sentence.
+        fix: what to do; empty only where ``ok``.
+    """
+
+    name: str
+    ok: bool | None
+    what: str
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.ok or self.fix, f"{self.name}: a finding that is not ok needs a fix"
+
+
+def of_error(name: str, error: RealsysError) -> Finding:
+    """A check that ended in an error of ours."""
+    return Finding(name, False, error.what, error.fix)
+
+
+def unchecked(names: Iterable[str], why: str, fix: str) -> list[Finding]:
+    """Checks that could not be made, for one reason."""
+    return [Finding(name, None, f"not checked: {why}", fix) for name in names]

@@ -1,0 +1,139 @@
+"""Points in time as sbatch takes them: ``now+2hours``, ``16:00``, ``tomorrow``, ``2026-12-24T18:00`` (pure).
+
+The words of a value are read from left to right as Slurm's parse_time does: each sets the date, the
+time of day, or an offset. A time of day that is past means tomorrow, a date without a year that is past
+means next year. Zones are not read by Slurm and refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+
+from realsys.api.errors import ConfigError
+
+_TIMES = {
+    "midnight": time(0),
+    "noon": time(12),
+    "fika": time(15),
+    "teatime": time(16),
+}
+_UNITS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+_OFFSET = re.compile(r"now\s*([+-])\s*(\d+)\s*([a-z]*)", re.IGNORECASE)
+_UTS = re.compile(r"uts(\d+)", re.IGNORECASE)
+_PIECE = re.compile(
+    r"\s*(?:"
+    r"(?P<iso>\d{4}-\d{2}-\d{2})[Tt -]?"
+    r"|(?P<slash>\d{1,2}/\d{1,2}(?:/\d{2}(?!\d))?)-?"
+    r"|(?P<dot>\d{1,2}\.\d{1,2}(?:\.\d{2}(?!\d))?)-?"
+    r"|(?P<clock>\d{1,2}:\d{2}(?::\d{2})?)\s*(?P<half>[AaPp][Mm]|[AaPp]\.[Mm]\.)?"
+    r"|(?P<bare>\d{6}|\d{4})(?![\d:])"
+    r"|(?P<word>midnight|noon|fika|teatime|today|tomorrow|[a-z]+)"
+    r")",
+    re.IGNORECASE,
+)
+_FORMS = (
+    "write e.g. now+2hours, 16:00, tomorrow, 2026-12-24 or 2026-12-24T18:00 (units in full: seconds, "
+    "minutes, hours, days, weeks)"
+)
+
+
+@dataclass
+class _Parts:
+    day: date | None = None
+    clock: time | None = None
+    yearless: bool = False
+    today: bool = False  # said as a word: then a past time of day stays past
+
+
+def read_moment(text: str, *, now: datetime, where: str) -> datetime:
+    """The moment, in local time without a zone.
+
+    Raises:
+        ConfigError: sbatch would refuse it.
+    """
+    stripped = text.strip()
+    if match := _UTS.fullmatch(stripped):
+        return datetime.fromtimestamp(int(match[1]))
+    if match := _OFFSET.fullmatch(stripped):
+        return now + _offset(match, text, where)
+    if stripped.lower() == "now":
+        return now
+    parts = _Parts()
+    at = 0
+    while at < len(stripped):
+        match = _PIECE.match(stripped, at)
+        if match is None or match.end() == at:
+            raise _refused(text, where)
+        try:
+            _take(match, parts, now, text, where)
+        except ValueError as error:  # 25:00, the 31st of February
+            raise _refused(text, where, str(error)) from None
+        at = match.end()
+    if parts.day is None and parts.clock is None:
+        raise _refused(text, where)
+    return _combined(parts, now)
+
+
+def _offset(match: re.Match[str], text: str, where: str) -> timedelta:
+    unit = match[3].lower().removesuffix("s") or "second"
+    if unit not in _UNITS:
+        near = [u for u in _UNITS if u.startswith(unit)]
+        meant = f"; for {near[0]}s write now{match[1]}{match[2]}{near[0]}s" if near else ""
+        raise _refused(text, where, f"{match[3]!r} is no unit of Slurm's{meant}")
+    seconds = int(match[2]) * _UNITS[unit]
+    return timedelta(seconds=seconds if match[1] == "+" else -seconds)
+
+
+def _take(
+    match: re.Match[str], parts: _Parts, now: datetime, text: str, where: str
+) -> None:
+    """Puts one piece into ``parts``. Raises ValueError for a date or time that does not exist."""
+    if word := match["word"]:
+        _take_word(word.lower(), parts, now, text, where)
+    elif iso := match["iso"]:
+        parts.day, parts.yearless = date(*map(int, iso.split("-"))), False
+    elif spelt := match["slash"] or match["dot"] or match["bare"]:
+        digits = re.split(r"[/.]", spelt) if match["bare"] is None else re.findall("..", spelt)
+        month, day, *year = map(int, digits)
+        parts.day = date(2000 + year[0] if year else now.year, month, day)
+        parts.yearless = not year
+    else:
+        parts.clock = _clock(match["clock"], match["half"])
+
+
+def _take_word(word: str, parts: _Parts, now: datetime, text: str, where: str) -> None:
+    if word in _TIMES:
+        parts.clock = _TIMES[word]
+    elif word in ("today", "tomorrow"):
+        parts.day = now.date() + timedelta(days=word == "tomorrow")
+        parts.today = word == "today"
+    else:
+        zone = " (Slurm reads no time zones: leave it out)" if word == "z" else ""
+        raise _refused(text, where, f"{word!r} is no word of Slurm's{zone}")
+
+
+def _clock(text: str, half: str | None) -> time:
+    hour, minute, *second = map(int, text.split(":"))
+    if half:
+        if not 1 <= hour <= 12:
+            raise ValueError(f"{hour} is no hour of a 12-hour clock")
+        hour = hour % 12 + 12 * half.lower().startswith("p")
+    return time(hour, minute, *second)
+
+
+def _combined(parts: _Parts, now: datetime) -> datetime:
+    if parts.day is None:
+        assert parts.clock is not None
+        found = datetime.combine(now.date(), parts.clock)
+        return found + timedelta(days=1) if found < now else found
+    found = datetime.combine(parts.day, parts.clock or time(0))
+    if parts.yearless and found < now:
+        return found.replace(year=found.year + 1)
+    return found
+
+
+def _refused(text: str, where: str, why: str = "") -> ConfigError:
+    said = f"{text!r} is no time that Slurm reads" + (f": {why}" if why else "")
+    return ConfigError(said, where=where, fix=_FORMS)

@@ -1,0 +1,159 @@
+"""The verbs about sites: clusters, doctor, image.
+
+They need no trial. Each returns its exit status; ``doctor`` is 0 only if every check was made and is ok.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher import cli_options as o
+from launcher.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.slurm.findings import Finding
+
+
+def clusters(
+    action: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="init", help="Write a first site file from what Slurm says.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="The site's name; else Slurm's ClusterName."),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write it to your folder of site files.")
+    ] = False,
+    json: o.Json = False,
+) -> int:
+    """List the sites that can be launched on; `clusters init` describes this one."""
+    from launcher import output
+
+    if action == "init":
+        return _init(name, write=write, json=json)
+    if action is not None or write:
+        raise typer.BadParameter(f"no action {action!r}; use `realsys clusters init`")
+    rows = list(_known())
+    if json:
+        output.document(clusters=rows)
+        return ExitCode.OK
+    columns = ("name", "scheduler", "file root", "partitions", "file")
+    output.table(columns, [tuple(row[c.replace(" ", "_")] for c in columns) for row in rows])
+    for row in rows:
+        if row["problem"]:
+            output.warn(f"{row['name']}: {row['problem']}")
+    return ExitCode.OK
+
+
+def doctor(
+    cluster: o.Cluster = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "--partition", "-p", metavar="NAME", help="Where to look at a node; else the default."
+        ),
+    ] = None,
+    json: o.Json = False,
+) -> int:
+    """Check a site: Slurm, containers, shared files, clocks, ports, GPUs, packages."""
+    from launcher import output
+    from launcher.clusters import find_cluster
+    from launcher.slurm.doctor import examine
+
+    spec = find_cluster(cluster)
+    if spec.scheduler == "slurm":
+        output.say("a small job looks at a compute node; waits up to a minute for one")
+    found = []
+    for finding in examine(spec, partition=partition):
+        found.append(finding)
+        if not json:
+            _print_finding(finding)
+    healthy = all(finding.ok for finding in found)
+    if json:
+        output.document(cluster=spec.name, ok=healthy, findings=found)
+    return ExitCode.OK if healthy else ExitCode.RUN_FAILED
+
+
+def image(
+    action: Annotated[str, typer.Argument(metavar="pull", help="The only action there is.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="E.g. nvcr.io#nvidia/pytorch:25.05-py3.")
+    ],
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Give up after this.")
+    ] = 7200.0,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Keep a container image as one file for all nodes of a site."""
+    from launcher import output
+    from launcher.clusters import find_cluster
+    from launcher.slurm.images import pull
+
+    if action != "pull":
+        raise typer.BadParameter(f"no action {action!r}; use `realsys image pull SOURCE`")
+    pulled = pull(find_cluster(cluster), source, timeout_s=timeout)
+    if json:
+        output.document(image=str(pulled.path), already=pulled.already)
+        return ExitCode.OK
+    output.say("it is there already:" if pulled.already else "made; name it in the site file:")
+    output.data(str(pulled.path))
+    return ExitCode.OK
+
+
+def _known() -> list[dict[str, str]]:
+    """A row a site; one whose file has mistakes is listed with them."""
+    from launcher.clusters import read_spec, spec_files
+    from realsys.api.errors import ConfigError
+
+    rows = []
+    for name, path in sorted(spec_files().items()):
+        row = {"name": name, "scheduler": "?", "file_root": "?", "partitions": "", "problem": ""}
+        try:
+            spec = read_spec(Path(path))
+        except ConfigError as error:
+            row["problem"] = f"{error.what}; see realsys doctor --cluster {name}"
+        else:
+            row |= {"scheduler": spec.scheduler, "file_root": spec.file_root}
+            row["partitions"] = ", ".join(spec.partitions)
+        rows.append({**row, "file": path})
+    return rows
+
+
+def _init(name: str | None, *, write: bool, json: bool) -> int:
+    from launcher import output
+    from launcher.clusters import new_spec_file, write_spec
+    from launcher.slurm.discover import ask
+    from launcher.slurm.site_yaml import site_yaml
+
+    if write and name is not None:
+        new_spec_file(name)  # before Slurm is asked
+    found = ask(name)
+    text = site_yaml(found)
+    path = write_spec(found.spec.name, text) if write else None
+    if json:
+        output.document(cluster=found.spec, yaml=text, file=None if path is None else str(path))
+    elif path is None:
+        output.data(text.rstrip())
+        output.say("not written; --write puts it into your folder of site files")
+    else:
+        output.say("written; fill in the lines marked EDIT, then: "
+                   f"realsys doctor --cluster {found.spec.name}")  # fmt: skip
+        output.data(str(path))
+    return ExitCode.OK
+
+
+def _print_finding(finding: Finding) -> None:
+    from launcher import output
+
+    word = {True: "ok", False: "BAD", None: "?"}[finding.ok]
+    output.data(f"{word:<4} {finding.name:<24} {finding.what}")
+    if not finding.ok:
+        output.data(f"{'':<5}{'':<24} fix: {finding.fix}")

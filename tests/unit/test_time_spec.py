@@ -1,0 +1,124 @@
+"""--time, --begin and --deadline as Slurm reads them, echoed in words, with its traps told."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_time_table import BEGINS, NOW, TIME_LIMITS
+
+from launcher.slurm.time_spec import (
+    deadline_problem,
+    limit_text,
+    longest,
+    minutes_words,
+    parse_begin,
+    parse_deadline,
+    parse_time_limit,
+)
+from realsys.api.errors import ConfigError
+
+
+@pytest.mark.parametrize(("text", "normal"), TIME_LIMITS, ids=[repr(t) for t, _ in TIME_LIMITS])
+def test_a_time_limit_is_read_as_slurm_reads_it(text, normal):
+    if normal is None:
+        with pytest.raises(ConfigError, match="is no time limit") as caught:
+            parse_time_limit(text)
+        assert caught.value.fix
+    else:
+        assert parse_time_limit(text).text == normal
+
+
+@pytest.mark.parametrize(("text", "normal"), BEGINS, ids=[repr(t) for t, _ in BEGINS])
+def test_a_moment_is_read_as_slurm_reads_it(text, normal):
+    if normal is None:
+        with pytest.raises(ConfigError, match="is no time that Slurm reads"):
+            parse_begin(text, now=NOW)
+    else:
+        assert parse_begin(text, now=NOW).text == normal
+
+
+def test_minutes_and_seconds_are_warned_of_where_hours_were_probably_meant():
+    limit = parse_time_limit("1:30")
+    assert limit.warning == (
+        "--time 1:30 is 1 min 30 s, so 2 min; for 1 h 30 min write 1:30:00"
+    )
+    assert parse_time_limit("90:00").warning is None
+    assert parse_time_limit("1:30:00").warning is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("2h", "Slurm knows no units: write 02:00:00"),
+        ("30m", "Slurm knows no units: write 00:30:00"),
+        ("1d", "Slurm knows no units: write 1-00:00:00"),
+    ],
+)
+def test_a_unit_gets_the_right_spelling(text, fix):
+    with pytest.raises(ConfigError) as caught:
+        parse_time_limit(text)
+    assert caught.value.fix == fix
+
+
+def test_words():
+    assert [minutes_words(m) for m in (1, 60, 90, 1_440, 2_970)] == [
+        "1 min",
+        "1 h",
+        "1 h 30 min",
+        "1 day",
+        "2 days 1 h 30 min",
+    ]
+    assert parse_begin("16:29", now=NOW).words == "in 6 h 5 min, on 2026-11-21 at 16:29"
+    assert parse_time_limit("unlimited").words == "no limit"
+
+
+@given(st.integers(min_value=1, max_value=10**6))
+def test_the_normal_form_is_read_back(minutes):
+    assert parse_time_limit(limit_text(minutes)).minutes == minutes
+
+
+@given(st.text(alphabet="0123456789:-.hm nowd+TZ/amp", max_size=16))
+def test_any_text_is_a_value_or_a_config_error(text):
+    for parse in (parse_time_limit, lambda t: parse_begin(t, now=NOW)):
+        try:
+            assert parse(text).text
+        except ConfigError as error:
+            assert error.fix
+
+
+def test_the_longest_limit_and_no_limit():
+    limits = [parse_time_limit(t) for t in ("10", "2:00:00", "30")]
+    assert longest(limits) == limits[1]
+    assert longest([*limits, parse_time_limit("infinite")]).minutes is None
+    assert longest([]) is None
+
+
+def test_a_begin_in_the_past_starts_at_once_and_says_so():
+    assert parse_begin("2026-11-20", now=NOW).warning.endswith("the job may start at once")
+    assert parse_begin("now", now=NOW).warning is None
+
+
+def test_a_past_deadline_is_refused_in_words():
+    with pytest.raises(ConfigError, match=r"the deadline 2026-11-20 was 2026-11-20T00:00:00: it is"):
+        parse_deadline("2026-11-20", now=NOW)
+
+
+def test_a_deadline_that_no_job_can_meet_is_told_before_slurm_removes_it():
+    deadline = parse_deadline("now+1hour", now=NOW)
+    assert deadline_problem(deadline, None, parse_time_limit("60"), now=NOW) is None
+    late = deadline_problem(deadline, None, parse_time_limit("61"), now=NOW)
+    assert late is not None
+    assert "a job of 1 h 1 min that starts 2026-11-21T10:24:00 can't end before" in late.what
+    begin = parse_begin("now+30minutes", now=NOW)
+    assert deadline_problem(deadline, begin, parse_time_limit("31"), now=NOW) is not None
+    without = deadline_problem(deadline, None, None, now=NOW)
+    assert without is not None
+    assert "needs a time limit" in without.what
+
+
+def test_an_absolute_time_in_seconds_of_the_epoch():
+    at = datetime(2030, 3, 17, 17, 46, 40)
+    assert parse_begin(f"uts{int(at.timestamp())}", now=NOW).at == at
