@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from launcher import verbs_inspect, verbs_run
+from launcher import verbs_inspect, verbs_run, verbs_site
 from launcher.cli_options import INSPECT, RUN, SETUP
 from launcher.exit_codes import ExitCode
 
@@ -48,7 +48,10 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
             verbs_inspect.report,
         ),
     ),
-    (SETUP, (verbs_inspect.experiments,)),
+    (
+        SETUP,
+        (verbs_inspect.experiments, verbs_site.clusters, verbs_site.doctor, verbs_site.image),
+    ),
 )
 for _panel, _verbs in PANELS:
     for _verb in _verbs:

@@ -168,7 +168,10 @@ def _batch_logs(files: TrialFiles, attempt: AttemptFiles) -> list[Path]:
     if record is None or not record.job_id:
         return []
     folder = Path(submission.folder) if submission and submission.folder else files.submitit
-    return sorted(folder.glob(f"{record.job_id}_0_log.*"))
+    # The other jobs of the layout split belong to the hand-over that this attempt came from.
+    is_last = submission is not None and record.job_id == submission.job_id
+    job_ids = submission.job_ids if submission is not None and is_last else (record.job_id,)
+    return sorted(p for job_id in job_ids for p in folder.glob(f"{job_id}_0_log.*"))
 
 
 def since_stamp(text: str, now: datetime) -> str:

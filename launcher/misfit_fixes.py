@@ -21,7 +21,9 @@ def oversized(groups: Sequence[Demand], node: NodeShape) -> tuple[str, str] | No
         for need, has, unit, field in wanted:
             if d.count and need > has:
                 noun = "GPU" if unit == "GPUs" and need <= 1 else unit
-                why.append(f"{d.name}: one task needs {need:g} {noun}, a node has {has}")
+                why.append(
+                    f"{d.name}: one task needs {need if need < 1 else int(need)} {noun}, a node has {has}"
+                )
                 fix.append(f"{d.name}.{field} at most {has}")
     return ("; ".join(why), "; ".join(fix) + ", or larger nodes") if why else None
 

@@ -161,12 +161,15 @@ def _facts(records: Records) -> Facts:
 def _is_requeued(records: Records) -> bool:
     """Whether Slurm has given the job a new start, or a new place in the queue, after the attempt."""
     attempt, job, marker = records.attempt, records.job, records.exit
-    if attempt is None or job is None or job.state.has_ended or marker is None:
+    if attempt is None or job is None or marker is None:
+        return False
+    if job.restarts is not None and job.job_id == attempt.job_id:
+        if job.restarts > attempt.restart_count:
+            return True
+    if job.state.has_ended:
         return False
     if job.state in (JobState.WAITING, JobState.HELD):
         return True
-    if job.restarts is not None:
-        return job.restarts > attempt.restart_count
     return job.started_at is not None and job.started_at > marker.ended_at
 
 

@@ -85,7 +85,9 @@ def run_slurm(
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
-        raise _no_answer(argv[0], f"{argv[0]} gave none in {timeout_s:g} s") from error
+        so_far = error.stderr.decode("utf-8", "replace") if isinstance(error.stderr, bytes) else ""
+        last = f", it said: {said(so_far)}" if so_far.strip() else ""
+        raise _no_answer(argv[0], f"{argv[0]} gave none in {timeout_s:g} s{last}") from error
     finally:
         _end(process)
     if process.returncode != 0:

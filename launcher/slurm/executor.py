@@ -18,8 +18,10 @@ from launcher.local_executor import check_folder
 from launcher.slurm.commands import run_slurm, scancel
 from launcher.slurm.refusals import refusal
 from launcher.slurm.script import sbatch_argv, submitit_command
+from realsys.api.errors import ClusterError
 
-SUBMIT_TIMEOUT_S = 60.0
+SUBMIT_TIMEOUT_S = 30.0
+FULL = "temporarily unable to accept job"
 CALL_TIMEOUT_MIN = 5  # submitit's default; its own clock is not used
 
 
@@ -95,11 +97,17 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
         path = folder / f".submission_file_{uuid.uuid4().hex}.sh"
         path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
-        argv = sbatch_argv(folder, str(path), array=self._array)
-        done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S)
-        if done.returncode != 0:
+        where = f"sbatch of {folder.parent}"
+        try:
+            argv = sbatch_argv(folder, str(path), array=self._array)
+            done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S)
+            if done.returncode != 0:
+                raise refusal(done.stderr, where=where)
+        except ClusterError as error:
             path.unlink()
-            raise refusal(done.stderr, where=f"sbatch of {folder.parent}")
+            if FULL in error.what:  # sbatch itself would go on trying for ever
+                raise refusal(f"{FULL} jobs", where=where) from error
+            raise
         job_id = self._get_job_id_from_submission_command(done.stdout)
         job = SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
         job.paths.move_temporary_file(path, "submission_file")

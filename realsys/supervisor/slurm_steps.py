@@ -101,7 +101,8 @@ class Step:
                 told = f"srun ended with {srun_code}" + (f": {trouble}" if trouble else "")
                 known = self._settle(task, srun_code or 1, hint=told)
                 if not known and srun_code == 0:
-                    task.hint = "Slurm ran no task" + (f": {trouble}" if trouble else "")
+                    task.hint = "its own record is missing, srun says 0: Slurm ran no task, or has ended it"
+                    task.hint += f" ({trouble})" if trouble else ""
         for task in self.tasks:
             if task.returncode is None:
                 task.returncode, task.ended_at = srun_code, time.time()
@@ -141,9 +142,13 @@ class SlurmSteps:
     def start(self, phase: PhasePlan) -> list[Task]:
         """One srun for each worker type of ours."""
         found: list[Task] = []
-        for step in phase.steps:
-            if step.component in self.components:
-                found += self._start(phase, step).tasks
+        try:
+            for step in phase.steps:
+                if step.component in self.components:
+                    found += self._start(phase, step).tasks
+        except BaseException:
+            self.end(found, grace_s=0.0)  # nobody else knows of those that were started
+            raise
         return found
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:

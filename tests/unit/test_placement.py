@@ -40,9 +40,10 @@ def fits(tasks, groups, node):
 
 
 def assert_holds(found, groups, node):
-    assert {d.name: sum(found.counts[d.name]) for d in groups} == {d.name: d.count for d in groups}
-    for at in range(found.num_nodes):
-        tasks = [found.counts[d.name][at] for d in groups]
+    counts = found.counts
+    assert {name: sum(tasks) for name, tasks in counts.items()} == {d.name: d.count for d in groups}
+    assert {len(tasks) for tasks in counts.values()} == {found.num_nodes}
+    for tasks in set(zip(*counts.values(), strict=True)):
         assert any(tasks)
         assert fits(tasks, groups, node)
 
