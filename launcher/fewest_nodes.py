@@ -111,9 +111,10 @@ def _by_relaxation(patterns: Patterns, left: Pattern) -> Runs:
     runs: Runs = []
     for amount, pattern in sorted(_relaxation(patterns, left), reverse=True):
         whole = int(amount + 1e-9)
-        if whole and any(pattern):
+        while whole and any(pattern := tuple(map(min, pattern, left))):
             nodes, left = _repeated(pattern, left, whole)
-            runs += [(nodes, pattern)] if nodes else []
+            runs.append((nodes, pattern))
+            whole -= nodes
     return runs + _packed(patterns, left, relaxed=False)
 
 

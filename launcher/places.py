@@ -11,6 +11,7 @@ import pwd
 
 DEFAULT_FILE_ROOT = "~/.local/share/realsys"  # of ClusterSpec; a test holds them equal
 SPEC_ENDINGS = (".yaml", ".yml")
+EXAMPLE_PREFIX = "example_"  # site files to copy from, not to launch on
 
 
 def user_name() -> str:
@@ -43,7 +44,7 @@ def spec_files() -> dict[str, str]:
     for folder in spec_folders():
         for entry in _listed(folder):
             stem, ending = os.path.splitext(entry)
-            if ending in SPEC_ENDINGS:
+            if ending in SPEC_ENDINGS and not stem.startswith(EXAMPLE_PREFIX):
                 found.setdefault(stem, os.path.join(folder, entry))
     return found
 

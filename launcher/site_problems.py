@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import unquote, urlsplit
 
 from launcher.problems import collected
+from launcher.slurm.time_spec import parse_time_limit
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.slurm.containers import image_problems, mount_problems
+from realsys.slurm.hostlist import expand
 
 IMAGES = ("cpu_image", "gpu_image", "gpu_infer_image")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -162,9 +164,6 @@ def _slurm(spec: ClusterSpec) -> Iterator[ConfigError]:
 
 
 def _times_and_hosts(spec: ClusterSpec) -> Iterator[ConfigError]:
-    from launcher.slurm.time_spec import parse_time_limit
-    from realsys.slurm.hostlist import expand
-
     texts: dict[str, tuple[Callable[[str], object], str | None]] = {}
     texts["slurm.time_limit"] = (parse_time_limit, spec.slurm.time_limit)
     for name, partition in spec.partitions.items():

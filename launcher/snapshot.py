@@ -54,7 +54,9 @@ def snapshot_imports(imports: Sequence[str], trial_dir: Path) -> tuple[str, ...]
     return tuple(str(code / "imports" / Path(n).name) if n.endswith(".py") else n for n in imports)
 
 
-def take_snapshot(files: TrialFiles, imports: Iterable[str], *, root: Path | None = None) -> Snapshot:
+def take_snapshot(
+    files: TrialFiles, imports: Iterable[str], *, root: Path | None = None
+) -> Snapshot:
     """Copies the code into ``files.code``, replacing an earlier copy.
 
     Args:

@@ -211,7 +211,9 @@ class TrialReader:
                 with self._noted():
                     name = entry.key.removeprefix(f"{prefix}/")
                     found[name] = loads(kind, entry.value, where=entry.key)
-                    age_s = store.renewed_ago_s(entry.lease_id) if entry.lease_id and store else None
+                    age_s = (
+                        store.renewed_ago_s(entry.lease_id) if entry.lease_id and store else None
+                    )
                     if heartbeats is not None and age_s is not None:
                         heartbeats[name] = age_s
         return found

@@ -85,7 +85,11 @@ def decide(facts: Facts) -> State:
     return _on_this_machine(facts) if facts.job is None else _on_slurm(facts, facts.job)
 
 
-_IN_QUEUE = {JobState.WAITING: State.QUEUED, JobState.HELD: State.HELD, JobState.PAUSED: State.PAUSED}
+_IN_QUEUE = {
+    JobState.WAITING: State.QUEUED,
+    JobState.HELD: State.HELD,
+    JobState.PAUSED: State.PAUSED,
+}
 
 
 def _on_slurm(facts: Facts, job: JobState) -> State:

@@ -144,8 +144,8 @@ def _init(name: str | None, *, write: bool, json: bool) -> int:
         output.data(text.rstrip())
         output.say("not written; --write puts it into your folder of site files")
     else:
-        output.say("written; fill in the lines marked EDIT, then: "
-                   f"realsys doctor --cluster {found.spec.name}")  # fmt: skip
+        then = f"realsys doctor --cluster {found.spec.name}"
+        output.say(f"written; fill in the lines marked EDIT, then: {then}")
         output.data(str(path))
     return ExitCode.OK
 

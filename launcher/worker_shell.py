@@ -45,9 +45,9 @@ def shell_command(
         return command, _environment_of(record)
     step = _step(reader.plan, records.progress.phase if records.progress else "main", worker)
     job_id = records.attempt.job_id if records.attempt else submission.job_id
-    return step_beside(reader.plan, step, job_id, record.host, command, terminal=terminal), scrubbed(
-        os.environ
-    )
+    return step_beside(
+        reader.plan, step, job_id, record.host, command, terminal=terminal
+    ), scrubbed(os.environ)
 
 
 def step_beside(
@@ -110,4 +110,3 @@ def run_in_place(argv: list[str], environment: dict[str, str]) -> None:
         raise TrialError(
             f"{argv[0]} can't be run: {error.strerror}", where="realsys exec", fix="check its name"
         ) from error
-

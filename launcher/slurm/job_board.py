@@ -54,9 +54,7 @@ class JobBoard:
         self._ids |= dict.fromkeys(missing)
         if self._answer is None or missing or self._is_old(news_at):
             age = self._age_that_will_do(news_at, first=bool(missing))
-            self._answer = self._query(
-                list(self._ids), accounting=self._accounting, max_age_s=age
-            )
+            self._answer = self._query(list(self._ids), accounting=self._accounting, max_age_s=age)
             if self._answer.accounting_off:
                 self._accounting = False
         return self._answer.jobs.get(submission.job_id)

@@ -86,9 +86,7 @@ def _offset(match: re.Match[str], text: str, where: str) -> timedelta:
     return timedelta(seconds=seconds if match[1] == "+" else -seconds)
 
 
-def _take(
-    match: re.Match[str], parts: _Parts, now: datetime, text: str, where: str
-) -> None:
+def _take(match: re.Match[str], parts: _Parts, now: datetime, text: str, where: str) -> None:
     """Puts one piece into ``parts``. Raises ValueError for a date or time that does not exist."""
     if word := match["word"]:
         _take_word(word.lower(), parts, now, text, where)
@@ -115,12 +113,12 @@ def _take_word(word: str, parts: _Parts, now: datetime, text: str, where: str) -
 
 
 def _clock(text: str, half: str | None) -> time:
-    hour, minute, *second = map(int, text.split(":"))
+    hour, minute, second = map(int, (text + ":0").split(":")[:3])
     if half:
         if not 1 <= hour <= 12:
             raise ValueError(f"{hour} is no hour of a 12-hour clock")
         hour = hour % 12 + 12 * half.lower().startswith("p")
-    return time(hour, minute, *second)
+    return time(hour, minute, second)
 
 
 def _combined(parts: _Parts, now: datetime) -> datetime:

@@ -54,7 +54,7 @@ def node_findings(job: NodeJob, seen: Mapping[str, Seen]) -> Iterator[Finding]:
         yield from unchecked(_of_host(job), "the program did not run there", "see compute node")
     else:
         yield Finding("compute node", True, _where(host.report))
-        yield from _host_findings(job, host, host.report)
+        yield from _host_findings(job, host.report, seen)
     for name, step in _insides(job).items():
         yield _inside(name, seen.get(step))
     if job.gpu:
@@ -62,15 +62,17 @@ def node_findings(job: NodeJob, seen: Mapping[str, Seen]) -> Iterator[Finding]:
         yield _gpu(seen.get(step))
 
 
-def _host_findings(job: NodeJob, host: Seen, report: Mapping[str, Any]) -> Iterator[Finding]:
+def _host_findings(
+    job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]
+) -> Iterator[Finding]:
     yield _shared(job, report["shared"])
     yield _store(job.spec, report["store"])
-    yield _clock(host, report)
+    yield _clock(seen["host"], report)
     yield _ports(job.spec, report["ports"])
     if job.spec.interface:
         yield _interface(job.spec.interface, report["addresses"])
     if job.spec.container.runtime != "none":
-        yield _runtime(job.spec, report)
+        yield _runtime(job, report, seen)
 
 
 def _where(report: Mapping[str, Any]) -> str:
@@ -152,12 +154,16 @@ def _within(address: str, subnet: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(subnet, strict=False)
 
 
-def _runtime(spec: ClusterSpec, report: Mapping[str, Any]) -> Finding:
-    program = PROGRAMS[spec.container.runtime]
+def _runtime(job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]) -> Finding:
+    """An image that ran is the proof; pyxis looks for enroot on slurmd's PATH, not on a task's."""
+    name, program = "runtime there", PROGRAMS[job.spec.container.runtime]
+    ran = [option for option in job.images if option in seen and seen[option].report]
+    if ran:
+        return Finding(name, True, f"runs {', '.join(ran)}")
     if program in report["programs"]:
-        return Finding("runtime there", True, f"{program} is on PATH there")
+        return Finding(name, True, f"{program} is on PATH there")
     fix = f"ask the site for {program} on compute nodes, or load its module in `setup`"
-    return Finding("runtime there", False, f"{program} is not on PATH there", fix)
+    return Finding(name, False, f"{program} is not on PATH there", fix)
 
 
 def _inside(name: str, seen: Seen | None) -> Finding:

@@ -9,8 +9,11 @@ from realsys.api.errors import ClusterError
 
 # Part of Slurm's sentence (man sbatch, slurm_strerror) → what to do.
 _FIXES = (
-    ("invalid account", "set slurm.account in the cluster spec or --account; yours: "
-     "sacctmgr show assoc user=$USER format=account,partition,qos"),
+    (
+        "invalid account",
+        "set slurm.account in the cluster spec or --account; yours: "
+        "sacctmgr show assoc user=$USER format=account,partition,qos",
+    ),
     ("invalid partition", "set slurm.partition or --partition to one of `sinfo -s`"),
     ("invalid qos", "set slurm.qos or --qos; yours: sacctmgr show assoc user=$USER format=qos"),
     ("invalid qualit", "set slurm.qos or --qos; yours: sacctmgr show assoc user=$USER format=qos"),
@@ -19,25 +22,48 @@ _FIXES = (
     ("invalid dependency", "the trial named by --after has no such job any more"),
     ("requested reservation is invalid", "check --reservation against `scontrol show reservation`"),
     ("access denied to requested reservation", "ask who owns it, or leave --reservation out"),
-    ("node configuration is not available", "no node has what is asked for: compare "
-     "`realsys plan` with `sinfo -o '%P %c %m %G %f'`, and correct partitions: in the cluster spec "
-     "(realsys clusters init)"),
-    ("time limit is invalid", "shorten the time limit, or move the deadline: Slurm says this of a "
-     "deadline that can't be met, too"),
+    (
+        "node configuration is not available",
+        "no node has what is asked for: compare "
+        "`realsys plan` with `sinfo -o '%P %c %m %G %f'`, and correct partitions: in the cluster spec "
+        "(realsys clusters init)",
+    ),
+    (
+        "time limit is invalid",
+        "shorten the time limit, or move the deadline: Slurm says this of a "
+        "deadline that can't be met, too",
+    ),
     ("exceeds partition time limit", "shorten --time, see `sinfo -o '%P %l'`"),
     ("more processors requested than permitted", "ask for fewer cores, see `sinfo -o '%P %c'`"),
-    ("job violates accounting/qos policy", "a limit of your account or QOS is reached: "
-     "sacctmgr show assoc user=$USER; wait for other jobs, or ask for less"),
+    (
+        "job violates accounting/qos policy",
+        "a limit of your account or QOS is reached: "
+        "sacctmgr show assoc user=$USER; wait for other jobs, or ask for less",
+    ),
     ("submission limit", "you have as many jobs as the site allows: wait, or stop some"),
     ("maxjobcount", "the cluster's queue is full (MaxJobCount): try again later"),
-    ("temporarily unable to accept job", "the cluster's queue is full (MaxJobCount): try again later"),
-    ("resource temporarily unavailable", "the cluster's queue is full (MaxJobCount): try again later"),
+    (
+        "temporarily unable to accept job",
+        "the cluster's queue is full (MaxJobCount): try again later",
+    ),
+    (
+        "resource temporarily unavailable",
+        "the cluster's queue is full (MaxJobCount): try again later",
+    ),
     ("job array", "the site's MaxArraySize is smaller: sweep over fewer values at a time"),
-    ("unrecognized option", "this Slurm lacks the option: is the container plug-in (pyxis) installed? "
-     "realsys doctor"),
-    ("unable to contact slurm controller", "slurmctld does not answer: try again, then ask the site"),
+    (
+        "unrecognized option",
+        "this Slurm lacks the option: is the container plug-in (pyxis) installed? realsys doctor",
+    ),
+    (
+        "unable to contact slurm controller",
+        "slurmctld does not answer: try again, then ask the site",
+    ),
     ("socket timed out", "slurmctld is overloaded or down: try again in a minute"),
-    ("batch job submission failed", "see `realsys doctor` and the script in the trial's submitit folder"),
+    (
+        "batch job submission failed",
+        "see `realsys doctor` and the script in the trial's submitit folder",
+    ),
 )
 
 
@@ -46,7 +72,9 @@ def refusal(said: str, *, where: str) -> ClusterError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     text = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
     low = text.lower()
-    fix = next((fix for part, fix in _FIXES if part in low), "check the script with `sbatch --test-only`")
+    fix = next(
+        (fix for part, fix in _FIXES if part in low), "check the script with `sbatch --test-only`"
+    )
     return ClusterError(
         f"Slurm refused the job: {text or 'it gave no reason'}", where=where, fix=fix
     )

@@ -100,7 +100,9 @@ def minutes_words(minutes: int) -> str:
 def longest(limits: Iterable[TimeLimit]) -> TimeLimit | None:
     """The one that lasts longest; None of none."""
     return max(
-        limits, key=lambda limit: float("inf") if limit.minutes is None else limit.minutes, default=None
+        limits,
+        key=lambda limit: float("inf") if limit.minutes is None else limit.minutes,
+        default=None,
     )
 
 

@@ -50,7 +50,10 @@ class SlurmSpec:
         False, "go on by itself after preemption, a lost node and the time limit"
     )
     grace_seconds: int = option(
-        120, "how long before the time limit, or preemption, the run is told to save", ge=10, unit="s"
+        120,
+        "how long before the time limit, or preemption, the run is told to save",
+        ge=10,
+        unit="s",
     )
     rendezvous_seconds: int = option(
         900, "layout split: how long the first job waits for the others", ge=1, unit="s"
@@ -115,6 +118,9 @@ class ClusterSpec:
         (), "names of environment variables taken over from the launching shell, by a 0600 file"
     )
     interface: str | None = option(
-        None, "network interface (ib0) or subnet (10.1.0.0/16) that workers listen on; none: the host's"
+        None,
+        "network interface (ib0) or subnet (10.1.0.0/16) that workers listen on; none: the host's",
     )
-    port_range: str | None = option(None, "ports that workers may listen on, 20000-29999; none: any")
+    port_range: str | None = option(
+        None, "ports that workers may listen on, 20000-29999; none: any"
+    )

@@ -166,7 +166,9 @@ class AttemptRecord:
     supervisor_start: int  # clock ticks after boot, /proc/<pid>/stat field 22
     started_at: float
     job_id: str = ""  # of Slurm, or of submitit's local executor
-    restart_count: int = 0  # of a job that Slurm requeued; (job id, restart count) is one incarnation
+    restart_count: int = (
+        0  # of a job that Slurm requeued; (job id, restart count) is one incarnation
+    )
     nodes: str = ""  # hostlist of the job's nodes; empty on this machine
     resumed_from_step: int | None = None
 

@@ -11,7 +11,10 @@ import re
 from dataclasses import dataclass
 
 _FILE_ENDINGS = (".sif", ".sqsh", ".squashfs", ".img")
-_ELSEWHERE = ("library", "oras", "shub", "dockerd", "podman", "docker-daemon", "docker-archive")
+_OTHER_SCHEMES = {  # than docker://
+    "pyxis": ("dockerd",),
+    "apptainer": ("library", "oras", "shub", "docker-daemon", "docker-archive"),
+}
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.S)
 
 
@@ -67,7 +70,7 @@ def spelled_for(runtime: str, text: str) -> Spelling:
         return Spelling("", "that is no name of an image", "give a file or a name in a registry")
     if image.path:
         return _file(runtime, image.path)
-    if image.scheme in _ELSEWHERE and runtime == "apptainer":
+    if image.scheme in _OTHER_SCHEMES[runtime]:
         return Spelling(text)
     if image.scheme not in ("", "docker"):
         return Spelling(

@@ -100,9 +100,7 @@ def srun_argv(
     assert plan.job is not None
     cluster, kind = plan.cluster, step.worker_type.value
     logs = TrialFiles(Path(plan.trial_dir)).attempt(attempt).logs
-    command = task_command(
-        plan, phase, step, plan_hash=plan_hash, attempt=attempt, python=python
-    )
+    command = task_command(plan, phase, step, plan_hash=plan_hash, attempt=attempt, python=python)
     wrapped = wrap(
         cluster.container,
         step.container_image,

@@ -61,7 +61,9 @@ class Job:
             job_id = f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
         size = int(environ.get("SLURM_HET_SIZE") or 1)
         groups = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{i}", "") for i in range(size)]
-        nodes = ",".join(filter(None, groups)) if size > 1 else environ.get("SLURM_JOB_NODELIST", "")
+        nodes = (
+            ",".join(filter(None, groups)) if size > 1 else environ.get("SLURM_JOB_NODELIST", "")
+        )
         return cls(
             job_id=job_id, restart_count=int(environ.get("SLURM_RESTART_COUNT") or 0), nodes=nodes
         )

@@ -101,7 +101,9 @@ class Step:
                 told = f"srun ended with {srun_code}" + (f": {trouble}" if trouble else "")
                 known = self._settle(task, srun_code or 1, hint=told)
                 if not known and srun_code == 0:
-                    task.hint = "its own record is missing, srun says 0: Slurm ran no task, or has ended it"
+                    task.hint = (
+                        "its own record is missing, srun says 0: Slurm ran no task, or has ended it"
+                    )
                     task.hint += f" ({trouble})" if trouble else ""
         for task in self.tasks:
             if task.returncode is None:

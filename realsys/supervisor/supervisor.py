@@ -25,6 +25,7 @@ from realsys.api.trial import (
     Result,
     StopRequest,
     TrialFiles,
+    WorkerRecord,
     dumps,
     loads,
     read_record,
@@ -41,6 +42,8 @@ POLL_S = 0.05
 MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
 STOP_POLL_S = 0.25
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
+LEASE_POLL_S = 1.0
+LOST_S = 2.0  # after a lease has ended: srun may be about to say how the process did
 END_GRACE_S = 5.0
 BALLAST_BYTES = 1 << 20
 GOODBYE_S = 20.0  # how long workers may take to leave after the master is done
@@ -62,6 +65,9 @@ class Supervisor:
     _stop_deadline: float | None = None
     _next_stop_poll: float = 0.0
     _failures: list[Failure] = field(default_factory=list)
+    _registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
+    _gone_since_s: dict[str, float] = field(default_factory=dict)
+    _next_lease_poll: float = 0.0
 
     def run(self) -> ExitMarker:
         """Runs every phase that is not done yet; returns what the exit marker says."""
@@ -113,6 +119,8 @@ class Supervisor:
             old.unlink(missing_ok=True)
         logger.info("phase started phase=%s", phase.name)
         tasks: list[Task] = []
+        self._registered.clear()
+        self._gone_since_s.clear()
         try:
             tasks = self.steps.start(phase)
             result = self._watch(tasks, phase_files)
@@ -137,10 +145,32 @@ class Supervisor:
             if master.poll() == exit_codes.STOPPED:
                 return Result.STOPPED
             bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
-            if bad:
-                self._collect_failures(tasks)
+            lost = self._lost(tasks) if not bad else []
+            if bad or lost:
+                self._collect_failures(tasks, lost)
                 return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
+
+    def _lost(self, tasks: list[Task]) -> list[Task]:
+        """Workers whose lease has ended though nobody saw their process end: the node is lost or cut
+        off, or the worker stands still. Slurm itself needs minutes to notice (SlurmdTimeout)."""
+        if self.plan.job is None or time.monotonic() < self._next_lease_poll:
+            return []
+        self._next_lease_poll = time.monotonic() + LEASE_POLL_S
+        try:
+            entries = self.store.get_subtree(self.keys.workers)
+        except StoreError as error:
+            logger.warning("leases not readable error=%s", error.what)
+            return []  # a store that does not answer says nothing about anybody
+        found = [loads(WorkerRecord, entry.value, where=entry.key) for entry in entries]
+        present = {record.worker: record for record in found if record.token == self.attempt.token}
+        self._registered |= present
+        now_s = time.monotonic()
+        for worker in present:
+            self._gone_since_s.pop(worker, None)
+        missing = self._registered.keys() - present.keys()
+        gone = [t for t in tasks if t.worker in missing and t.poll() is None]
+        return [t for t in gone if now_s - self._gone_since_s.setdefault(t.worker, now_s) > LOST_S]
 
     def _is_done(self, phase_files: PhaseFiles) -> bool:
         """True when the master's own marker says so, with this attempt's token."""
@@ -184,14 +214,14 @@ class Supervisor:
 
     # ---- failures ---------------------------------------------------------------------------
 
-    def _collect_failures(self, tasks: list[Task]) -> None:
+    def _collect_failures(self, tasks: list[Task], lost: list[Task]) -> None:
         """Everybody's reason: own last words, else the exit code or signal that we saw."""
         self.give_room()
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
             time.sleep(POLL_S)
         failed = [t for t in tasks if t.poll() not in (None, exit_codes.DONE)]
-        for task in failed or [t for t in tasks if t.poll() is not None]:
+        for task in failed or lost or [t for t in tasks if t.poll() is not None]:
             self._failures.append(self._failure(task))
         self.steps.end(tasks, grace_s=END_GRACE_S)
         first, _ = order_failures(self._failures)
@@ -203,16 +233,20 @@ class Supervisor:
     def _failure(self, task: Task) -> Failure:
         log = self.attempt_files.log(task.worker)
         words = read_record(Failure, self.attempt_files.words(task.worker))
-        returncode = task.poll() or 0
+        ended = task.poll()
+        returncode = ended or 0
         why = words.why if words is not None else describe_exit(returncode)
-        if words is None and returncode == exit_codes.DONE:
+        if words is None and ended is None:
+            why = "its lease has ended: its node is lost or cut off, or it stands still"
+        elif words is None and returncode == exit_codes.DONE:
             why = "left without finishing its work"
         elif words is None and task.hint:
             why = f"{why} ({task.hint})"
+        known = self._registered.get(task.worker)
         return Failure(
             worker=task.worker,
             host=task.host or self.attempt.host,
-            pid=task.pid,
+            pid=task.pid or (known.pid if known else 0),
             why=why,
             at=words.at if words is not None else (task.ended_at or time.time()),
             kind=words.kind if words is not None else "",

@@ -100,8 +100,10 @@ def test_a_waiting_job_is_stopped_at_once(
 def test_a_waiting_job_that_somebody_cancels(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
 ) -> None:
-    files = long_run("w", "--begin", "now+1hour")
-    slurm.run("scancel", str(job_of(trial_view(files))))
+    blocker = slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
+    slurm.wait_for_job(blocker, "RUNNING")
+    files = long_run("w")
+    slurm.run("scancel", str(job_of(trial_view(files))), str(blocker))
     row("somebody cancels it while it waits").check(until(files, in_state(State.STOPPED)))
     slurm_trials.resume(files)  # and it can be resumed all the same
     until(files, lambda v: v.attempt == 1)

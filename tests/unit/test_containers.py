@@ -226,6 +226,7 @@ def test_mounts_that_clash() -> None:
         "ubuntu:22.04",
         "library/ubuntu",
         "nvidia/cuda@sha256:0123",
+        "dockerd://built-on-the-node:1",
     ],
 )
 def test_images_that_pyxis_runs(image: str) -> None:
@@ -273,6 +274,7 @@ def test_images_that_apptainer_runs(image: str) -> None:
         ("nvcr.io/nvidia/pytorch:24.05", "write docker://nvcr.io/nvidia/pytorch:24.05"),
         ("ubuntu:22.04", "write docker://ubuntu:22.04"),
         ("x.sif", "write its whole path, e.g. /shared/images/x.sif"),
+        ("dockerd://x:1", "realsys image pull keeps it as a file"),
     ],
 )
 def test_images_that_apptainer_does_not_run(image: str, fix: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from launcher import places
 from launcher.clusters import find_cluster, missing_secrets, read_spec, spec_files, write_spec
+from launcher.option_tree import rows
 from launcher.overrides import put_on
 from launcher.settings import read_words, read_yaml
 from launcher.site_problems import cluster_problems
@@ -320,6 +321,13 @@ def test_any_text_can_be_written(tmp_path: Path, value: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"slurm.constraint: {scalar(value)}\n")
     assert read_spec(path).slurm.constraint == value
+
+
+def test_the_page_tells_every_option() -> None:
+    page = (Path(__file__).parents[2] / "docs/site_files.md").read_text()
+    options = [row.path for row in rows(ClusterSpec()) if not row.section]
+    options += [f.name for f in dataclasses.fields(PartitionSpec)]
+    assert [name for name in options if f"`{name}`" not in page and name != "partitions"] == []
 
 
 def test_every_field_of_a_partition_is_written() -> None:

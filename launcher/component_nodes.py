@@ -1,0 +1,176 @@
+"""One component: its tasks on its nodes, phase after phase, and what each node is asked for (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.job_groups import Group
+from launcher.placement import Demand, Misfit, NodeShape, Packing, place
+from realsys.api.cluster import ClusterSpec, PartitionSpec
+from realsys.api.errors import ConfigError
+from realsys.api.job import StepPlan
+from realsys.slurm.gpus import gpus_for, tasks_per_gpu
+
+StepKey = tuple[str, str]  # phase, worker type
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLimit:
+    """How many nodes there are for a component, and who says so. None: not known, or no matter."""
+
+    nodes: int | None = None
+    where: str = ""
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentNodes:
+    """Nodes of a component, what each of them is asked for, and the steps on them."""
+
+    nodes: int
+    cpus: int
+    memory_mib: int
+    gpus: int
+    steps: Mapping[StepKey, StepPlan]
+
+    def spare(self, partition: PartitionSpec) -> tuple[int, int, int]:
+        """What a node has beyond the request: CPUs, MiB, GPUs."""
+        return (
+            partition.cpus - self.cpus,
+            partition.memory_mib - self.memory_mib,
+            partition.gpus - self.gpus,
+        )
+
+
+def component_nodes(
+    index: int,
+    groups: Sequence[Group],
+    partition: PartitionSpec,
+    limit: NodeLimit,
+    cluster: ClusterSpec,
+    problems: list[ConfigError],
+) -> ComponentNodes | None:
+    """All phases of a component; None when one does not fit."""
+    node = NodeShape(cpus=partition.cpus, memory_mib=partition.memory_mib, gpus=partition.gpus)
+    before, steps = len(problems), dict[StepKey, StepPlan]()
+    nodes = cpus = memory = gpus = 0
+    for phase in dict.fromkeys(g.phase for g in groups):
+        now = [g for g in groups if g.phase == phase]
+        packing = place([_demand(g) for g in now], node, max_nodes=limit.nodes)
+        if isinstance(packing, Misfit):
+            problems.append(_misfit(now, packing, limit))
+            continue
+        binding = _bindings(now, packing, node, cluster, problems)
+        for group in now:
+            steps[phase, group.kind] = _step(index, group, packing, binding[group.kind])
+        nodes = max(nodes, packing.num_nodes)
+        for _, tasks in packing.patterns:
+            used = list(zip(now, tasks, strict=True))
+            cpus = max(cpus, sum(t * g.task.cpu for g, t in used))
+            memory = max(memory, sum(t * g.task.mem for g, t in used))
+            gpus = max(gpus, _gpus_asked(now, tasks, packing, binding))
+    if len(problems) > before:
+        return None
+    if cluster.slurm.exclusive:
+        cpus, memory, gpus = node.cpus, node.memory_mib, node.gpus
+    return ComponentNodes(nodes=nodes, cpus=cpus, memory_mib=memory, gpus=gpus, steps=steps)
+
+
+def _demand(group: Group) -> Demand:
+    task = group.task
+    return Demand(
+        name=group.kind.value,
+        count=group.count,
+        cpus=task.cpu,
+        memory_mib=task.mem,
+        gpus=task.gpu,
+    )
+
+
+def _step(index: int, group: Group, packing: Packing, binding: str) -> StepPlan:
+    task, runs = group.task, packing.runs(group.kind.value)
+    return StepPlan(
+        worker_type=group.kind,
+        component=index,
+        nodes=runs if runs[-1][1] else runs[:-1],
+        cpus_per_task=task.cpu,
+        memory_mib=task.mem,
+        gpus_per_task=task.gpu,
+        gpus_per_node=_gpus_per_node(group, packing),
+        gpu_type=task.gpu_type,
+        gpu_binding=binding,
+        container_image=task.container_image,
+        env_vars=dict(task.env_vars),
+    )
+
+
+def _gpus_per_node(group: Group, packing: Packing) -> int:
+    """What `--gres` gives the step on every node: as many as its fullest node uses."""
+    return gpus_for(max(tasks for _, tasks in packing.runs(group.kind.value)), group.task.gpu)
+
+
+def _gpus_asked(
+    groups: Sequence[Group], tasks: Sequence[int], packing: Packing, binding: Mapping[str, str]
+) -> int:
+    """GPUs that the steps take on a node with so many tasks of each."""
+    return sum(
+        _gpus_per_node(g, packing) if binding[g.kind] == "visible" else gpus_for(t, g.task.gpu)
+        for g, t in zip(groups, tasks, strict=True)
+        if t
+    )
+
+
+def _bindings(
+    groups: Sequence[Group],
+    packing: Packing,
+    node: NodeShape,
+    cluster: ClusterSpec,
+    problems: list[ConfigError],
+) -> dict[str, str]:
+    """How each group's tasks come to their GPUs.
+
+    With ``visible`` a step has as many GPUs on each of its nodes as on its fullest one. Where the steps
+    of a node would need more than it has, whole GPUs are bound a task, which is exact. A shared GPU
+    can't be: then the fullest nodes of its group must be the only kind of nodes it has.
+    """
+    wanted = cluster.slurm.gpu_binding
+    for whole in dict.fromkeys((wanted, "per_task")):
+        found = {
+            g.kind.value: "none" if not g.task.gpu else "visible" if g.task.gpu < 1 else whole
+            for g in groups
+        }
+        if all(_gpus_asked(groups, t, packing, found) <= node.gpus for _, t in packing.patterns):
+            return found
+    problems += [
+        _uneven(g, packing, node) for g in groups if 0 < g.task.gpu < 1 and _is_uneven(g, packing)
+    ]
+    return found
+
+
+def _is_uneven(group: Group, packing: Packing) -> bool:
+    """Whether some node of the group uses fewer GPUs than its fullest one."""
+    used = {gpus_for(t, group.task.gpu) for _, t in packing.runs(group.kind.value) if t}
+    return len(used) > 1
+
+
+def _uneven(group: Group, packing: Packing, node: NodeShape) -> ConfigError:
+    name, count, gpus = group.kind.value, group.count, _gpus_per_node(group, packing)
+    full = gpus * tasks_per_gpu(group.task.gpu)
+    multiples = sorted({count // full * full, -(-count // full) * full} - {0})
+    return ConfigError(
+        f"a step has equally many GPUs on each of its nodes: {name} {gpus}, as on its fullest one; "
+        f"beside the other groups that is more than the {node.gpus} of a node",
+        where=group.where("count"),
+        fix=f"make the count a multiple of the {full} that fill a node "
+        f"({' or '.join(map(str, multiples))}), or give each task a whole GPU",
+    )
+
+
+def _misfit(groups: Sequence[Group], misfit: Misfit, limit: NodeLimit) -> ConfigError:
+    about = f" ({limit.words})" if misfit.needed is not None else ""
+    own = groups[0].where("") if len(groups) == 1 else f"scheduling, phase {groups[0].phase}"
+    where = own.replace(". ", " ").rstrip(".")
+    if misfit.needed is not None:
+        where += f", and {limit.where}"
+    return ConfigError(misfit.why + about, where=where, fix=misfit.fix)

@@ -1,0 +1,143 @@
+"""Time limits, begin and deadline of a trial's job: which ones hold, in Slurm's normal form (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from launcher.job_groups import Group
+from launcher.slurm.time_spec import (
+    Moment,
+    TimeLimit,
+    deadline_problem,
+    longest,
+    parse_begin,
+    parse_deadline,
+    parse_time_limit,
+)
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError
+
+_SITE_LIMIT = "slurm.time_limit in the cluster spec"
+Parsed = TypeVar("Parsed", TimeLimit, Moment)
+
+
+@dataclass(kw_only=True)
+class JobTimes:
+    """What was read, with what is wrong or surprising in it.
+
+    Attributes:
+        own: time limits of groups that name one themselves, by phase and worker type.
+        site: the cluster spec's.
+    """
+
+    own: dict[tuple[str, str], TimeLimit] = field(default_factory=dict)
+    site: TimeLimit | None = None
+    begin: Moment | None = None
+    deadline: Moment | None = None
+    problems: list[ConfigError] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def limit(self, groups: Sequence[Group], everyone: Sequence[Group]) -> TimeLimit | None:
+        """Of a component: the longest of its groups; of all groups when its own name none.
+
+        A group without a limit of its own, and without the site's, may run as long as the others.
+        """
+        return self._longest(groups) or self._longest(everyone)
+
+    def of_step(self, group: Group, limit: TimeLimit | None) -> str | None:
+        """A group's own limit where it is shorter than its component's."""
+        own = self.own.get((group.phase, group.kind))
+        if own is None or own.minutes is None or limit is None:
+            return None
+        return own.text if limit.minutes is None or own.minutes < limit.minutes else None
+
+    def _longest(self, groups: Sequence[Group]) -> TimeLimit | None:
+        limits = [self.own.get((g.phase, g.kind), self.site) for g in groups]
+        return longest(limit for limit in limits if limit is not None)
+
+    def _read(self, parse: Callable[[], Parsed], where: str) -> Parsed | None:
+        try:
+            found = parse()
+        except ConfigError as error:
+            self.problems.append(ConfigError(error.what, where=where, fix=error.fix))
+            return None
+        if found.warning and found.warning not in self.warnings:
+            self.warnings.append(found.warning)
+        return found
+
+
+def job_times(
+    groups: Sequence[Group],
+    cluster: ClusterSpec,
+    *,
+    begin: str | None,
+    deadline: str | None,
+    now: datetime,
+) -> JobTimes:
+    """Everything about time. ``begin`` and ``deadline`` are the launch's own, which win."""
+    times = JobTimes()
+    if (text := cluster.slurm.time_limit) is not None:
+        times.site = times._read(lambda: parse_time_limit(text), _SITE_LIMIT)
+    for group in groups:
+        if (own := group.task.time_limit) is not None:
+            where = group.where("time_limit")
+            if limit := times._read(lambda own=own: parse_time_limit(own), where):  # type: ignore[misc]
+                times.own[group.phase, group.kind] = limit
+    begin, where = _agreed("begin", begin, groups, times.problems)
+    if begin is not None:
+        times.begin = times._read(lambda: parse_begin(begin, now=now), where)
+    deadline, where = _agreed("deadline", deadline, groups, times.problems)
+    if deadline is not None:
+        times.deadline = times._read(lambda: parse_deadline(deadline, now=now), where)
+    if times.deadline is not None:
+        limit = times.limit(groups, groups)
+        problem = deadline_problem(times.deadline, times.begin, limit, now=now)
+        times.problems += [problem] if problem else []
+    return times
+
+
+def over_the_partition(
+    groups: Sequence[Group], limit: TimeLimit | None, times: JobTimes
+) -> Iterator[ConfigError]:
+    """A time limit beyond the partition's: the job would wait for ever (PartitionTimeLimit)."""
+    partition = groups[0].partition
+    if limit is None or partition is None or partition.max_time is None:
+        return
+    try:
+        most = parse_time_limit(partition.max_time)
+    except ConfigError as error:
+        where = f"partitions.{groups[0].task.partition}.max_time in the cluster spec"
+        yield ConfigError(error.what, where=where, fix=error.fix)
+        return
+    if most.minutes is None or (limit.minutes is not None and limit.minutes <= most.minutes):
+        return
+    own = [g for g in groups if times.own.get((g.phase, g.kind)) == limit]
+    yield ConfigError(
+        f"time limit {limit.text}, partition {groups[0].task.partition!r} allows {most.text}",
+        where=own[0].where("time_limit") if own else _SITE_LIMIT,
+        fix=f"ask for {most.text} or less, or choose another partition",
+    )
+
+
+def _agreed(
+    name: str, requested: str | None, groups: Sequence[Group], problems: list[ConfigError]
+) -> tuple[str | None, str]:
+    """(text, where) of what the launch wants, else of what all groups want that want anything."""
+    if requested is not None:
+        return requested, f"--{name}"
+    given = [(getattr(g.task, name), g) for g in groups if getattr(g.task, name) is not None]
+    different = {text for text, _ in given}
+    if len(different) > 1:
+        told = "; ".join(f"{text!r} for {group.kind.value}" for text, group in given)
+        problems.append(
+            ConfigError(
+                f"a job has one {name}, its groups want {told}",
+                where=", ".join(group.where(name) for _, group in given),
+                fix=f"make them equal, or give --{name}",
+            )
+        )
+        return None, ""
+    return (given[0][0], given[0][1].where(name)) if given else (None, "")

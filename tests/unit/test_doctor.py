@@ -1,0 +1,525 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from launcher import verbs_site
+from launcher.clusters import write_spec
+from launcher.slurm import node_job as jobs
+from launcher.slurm.doctor import examine, space_finding
+from launcher.slurm.findings import Finding
+from launcher.slurm.images import pull
+from launcher.slurm.login_checks import version_finding
+from launcher.slurm.node_checks import NEEDED, names, node_findings
+from launcher.slurm.node_job import PACKAGES, Seen, node_job, parse, script, small_request
+from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
+from realsys.api.errors import ClusterError, ConfigError
+
+# Stands in for Slurm's programs: `bin/NAME` for each, all this script. FAKE_BUSY: no node is free.
+FAKE = """\
+#!/bin/sh
+me=$(basename "$0")
+echo "$me $*" | head -c 300 | tr '\\n' ' ' >>"$FAKE_CALLS"; echo >>"$FAKE_CALLS"
+case "$me $1" in
+"srun --help") echo "$FAKE_SRUN_HELP"; exit ;;
+"scontrol show") printf 'ClusterName = lab\\nSLURM_VERSION = 22.05.8\\n'
+  echo "AccountingStorageType = ${FAKE_ACCOUNTING:-accounting_storage/slurmdbd}"; exit ;;
+"sinfo "*) echo 'main*|2|64|1000|gpu:h200:8|a|infinite|1-infinite|n[1-2]'; exit ;;
+"sacct "*) [ -z "$FAKE_NO_SACCT" ] || { echo "sacct: error: $FAKE_NO_SACCT" >&2; exit 1; }; exit ;;
+"sbatch "*) [ -z "$FAKE_REFUSES" ] || { echo "sbatch: error: $FAKE_REFUSES" >&2; exit 1; }
+  echo 'sbatch: Job 7 to start at 2026-11-21T10:00:00 in partition main' >&2; exit ;;
+"scancel "*) exit ;;
+esac
+if [ "$me" = salloc ]; then
+  [ -z "$FAKE_BUSY" ] || { echo "salloc: error: $FAKE_BUSY" >&2; exit 1; }
+  while [ "$1" != sh ]; do shift; done
+  export CUDA_VISIBLE_DEVICES=0
+  exec "$@"
+fi
+while case "$1" in --*) true ;; *) false ;; esac; do shift; done
+[ -z "$FAKE_SRUN_SAYS" ] || { echo "srun: error: $FAKE_SRUN_SAYS"; exit 1; }
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURMD_NODENAME=n1
+exec "$@"
+"""
+PROGRAMS = ("sinfo", "scontrol", "sacct", "sbatch", "salloc", "srun", "scancel")
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A fake Slurm on PATH; tells which programs were called, in order."""
+    folder, log = tmp_path / "bin", tmp_path / "calls"
+    folder.mkdir()
+    for name in PROGRAMS:
+        add_program(folder / name, FAKE)
+    log.write_text("")
+    monkeypatch.setenv("FAKE_CALLS", str(log))
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("REALSYS_FILE_ROOT", raising=False)
+    return lambda: [line.split()[0] for line in log.read_text().splitlines()]
+
+
+def add_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ClusterSpec:
+    root = tmp_path / "root"
+    return ClusterSpec(
+        name="lab",
+        scheduler="slurm",
+        file_root=str(root),
+        name_resolve=f"file://{root}/name_resolve",
+        slurm=SlurmSpec(partition="main", account="me"),
+        partitions={"main": PartitionSpec(nodes=2, cpus=64, memory_mib=1000, gpus=8)},
+    )
+
+
+def found(spec: ClusterSpec) -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine(spec)}
+
+
+def test_a_healthy_site(calls: Callable[[], list[str]], spec: ClusterSpec, tmp_path: Path) -> None:
+    add_program(tmp_path / "bin/nvidia-smi", '#!/bin/sh\necho "GPU 0: NVIDIA H200 (UUID: GPU-1)"\n')
+    findings = found(spec)
+    assert [name for name, finding in findings.items() if not finding.ok] == []
+    assert list(findings) == [
+        "file root",
+        "disk space",
+        "name resolution",
+        "slurm",
+        "accounting",
+        "partition main",
+        "submission",
+        "compute node",
+        "shared file root",
+        "name resolution there",
+        "clock",
+        "ports",
+        "Python there",
+        "GPU",
+    ]
+    assert findings["submission"].what == "Job 7 to start at 2026-11-21T10:00:00 in partition main"
+    assert findings["GPU"].what == "Slurm gave 0; GPU 0: NVIDIA H200 (UUID: GPU-1)"
+    assert calls() == ["srun", "scontrol", "sinfo", "sacct", "sbatch", "salloc", "srun"]
+    assert list((tmp_path / "root").iterdir()) == []  # canaries are gone
+
+
+def test_a_gpu_that_nobody_can_ask_is_not_called_ok(
+    calls: Callable[[], list[str]], spec: ClusterSpec
+) -> None:
+    finding = found(spec)["GPU"]
+    assert finding.ok is None
+    assert "no nvidia-smi is there to ask" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("says", "last"),
+    [
+        ("Unable to allocate resources: Requested nodes are busy", "salloc"),
+        # What 22.05 says of --immediate. It could be no answer as well, so the job is cancelled.
+        ("Unable to allocate resources: Connection timed out", "scancel"),
+    ],
+)
+def test_a_full_cluster_leaves_checks_open(
+    calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch, says: str,
+    last: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAKE_BUSY", says)
+    findings = found(spec)
+    there = names(node_job(spec, None))
+    assert {name: findings[name].ok for name in there} == dict.fromkeys(there)
+    assert findings["compute node"].what.startswith("not checked: no node was free within 60 s")
+    assert findings["slurm"].ok
+    assert calls()[-1] == last
+    assert list(Path(spec.file_root).iterdir()) == []
+
+
+def test_a_refused_job_is_not_sent(
+    calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_REFUSES", "Invalid account or account/partition combination specified")
+    findings = found(spec)
+    assert findings["submission"].ok is False
+    assert "slurm.account" in findings["submission"].fix
+    assert findings["compute node"].ok is None
+    assert "salloc" not in calls()
+
+
+def test_without_slurm_everything_about_it_is_open(
+    spec: ClusterSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    findings = found(spec)
+    assert findings["slurm"].ok is False
+    assert findings["slurm"].what == "the program srun is not on PATH"
+    open_ones = ["accounting", "partitions", "container runtime", "submission", "compute node"]
+    assert [findings[name].ok for name in open_ones] == [None] * 5
+
+
+def test_srun_that_can_not_start_the_program(
+    calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SRUN_SAYS", "execve(): python: No such file or directory")
+    findings = found(spec)
+    assert findings["compute node"].ok is False
+    assert "execve(): python: No such file or directory" in findings["compute node"].what
+    assert findings["clock"].ok is None
+    assert findings["Python there"].ok is False
+
+
+@pytest.mark.parametrize(
+    ("says", "keeps", "sacct_error", "ok"),
+    [
+        (None, "accounting_storage/slurmdbd", "", True),
+        (None, "accounting_storage/none", "", True),
+        (False, "accounting_storage/none", "", True),
+        (True, "accounting_storage/none", "", False),
+        (None, "accounting_storage/slurmdbd", "Problem talking to the database", False),
+        (None, "accounting_storage/slurmdbd", "denied", False),
+    ],
+)
+def test_accounting(
+    calls: Callable[[], list[str]],
+    spec: ClusterSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    says: bool | None,
+    keeps: str,
+    sacct_error: str,
+    ok: bool,
+) -> None:
+    monkeypatch.setenv("FAKE_ACCOUNTING", keeps)
+    monkeypatch.setenv("FAKE_NO_SACCT", sacct_error)
+    finding = found(replace(spec, slurm=replace(spec.slurm, accounting=says)))["accounting"]
+    assert finding.ok is ok
+    assert ok or "slurm.accounting: false" in finding.fix
+
+
+def test_a_site_file_that_promises_too_much(
+    calls: Callable[[], list[str]], spec: ClusterSpec
+) -> None:
+    partitions = {
+        "main": PartitionSpec(nodes=3, cpus=128, gpu_type="a100"),
+        "gone": PartitionSpec(),
+    }
+    findings = found(replace(spec, partitions=partitions))
+    assert findings["partition main"].what == (
+        "nodes is 3 in the site file, Slurm says 2; cpus is 128 in the site file, Slurm says 64; "
+        "memory_mib is 1024 in the site file, Slurm says 1000; "
+        "gpu_type is a100 in the site file, Slurm says h200"
+    )
+    assert findings["partition gone"].fix == "remove it from partitions; there are main"
+    other = replace(spec, slurm=SlurmSpec(partition="nope"), partitions={})
+    assert found(other)["partition nope"].ok is False
+    assert found(other)["partitions"].ok is False
+
+
+def test_pyxis_that_srun_does_not_have(
+    calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyxis = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="a#b", cpu_image="/x")
+    findings = found(pyxis)
+    assert findings["container runtime"].ok is False
+    assert findings["cpu_image"].what == "the image /x is not there"
+    assert "may be another image tomorrow" in findings["gpu_image"].what
+    monkeypatch.setenv("FAKE_SRUN_HELP", "--container-image=[USER@][REGISTRY#]IMAGE")
+    assert found(pyxis)["container runtime"].ok
+
+
+def test_an_image_is_looked_at_from_inside(
+    calls: Callable[[], list[str]], spec: ClusterSpec, tmp_path: Path
+) -> None:
+    """The fake apptainer gives the inside what the real one would: APPTAINERENV_ and nothing else."""
+    add_program(
+        tmp_path / "bin/apptainer",
+        '#!/bin/sh\nwhile [ "$1" != /x.sif ]; do shift; done; shift\n'
+        "set -- $(env | sed -n 's/^APPTAINERENV_\\([A-Z_]*=[^ ]*\\)$/\\1/p') \"$@\"\n"
+        'exec env -i PATH=/usr/bin:/bin "$@"\n',
+    )
+    container = ContainerSpec(runtime="apptainer", python=sys.executable)
+    findings = found(replace(spec, container=container, gpu_image="/x.sif"))
+    assert findings["gpu_image"].what == "the image /x.sif is not there"
+    assert findings["runtime there"].ok
+    assert findings["inside gpu_image"].ok, findings["inside gpu_image"]
+    assert findings["GPU"].what.startswith("not checked: Slurm gave 0")
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    return {
+        "host": "n1",
+        "node": "n1",
+        "python": "3.11.7",
+        "executable": "/py",
+        "procid": "0",
+        "localid": "0",
+        "visible": "0",
+        "programs": ["apptainer"],
+        "shared": {"read": "token", "wrote": True, "error": "", "seen_back": True},
+        "store": True,
+        "packages": dict.fromkeys(PACKAGES, "1.0"),
+        "ports": [32, 32],
+        "addresses": [["lo", "127.0.0.1"], ["ib0", "10.1.0.7"]],
+        "gpus": [1, "GPU 0: H200"],
+        "begin": 100.1,
+        "end": 100.2,
+        **changes,
+    }
+
+
+def judged(spec: ClusterSpec, begun: float = 100.0, ended: float = 101.0, **changes: Any) -> Any:
+    job = replace(node_job(spec, None), token="token")
+    seen = Seen(begun=begun, ended=ended, returncode=0, report=report(**changes), said="")
+    return {finding.name: finding for finding in node_findings(job, {"host": seen})}
+
+
+SHARED = {"read": "token", "wrote": True, "error": "", "seen_back": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "what"),
+    [
+        ("shared file root", {"shared": {**SHARED, "read": None, "error": "no such file"}},
+         "the node does not see /f: no such file"),
+        ("shared file root", {"shared": {**SHARED, "read": "other"}},
+         "the node sees another file than we wrote in /f"),
+        ("shared file root", {"shared": {**SHARED, "wrote": False, "error": "read-only"}},
+         "the node can't write: read-only"),
+        ("shared file root", {"shared": {**SHARED, "seen_back": False}},
+         "what the node wrote in /f is not seen here"),
+        ("name resolution there", {"store": False}, "file:///f/n can't be written there"),
+        ("clock", {"begin": 90.0, "end": 90.1},
+         "the node's clock is at least 10.0 s behind of this one"),
+        ("clock", {"begin": 104.0, "end": 104.5},
+         "the node's clock is at least 3.5 s ahead of this one"),
+        ("ports", {"ports": [32, 15]}, "20000-29999: 15 of 32 tried can be used"),
+        ("Python there", {"python": "3.9.1"}, "Python 3.9.1, torch 1.0, realsys 1.0 (/py)"),
+        ("Python there", {"packages": {**dict.fromkeys(PACKAGES, "1"), "torch": None}},
+         "lacks torch (/py)"),
+        ("Python there", {"procid": None}, "SLURM_PROCID does not reach the inside"),
+        ("GPU", {"visible": ""}, "Slurm gave none: CUDA_VISIBLE_DEVICES is not set"),
+        ("GPU", {"gpus": [0, "Driver not loaded"]}, "Slurm gave 0; Driver not loaded"),
+        ("interface", {"addresses": [["lo", "127.0.0.1"]]}, "the node has no 10.1.0.0/16"),
+    ],
+)  # fmt: skip
+def test_what_can_be_wrong_on_a_node(
+    spec: ClusterSpec, name: str, changes: dict[str, Any], what: str
+) -> None:
+    spec = replace(
+        spec, file_root="/f", name_resolve="file:///f/n", port_range="20000-29999", interface="10.1.0.0/16"
+    )  # fmt: skip
+    well = judged(spec)
+    assert [finding.ok for finding in well.values()] == [True] * len(well)
+    ill = judged(spec, **changes)
+    assert [n for n, finding in ill.items() if not finding.ok] == [name]
+    assert (ill[name].ok, ill[name].what) == (False, what)
+
+
+def test_a_clock_within_the_job_is_not_judged(spec: ClusterSpec) -> None:
+    assert judged(spec, begun=100.0, ended=160.0, begin=130.0, end=131.0)["clock"].ok
+
+
+def test_every_check_has_one_finding(spec: ClusterSpec) -> None:
+    job = node_job(spec, None)
+    for seen in ({}, {"host": Seen(begun=0, ended=1, returncode=1, report=None, said="x")}):
+        assert [finding.name for finding in node_findings(job, seen)] == names(job)
+
+
+def test_an_image_that_ran_proves_its_runtime(spec: ClusterSpec) -> None:
+    spec = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="a#b:1")
+    seen = Seen(begun=100, ended=101, returncode=0, report=report(), said="")
+    job = replace(node_job(spec, None), token="token")
+    both = {f.name: f for f in node_findings(job, {"host": seen, "gpu_image": seen})}
+    assert both["runtime there"] == Finding("runtime there", True, "runs gpu_image")
+    alone = {f.name: f for f in node_findings(job, {"host": seen})}
+    assert alone["runtime there"].what == "enroot is not on PATH there"
+    assert alone["inside gpu_image"].ok is None
+
+
+def test_packages_that_are_needed_are_looked_for() -> None:
+    assert set(NEEDED) <= set(PACKAGES)
+
+
+def test_the_small_job_asks_as_the_sites_jobs_do(spec: ClusterSpec) -> None:
+    slurm = SlurmSpec(partition="p", account="a", qos="q", reservation="r", constraint="c")
+    assert small_request(replace(spec, slurm=slurm), None) == [
+        "--partition=p", "--account=a", "--qos=q", "--reservation=r", "--constraint=c", "--nodes=1",
+        "--ntasks=1", "--cpus-per-task=1", "--mem=1024M",
+    ]  # fmt: skip
+    assert small_request(spec, None)[-1] == "--gres=gpu:1"
+    assert small_request(spec, "other")[0] == "--partition=other"
+
+
+def test_modules_and_setup_come_before_python(spec: ClusterSpec) -> None:
+    spec = replace(spec, modules=("a b", "c"), setup=("ulimit -n 5",), venv="/v")
+    text = script(node_job(spec, None))
+    assert "bash -l -c 'module load '\"'\"'a b'\"'\"' c\nulimit -n 5\nexec \"$@\"'" in text
+    assert "realsys-doctor /v/bin/python -c" in text
+
+
+def test_a_step_that_was_cut_off_is_not_there() -> None:
+    output = (
+        'noise\n@@ realsys begin host 1.5\nwarning\nREALSYS-CANARY {"a": 1}\n@@ realsys end host 0 2.5\n'
+        "@@ realsys begin gpu_image 3\nsrun: error: pulling\n@@ realsys end gpu_image 124 9\n"
+        "@@ realsys begin cpu_image 9\n"
+    )
+    assert parse(output) == {
+        "host": Seen(begun=1.5, ended=2.5, returncode=0, report={"a": 1}, said="warning"),
+        "gpu_image": Seen(
+            begun=3, ended=9, returncode=124, report=None, said="srun: error: pulling"
+        ),
+    }
+
+
+def test_an_image_that_takes_too_long(spec: ClusterSpec) -> None:
+    spec = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="a#b:1")
+    seen = {"gpu_image": Seen(begun=3, ended=9, returncode=124, report=None, said="pulling")}
+    finding = {f.name: f for f in node_findings(node_job(spec, None), seen)}["inside gpu_image"]
+    assert (finding.ok, finding.what) == (False, "it was not done after 6 s: pulling")
+    assert "realsys image pull" in finding.fix
+
+
+def test_each_image_is_looked_at_once(spec: ClusterSpec) -> None:
+    pyxis = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="/x", cpu_image="/x")
+    assert node_job(pyxis, None).images == {"gpu_image": "/x"}
+    assert node_job(replace(pyxis, cpu_image="/y"), None).images == {
+        "gpu_image": "/x",
+        "cpu_image": "/y",
+    }
+    assert node_job(spec, None).images == {}
+
+
+def test_an_old_slurm() -> None:
+    assert version_finding("21.08.8").ok is False
+    assert version_finding("22.05.8").ok
+    assert version_finding("25.11.0-0rc1").ok
+
+
+def test_little_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("launcher.slurm.doctor.LEAST_FREE_GIB", 1e9)
+    assert space_finding(str(tmp_path / "not/yet")).ok is False
+
+
+def test_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path))
+    assert verbs_site.doctor(cluster="local", json=True) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is True
+    assert [f["name"] for f in document["findings"]] == [
+        "file root", "disk space", "name resolution", "packages",
+    ]  # fmt: skip
+
+
+def test_doctor_for_people(
+    calls: Callable[[], list[str]], spec: ClusterSpec, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAKE_BUSY", "1")
+    write_spec("lab", f"scheduler: slurm\nfile_root: {tmp_path}/root\nslurm.partition: main\n")
+    assert verbs_site.doctor(cluster="lab") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "ok   slurm                    Slurm 22.05.8 answers" in lines
+    assert "?    clock                    not checked: no compute node" in lines
+
+
+def test_clusters_lists_sites_and_their_mistakes(
+    calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_spec("bad", "file_rot: /x\n")
+    assert verbs_site.clusters(json=True) == 0
+    rows = json.loads(capsys.readouterr().out)["clusters"]
+    assert [(r["name"], r["scheduler"], r["problem"]) for r in rows] == [
+        ("bad", "?", "no option called 'file_rot'; see realsys doctor --cluster bad"),
+        ("local", "local", ""),
+    ]
+    assert verbs_site.clusters() == 0
+    with pytest.raises(typer.BadParameter):
+        verbs_site.clusters("unit")
+
+
+def test_clusters_init_writes_once(
+    calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert verbs_site.clusters("init") == 0
+    text = capsys.readouterr().out
+    assert verbs_site.clusters("init", write=True) == 0
+    path = tmp_path / "config/realsys/clusters/lab.yaml"
+    assert capsys.readouterr().out == f"{path}\n"
+    assert path.read_text() == text
+    with pytest.raises(ConfigError, match="is there already"):
+        verbs_site.clusters("init", "lab", write=True)
+
+
+PULL = """\
+#!/bin/sh
+echo "$*" >>"$FAKE_CALLS"
+if [ "$1" = import ]; then target=$3; else target=$2; fi
+[ -z "$FAKE_FAILS" ] || exit 3
+[ -e "$target" ] && exit 4
+echo image >"$target"
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "program", "source", "file", "called"),
+    [
+        ("pyxis", "enroot", "nvcr.io/nvidia/x:1", "nvcr.io+nvidia+x+1.sqsh", "docker://nvcr.io#nvidia/x:1"),
+        ("apptainer", "apptainer", "nvcr.io#nvidia/x:1", "nvcr.io+nvidia+x+1.sif",
+         "docker://nvcr.io/nvidia/x:1"),
+    ],
+)  # fmt: skip
+def test_an_image_is_pulled_once(
+    calls: Callable[[], list[str]], spec: ClusterSpec, tmp_path: Path, runtime: str, program: str,
+    source: str, file: str, called: str,
+) -> None:  # fmt: skip
+    spec = replace(spec, container=ContainerSpec(runtime=runtime))
+    with pytest.raises(ClusterError, match=f"{program} is not on PATH"):
+        pull(spec, source, timeout_s=20)
+    add_program(tmp_path / "bin" / program, PULL)
+    target = Path(spec.file_root, "images", file)
+    first = pull(spec, source, timeout_s=20)
+    assert (first.path, first.already, target.read_text()) == (target, False, "image\n")
+    assert called in (tmp_path / "calls").read_text()
+    assert pull(spec, source, timeout_s=20).already
+    assert [path.name for path in target.parent.iterdir()] == [file]
+
+
+def test_a_pull_that_fails_leaves_nothing(
+    calls: Callable[[], list[str]], spec: ClusterSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    add_program(tmp_path / "bin/enroot", PULL)
+    monkeypatch.setenv("FAKE_FAILS", "1")
+    spec = replace(spec, container=ContainerSpec(runtime="pyxis"))
+    with pytest.raises(ClusterError, match="exit status 3"):
+        pull(spec, "ubuntu:22.04", timeout_s=20)
+    assert list(Path(spec.file_root, "images").iterdir()) == []
+
+
+def test_what_can_not_be_pulled(spec: ClusterSpec) -> None:
+    with pytest.raises(ConfigError, match="no container runtime"):
+        pull(spec, "ubuntu:22.04", timeout_s=1)
+    pyxis = replace(spec, container=ContainerSpec(runtime="pyxis"))
+    for source in ("/x.sqsh", "", "a b"):
+        with pytest.raises(ConfigError, match="is no image in a registry"):
+            pull(pyxis, source, timeout_s=1)
+
+
+def test_a_hung_salloc_is_cancelled(
+    calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    add_program(tmp_path / "bin/salloc", "#!/bin/sh\nsleep 60\n")
+    for name in ("QUEUE_S", "HOST_S"):
+        monkeypatch.setattr(jobs, name, -14.9)
+    with pytest.raises(ClusterError, match=r"gave none in 0\.2 s"):
+        jobs.look(node_job(spec, None))
+    assert calls() == ["scancel"]
