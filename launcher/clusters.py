@@ -23,8 +23,6 @@ from launcher.site_problems import cluster_problems, missing_secrets
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
 
-EXAMPLE_PREFIX = "example_"
-
 __all__ = [
     "absolute_root",
     "check_writable",
@@ -34,7 +32,6 @@ __all__ = [
     "missing_secrets",
     "new_spec_file",
     "read_spec",
-    "spec_files",
     "spec_path",
     "write_spec",
 ]
@@ -58,11 +55,11 @@ def spec_path(wanted: str) -> Path:
     """
     if "/" in wanted or wanted.endswith(places.SPEC_ENDINGS):
         return Path(wanted).expanduser()
-    known = spec_files()
-    if wanted not in known and wanted in places.spec_files():
+    known = places.spec_files()
+    if wanted not in known and wanted in places.spec_files(examples=True):
         raise ConfigError(
             f"{wanted} is an example, not a site",
-            where=places.spec_files()[wanted],
+            where=places.spec_files(examples=True)[wanted],
             fix=f"copy it to {places.spec_folders()[0]}/NAME.yaml and change it, or let `realsys "
             "clusters init NAME` write one",
         )
@@ -73,15 +70,6 @@ def spec_path(wanted: str) -> Path:
             fix=f"{did_you_mean(wanted, known)} (a path to a YAML file works too)",
         )
     return Path(known[wanted])
-
-
-def spec_files() -> dict[str, str]:
-    """Cluster name → its file, of all sites that can be launched on."""
-    return {
-        name: path
-        for name, path in places.spec_files().items()
-        if not (name.startswith(EXAMPLE_PREFIX) and _is_shipped(path))
-    }
 
 
 def read_spec(path: Path) -> ClusterSpec:
@@ -154,10 +142,6 @@ def _located(problem: ConfigError, origins: Mapping[str, str], path: Path) -> Co
     return ConfigError(problem.what, where=f"{problem.where}, {origin}", fix=problem.fix)
 
 
-def _is_shipped(path: str) -> bool:
-    return os.path.dirname(path) == places.spec_folders()[-1]
-
-
 def absolute_root(root: str) -> str:
     """``root`` with ~ expanded, absolute. Raises ConfigError if it can't be a path in a plan."""
     if "\0" in root or not root.strip():
@@ -197,7 +181,7 @@ def file_roots(wanted: str | None = None) -> list[str]:
     if wanted or os.environ.get("REALSYS_CLUSTER") or os.environ.get("REALSYS_FILE_ROOT"):
         return [find_cluster(wanted).file_root]
     roots = []
-    for path in spec_files().values():
+    for path in places.spec_files().values():
         try:
             roots.append(read_spec(Path(path)).file_root)
         except ConfigError:

@@ -98,7 +98,9 @@ def _step(index: int, group: Group, packing: Packing, binding: str) -> StepPlan:
         memory_mib=task.mem,
         gpus_per_task=task.gpu,
         gpus_per_node=_gpus_per_node(group, packing),
-        gpu_type=task.gpu_type,
+        # The job names the type. Slurm 22.05 gives no GPU at all to nodes with two tasks or more of a
+        # step that says --gpus-per-task=TYPE:1; without the type it is exact.
+        gpu_type=None if binding == "per_task" else task.gpu_type,
         gpu_binding=binding,
         container_image=task.container_image,
         env_vars=dict(task.env_vars),

@@ -17,14 +17,18 @@ from launcher.node_patterns import OutOfWork, Pattern, Patterns, Work
 
 FEW_NODES = 6
 SEARCH_WORK = 60_000  # patterns of one exact search, about 0.2 s
-PRICING_WORK = 3_000  # patterns of one step of the relaxation
+PRICING_SHARE = 20  # one step of the relaxation may look at this part of it
 Runs = list[tuple[int, Pattern]]  # (nodes, the pattern on each of them)
 
 
-def fewest_nodes(patterns: Patterns) -> Runs:
-    """The tasks of all groups on as few nodes as were found. Each task must fit on an empty node."""
+def fewest_nodes(patterns: Patterns, search_work: int = SEARCH_WORK) -> Runs:
+    """The tasks of all groups on as few nodes as were found. Each task must fit on an empty node.
+
+    Args:
+        search_work: patterns that a search may look at; with more of it, nodes may become fewer.
+    """
     left = tuple(d.count for d in patterns.demands)
-    return _packed(patterns, left, relaxed=True)
+    return _packed(patterns, left, search_work, relaxed=True)
 
 
 def lower_bound(patterns: Patterns, left: Pattern) -> int:
@@ -46,9 +50,9 @@ def num_nodes(runs: Runs) -> int:
     return sum(nodes for nodes, _ in runs)
 
 
-def _packed(patterns: Patterns, left: Pattern, *, relaxed: bool) -> Runs:
+def _packed(patterns: Patterns, left: Pattern, search_work: int, *, relaxed: bool) -> Runs:
     dense, least = _dense(patterns, left), lower_bound(patterns, left)
-    work = Work(SEARCH_WORK)
+    work = Work(search_work)
     while least < num_nodes(dense) and least <= FEW_NODES:
         try:
             found = _on_few(patterns, left, least, work, set())
@@ -58,7 +62,7 @@ def _packed(patterns: Patterns, left: Pattern, *, relaxed: bool) -> Runs:
             return [(1, pattern) for pattern in found]
         least += 1
     if relaxed and least < num_nodes(dense):
-        other = _by_relaxation(patterns, left)
+        other = _by_relaxation(patterns, left, search_work)
         if num_nodes(other) < num_nodes(dense):
             return other
     return dense
@@ -106,19 +110,23 @@ def _on_few(
     return None
 
 
-def _by_relaxation(patterns: Patterns, left: Pattern) -> Runs:
+def _by_relaxation(patterns: Patterns, left: Pattern, search_work: int) -> Runs:
     """The whole part of the relaxation's solution, and the rest packed on its own."""
     runs: Runs = []
-    for amount, pattern in sorted(_relaxation(patterns, left), reverse=True):
+    for amount, pattern in sorted(
+        _relaxation(patterns, left, search_work // PRICING_SHARE), reverse=True
+    ):
         whole = int(amount + 1e-9)
         while whole and any(pattern := tuple(map(min, pattern, left))):
             nodes, left = _repeated(pattern, left, whole)
             runs.append((nodes, pattern))
             whole -= nodes
-    return runs + _packed(patterns, left, relaxed=False)
+    return runs + _packed(patterns, left, search_work, relaxed=False)
 
 
-def _relaxation(patterns: Patterns, left: Pattern) -> list[tuple[float, Pattern]]:
+def _relaxation(
+    patterns: Patterns, left: Pattern, pricing_work: int
+) -> list[tuple[float, Pattern]]:
     """(amount, pattern): least amounts, fractions of a node allowed, that hold all tasks.
 
     The simplex method with a basis of one column a group. Columns are found as they are needed: the
@@ -134,7 +142,7 @@ def _relaxation(patterns: Patterns, left: Pattern) -> list[tuple[float, Pattern]
     amounts = [left[g] * inverse[i][i] for i, g in enumerate(groups)]
     for _ in range(50 * size):
         prices = [sum(costs[i] * inverse[i][j] for i in range(size)) for j in range(size)]
-        entering, cost = _entering(patterns, left, groups, prices)
+        entering, cost = _entering(patterns, left, groups, prices, Work(pricing_work))
         if entering is None:
             break
         step = [sum(inverse[i][j] * entering[g] for j, g in enumerate(groups)) for i in range(size)]
@@ -148,7 +156,7 @@ def _relaxation(patterns: Patterns, left: Pattern) -> list[tuple[float, Pattern]
 
 
 def _entering(
-    patterns: Patterns, left: Pattern, groups: Sequence[int], prices: Sequence[float]
+    patterns: Patterns, left: Pattern, groups: Sequence[int], prices: Sequence[float], work: Work
 ) -> tuple[Pattern | None, float]:
     """The column that lowers the cost, and what it costs; None when there is none."""
     values = [0.0] * len(left)
@@ -157,7 +165,7 @@ def _entering(
     if min(prices) < -1e-9:  # a task too many of that group costs nothing
         group = groups[min(range(len(groups)), key=lambda j: prices[j])]
         return tuple(-1 if g == group else 0 for g in range(len(left))), 0.0
-    pattern = patterns.best(values, left, Work(PRICING_WORK))
+    pattern = patterns.best(values, left, work)
     worth = sum(v * tasks for v, tasks in zip(values, pattern, strict=True))
     return (pattern, 1.0) if worth > 1 + 1e-7 else (None, 0.0)
 

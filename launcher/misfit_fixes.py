@@ -8,6 +8,8 @@ from dataclasses import replace
 from launcher.fewest_nodes import fewest_nodes, lower_bound, num_nodes
 from launcher.node_patterns import Demand, NodeShape, Patterns
 
+QUICK_WORK = 2_000  # some hundred changes are tried: a search for each must be short
+
 
 def oversized(groups: Sequence[Demand], node: NodeShape) -> tuple[str, str] | None:
     """(why, fix) when a single task is larger than a node."""
@@ -93,7 +95,7 @@ def _fits(groups: Sequence[Demand], node: NodeShape, max_nodes: int) -> bool:
     patterns = Patterns(groups, node)
     if lower_bound(patterns, tuple(d.count for d in groups)) > max_nodes:
         return False
-    return num_nodes(fewest_nodes(patterns)) <= max_nodes
+    return num_nodes(fewest_nodes(patterns, QUICK_WORK)) <= max_nodes
 
 
 def _changed(groups: Sequence[Demand], at: int, **changes: int) -> list[Demand]:

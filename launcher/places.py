@@ -38,13 +38,15 @@ def spec_folders() -> list[str]:
     return [os.path.join(config_home(), "clusters"), os.path.join(package, "cluster_specs")]
 
 
-def spec_files() -> dict[str, str]:
-    """Cluster name → its file."""
+def spec_files(*, examples: bool = False) -> dict[str, str]:
+    """Cluster name → its file; with those that are there to be copied only if asked."""
     found: dict[str, str] = {}
-    for folder in spec_folders():
+    folders = spec_folders()
+    for folder in folders:
         for entry in _listed(folder):
             stem, ending = os.path.splitext(entry)
-            if ending in SPEC_ENDINGS and not stem.startswith(EXAMPLE_PREFIX):
+            shipped_example = folder == folders[-1] and stem.startswith(EXAMPLE_PREFIX)
+            if ending in SPEC_ENDINGS and (examples or not shipped_example):
                 found.setdefault(stem, os.path.join(folder, entry))
     return found
 

@@ -67,6 +67,7 @@ def take_snapshot(
     root = root or code_root()
     copied, left_out = 0, []
     shutil.rmtree(files.code, ignore_errors=True)
+    files.code.mkdir(mode=0o700)  # it may hold what lay about in the checkout
     for name in _listed(root):
         source = root / name
         if not source.is_file():

@@ -163,9 +163,9 @@ def _is_requeued(records: Records) -> bool:
     attempt, job, marker = records.attempt, records.job, records.exit
     if attempt is None or job is None or marker is None:
         return False
-    if job.restarts is not None and job.job_id == attempt.job_id:
-        if job.restarts > attempt.restart_count:
-            return True
+    same = job.job_id == attempt.job_id
+    if same and job.restarts is not None and job.restarts > attempt.restart_count:
+        return True
     if job.state.has_ended:
         return False
     if job.state in (JobState.WAITING, JobState.HELD):

@@ -110,11 +110,12 @@ def image(
 
 def _known() -> list[dict[str, str]]:
     """A row a site; one whose file has mistakes is listed with them."""
-    from launcher.clusters import read_spec, spec_files
+    from launcher import places
+    from launcher.clusters import read_spec
     from realsys.api.errors import ConfigError
 
     rows = []
-    for name, path in sorted(spec_files().items()):
+    for name, path in sorted(places.spec_files().items()):
         row = {"name": name, "scheduler": "?", "file_root": "?", "partitions": "", "problem": ""}
         try:
             spec = read_spec(Path(path))

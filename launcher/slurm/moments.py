@@ -1,4 +1,4 @@
-"""Points in time as sbatch takes them: ``now+2hours``, ``16:00``, ``tomorrow``, ``2026-12-24T18:00`` (pure).
+"""Points in time as sbatch takes them: ``now+2hours``, ``16:00``, ``2026-12-24T18:00`` (pure).
 
 The words of a value are read from left to right as Slurm's parse_time does: each sets the date, the
 time of day, or an offset. A time of day that is past means tomorrow, a date without a year that is past

@@ -15,13 +15,14 @@ from datetime import datetime, timedelta
 from launcher.slurm.moments import read_moment
 from realsys.api.errors import ConfigError
 
+MAX_MINUTES = 35_791_393  # 68 years; above it 22.05 wraps round: 99999-0 became 578 days
 _UNLIMITED = ("-1", "infinite", "unlimited", "0")
 _LIMIT = re.compile(
-    r"(?P<days>\d+)-(?P<dh>\d*)(:(?P<dm>\d+)(:(?P<ds>\d+))?)?"
-    r"|((?P<h>\d+):(?=\d+:))?(?P<m>\d+)(:(?P<s>\d+))?",
+    r"(?P<days>\d{1,18})-(?P<dh>\d{0,18})(:(?P<dm>\d{1,18})(:(?P<ds>\d{1,18}))?)?"
+    r"|((?P<h>\d{1,18}):(?=\d{1,18}:))?(?P<m>\d{1,18})(:(?P<s>\d{1,18}))?",
     re.ASCII,
 )
-_WITH_UNIT = re.compile(r"(\d+)\s*(s|sec|m|min|h|hours?|d|days?)", re.ASCII | re.IGNORECASE)
+_WITH_UNIT = re.compile(r"(\d{1,9})\s*(s|sec|m|min|h|hours?|d|days?)", re.ASCII | re.IGNORECASE)
 _FORMS = "write minutes, H:MM:SS or DAYS-HH:MM:SS, e.g. 90, 1:30:00, 2-12:00:00"
 
 
@@ -67,6 +68,12 @@ def parse_time_limit(text: str) -> TimeLimit:
     minutes = -(-seconds // 60)
     if minutes == 0:
         return TimeLimit(None, "UNLIMITED", "no limit")
+    if minutes > MAX_MINUTES:
+        raise ConfigError(
+            f"{text!r} is no time limit that Slurm can count: it would silently become another",
+            where="--time",
+            fix=f"stay below {limit_text(MAX_MINUTES)}, or write UNLIMITED",
+        )
     limit = TimeLimit(minutes, limit_text(minutes), minutes_words(minutes))
     # M:S reads like hours and minutes to most people.
     if match["days"] is None and match["h"] is None and match["s"] is not None and part["m"] < 60:

@@ -1,8 +1,9 @@
 """Slurm's hostlists, exactly: ``gpu[01-04,7],login1`` to names and back (pure).
 
 Read from Slurm's own answers (`scontrol show hostnames`, 22.05), tables in tests/unit/test_hostlist.py.
-Of the packages that read hostlists none keeps Slurm's order of several brackets, its zero padding by the
-low bound alone, and its limits. A local parser also serves where no Slurm is installed.
+The package python-hostlist (2.3) agrees on one and two brackets and on zero padding, but orders three
+brackets in another way, does not split at blanks, and has another limit of a range. A local parser also
+serves where no Slurm is installed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from itertools import groupby, product
 
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 
-MAX_HOSTS = 65_536  # of one range; Slurm refuses more
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+MAX_HOSTS = 65_536  # of one range, where Slurm refuses more; here also of a list, repeats counted
+_RANGE = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)  # Slurm counts in 64 bits
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _NUMBERED = re.compile(r"(.*?)(\d+)", re.ASCII | re.DOTALL)
 _HOW = "write names and ranges like gpu[01-04,7],login1"
@@ -27,11 +28,13 @@ def expand(text: str) -> tuple[str, ...]:
         ConfigError: not a hostlist, or one that only Slurm's controller can expand.
     """
     found: dict[str, None] = {}
+    named = 0
     for item in _items(text):
         for name in _names(item, text):
             found[name] = None
-            if len(found) > MAX_HOSTS:
-                raise _refused(text, f"it names more than {MAX_HOSTS} hosts", _HOW)
+            named += 1  # repeats too: they cost as much
+            if named > MAX_HOSTS:
+                raise _too_many(text)
     return tuple(found)
 
 
@@ -111,7 +114,11 @@ def _items(text: str) -> list[str]:
 def _names(item: str, text: str) -> Iterator[str]:
     """One item's names: the last bracket counts fastest, and of the others the first does."""
     literals = _BRACKET.split(item)[::2]
-    groups = [_numbers(inner, text) for inner in _BRACKET.findall(item)]
+    groups: list[list[str]] = []
+    room = MAX_HOSTS
+    for inner in _BRACKET.findall(item):
+        groups.append(_numbers(inner, text, room))
+        room //= len(groups[-1])
     if not groups:
         yield item
         return
@@ -122,8 +129,8 @@ def _names(item: str, text: str) -> Iterator[str]:
             yield "".join(a + b for a, b in zip(literals, numbers, strict=True))
 
 
-def _numbers(inner: str, text: str) -> list[str]:
-    """``01-03,7`` → 01 02 03 7: as wide as the low bound is written."""
+def _numbers(inner: str, text: str, room: int) -> list[str]:
+    """``01-03,7`` → 01 02 03 7: as wide as the low bound is written. At most ``room`` of them."""
     found: list[str] = []
     for part in inner.split(","):
         match = _RANGE.fullmatch(part)
@@ -134,6 +141,8 @@ def _numbers(inner: str, text: str) -> list[str]:
             raise _refused(text, f"the range {part} runs backwards", f"write {high}-{low}")
         if high - low >= MAX_HOSTS:
             raise _refused(text, f"the range {part} has more than {MAX_HOSTS} hosts", _HOW)
+        if len(found) + high - low >= room:
+            raise _too_many(text)
         found += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
     return found
 
@@ -157,6 +166,10 @@ def _runs(digits: list[str]) -> Iterator[str]:
             continue
         yield start if start == end else f"{start}-{end}"
         start = end = digit
+
+
+def _too_many(text: str) -> ConfigError:
+    return _refused(text, f"it names more than {MAX_HOSTS} hosts", _HOW)
 
 
 def _refused(text: str, why: str, fix: str) -> ConfigError:

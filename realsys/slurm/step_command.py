@@ -150,9 +150,11 @@ def _het_group(job: JobPlan, step: StepPlan) -> list[str]:
 
 
 def _gpu_options(step: StepPlan) -> list[str]:
-    kind = f"{step.gpu_type}:" if step.gpu_type else ""
     if step.gpu_binding == "visible":
+        kind = f"{step.gpu_type}:" if step.gpu_type else ""
         return [f"--gres=gpu:{kind}{step.gpus_per_node}"]
     if step.gpu_binding == "per_task":
-        return [f"--gpus-per-task={kind}{int(step.gpus_per_task)}"]
+        # No type, which the job has asked for: with one, nodes with two or more of the step's tasks
+        # get no GPU at all, without an error (22.05, arbitrary distribution).
+        return [f"--gpus-per-task={int(step.gpus_per_task)}"]
     return ["--gres=none"]  # else it would take the job's GPUs and hold up the other steps

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -58,7 +58,7 @@ class LocalSteps:
     def start(self, phase: PhasePlan) -> list[Task]:
         """Starts every worker with its output appended to its log."""
         return [
-            self._start(phase, kind.value, index)
+            self._start(phase, kind.value, index, group.scheduling.env_vars)
             for kind, group in phase.scheduling.groups().items()
             for index in range(group.count)
         ]
@@ -79,7 +79,9 @@ class LocalSteps:
             task.process.wait()  # SIGKILL: the kernel ends it; no deadline can help otherwise
             task.poll()
 
-    def _start(self, phase: PhasePlan, kind: str, index: int) -> LocalTask:
+    def _start(
+        self, phase: PhasePlan, kind: str, index: int, env_vars: Mapping[str, str]
+    ) -> LocalTask:
         worker = f"{kind}/{index}"
         argv = command(
             trial_dir=self.plan.trial_dir,
@@ -94,6 +96,7 @@ class LocalSteps:
         environment = {
             **os.environ,
             **worker_environment(self.plan, os.environ),
+            **env_vars,
             PARENT_PID_VARIABLE: str(os.getpid()),
         }
         with log.open("ab") as output:

@@ -200,9 +200,12 @@ class SlurmSteps:
     def _srun(
         self, argv: list[str], step: StepPlan, host_file: str
     ) -> tuple[subprocess.Popen[bytes], int]:
+        # Tasks read the secrets from their file: they need not travel in Slurm's messages.
+        secrets = self.plan.cluster.secrets
+        known = {name: value for name, value in os.environ.items() if name not in secrets}
         environment = {
-            **step_environment(os.environ),
-            **worker_environment(self.plan, os.environ),
+            **step_environment(known),
+            **worker_environment(self.plan, known),
             "SLURM_HOSTFILE": host_file,
         }
         with srun_log(self.attempt_files, step).open("ab") as log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -202,6 +203,21 @@ def test_it_fits_when_brute_force_fits_on_as_few_nodes(groups, node, max_nodes):
         assert found.num_nodes == fewest
         assert_holds(found, groups, node)
     assert place(groups, node, max_nodes=max_nodes) == found
+
+
+@settings(max_examples=200, deadline=None)
+@given(small_groups, small_nodes, st.integers(1, 3))
+def test_what_a_misfit_proposes_fits_and_a_task_more_does_not(groups, node, max_nodes):
+    found = place(groups, node, max_nodes=max_nodes)
+    if isinstance(found, Packing) or found.needed is None:
+        return
+    assert placed(groups, node, found.needed).num_nodes == found.needed
+    if match := re.search(r"(\d+) tasks of (\w+)", found.fix):
+        most, name = int(match[1]), match[2]
+        fewer = [replace(d, count=most) if d.name == name else d for d in groups]
+        one_more = [replace(d, count=most + 1) if d.name == name else d for d in groups]
+        placed(fewer, node, max_nodes)
+        assert isinstance(place(one_more, node, max_nodes=max_nodes), Misfit)
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from launcher import places
-from launcher.clusters import find_cluster, missing_secrets, read_spec, spec_files, write_spec
+from launcher.clusters import find_cluster, missing_secrets, read_spec, write_spec
 from launcher.option_tree import rows
 from launcher.overrides import put_on
+from launcher.places import spec_files
 from launcher.settings import read_words, read_yaml
 from launcher.site_problems import cluster_problems
 from launcher.slurm.discover import Discovered, discovered, gpus_of

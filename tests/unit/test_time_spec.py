@@ -62,6 +62,19 @@ def test_a_unit_gets_the_right_spelling(text, fix):
     assert caught.value.fix == fix
 
 
+@pytest.mark.parametrize("text", ["99999-0", "35791394", "24855-03:14:00", "4294967295"])
+def test_a_limit_that_slurm_would_wrap_round_is_refused(text):
+    with pytest.raises(ConfigError, match="is no time limit that Slurm can count"):
+        parse_time_limit(text)
+    assert parse_time_limit("35791393").text == "24855-03:13:00"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 5000 + "h", "1-" + "9" * 5000])
+def test_a_limit_of_thousands_of_digits_is_a_config_error(text):
+    with pytest.raises(ConfigError, match="is no time limit"):
+        parse_time_limit(text)
+
+
 def test_words():
     assert [minutes_words(m) for m in (1, 60, 90, 1_440, 2_970)] == [
         "1 min",

@@ -1,0 +1,179 @@
+"""Every layout on the real Slurm, and what was asked for asked back from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_trials import LONG_PPO, SMALL_PPO, explain
+from slurm_cluster import SlurmCluster
+from slurm_trials import SlurmTrials
+
+from launcher.status import trial_view
+from launcher.trial_state import State
+from realsys.api.plan import read_plan
+from realsys.api.trial import TrialFiles
+
+SHORT = (*SMALL_PPO, "exp_ctrl.benchmark_steps=2")
+TWO = "actor.parallel=d2t1p1"
+
+
+@pytest.fixture
+def completed(slurm_trials: SlurmTrials, tiny_policy: Path) -> Callable[..., TrialFiles]:
+    """Runs two steps to the end."""
+
+    def run(name: str, *words: str) -> TrialFiles:
+        path = f"actor.path={tiny_policy}"
+        files = slurm_trials.launch("ppo-math", name, *SHORT, path, *words)
+        view = slurm_trials.wait(files, timeout_s=180)
+        assert view.state is State.COMPLETED, explain(files, view)
+        return files
+
+    return run
+
+
+def workers(files: TrialFiles) -> dict[str, Any]:
+    """How each worker ended: host and return code."""
+    return {
+        record["worker"]: record
+        for path in files.attempt(1).exits.glob("*.json")
+        for record in [json.loads(path.read_text())]
+    }
+
+
+def devices(files: TrialFiles, worker: str) -> str:
+    """CUDA_VISIBLE_DEVICES as the reward function of the test has printed it."""
+    text = files.attempt(1).log(worker).read_text()
+    found = re.findall(r"devices of (\S+) = (\S*)", text)
+    assert found, text
+    return str(found[0][1])
+
+
+SPY = """
+import os
+from realsys.api.registry import register_reward
+
+print("devices of", os.environ.get("SLURM_PROCID"), "=", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+
+def fixed(*args, **kwargs):
+    return 1.0
+
+register_reward("spy", fixed)
+"""
+
+
+def test_a_part_of_one_node_and_nothing_more_is_asked_for(
+    slurm: SlurmCluster, completed: Callable[..., TrialFiles]
+) -> None:
+    files = completed("part", TWO, "gpus_per_model_worker=1", "mem_per_model_worker=5000")
+    (job_id,) = trial_view(files).job_ids
+    job = slurm.show_job(job_id)
+    # 2 × 1 CPU and the master's own; 2 × 5,000 MiB and the master's 2,048; two of eight GPUs
+    assert job["NumNodes"] == "1"
+    assert job["TRES"].startswith("cpu=3,mem=12048M,node=1")
+    assert job["TresPerNode"] == "gres:gpu:h200:2"
+    assert {w["host"] for w in workers(files).values()} == {job["NodeList"]}
+
+
+def test_each_task_sees_its_own_gpus_and_shares_of_one(
+    completed: Callable[..., TrialFiles], tmp_path: Path
+) -> None:
+    spy = tmp_path / "spy.py"
+    spy.write_text(SPY)
+    mine = ("--import", str(spy), "reward=spy")
+    whole = completed("whole", TWO, "gpus_per_model_worker=2", *mine)
+    assert [devices(whole, f"model_worker/{i}") for i in range(2)] == ["0,1", "2,3"]
+    assert devices(whole, "master_worker/0") == ""  # a CPU task on a GPU node
+    shared = completed("shared", TWO, "gpus_per_model_worker=0.5", *mine)
+    assert [devices(shared, f"model_worker/{i}") for i in range(2)] == ["0", "0"]
+
+
+def test_slurms_own_binding(completed: Callable[..., TrialFiles], slurm_trials: SlurmTrials,
+                            tmp_path: Path) -> None:  # fmt: skip
+    spy = tmp_path / "spy.py"
+    spy.write_text(SPY)
+    slurm_trials.write_spec(slurm={"gpu_binding": "per_task"})
+    mine = ("--import", str(spy), "reward=spy")
+    files = completed("bound", TWO, "gpus_per_model_worker=2", *mine)
+    assert [devices(files, f"model_worker/{i}") for i in range(2)] == ["0,1", "2,3"]
+
+
+def test_groups_that_want_different_nodes_become_one_heterogeneous_job(
+    slurm: SlurmCluster, completed: Callable[..., TrialFiles]
+) -> None:
+    files = completed(
+        "het",
+        TWO,
+        "scheduling.master_worker.nodelist=n3",
+        "scheduling.model_worker.constraint=n1|n2",
+        "scheduling.model_worker.cpu=40",
+    )
+    plan = read_plan(files.plan)
+    assert plan.job is not None
+    assert plan.job.layout == "het"
+    hosts = {name: record["host"] for name, record in workers(files).items()}
+    assert hosts["master_worker/0"] == "n3"
+    assert {hosts["model_worker/0"], hosts["model_worker/1"]} == {"n1", "n2"}
+
+
+def test_a_job_for_each_group(slurm: SlurmCluster, completed: Callable[..., TrialFiles]) -> None:
+    files = completed("split", TWO, "--layout", "split")
+    view = trial_view(files)
+    assert len(view.job_ids) == 2
+    assert set(workers(files)) == {"model_worker/0", "model_worker/1", "master_worker/0"}
+    for job_id in view.job_ids:
+        slurm.wait_for_job(int(job_id), "COMPLETED")
+
+
+def test_a_job_of_a_split_trial_that_never_starts_releases_the_others(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
+) -> None:
+    slurm_trials.write_spec(slurm={"rendezvous_seconds": 8})
+    blocker = slurm.submit("--nodelist=n4", "--exclusive", command="sleep 300")
+    slurm.wait_for_job(blocker, "RUNNING")
+    words = [*LONG_PPO, f"actor.path={tiny_policy}", "--layout", "split"]
+    files = slurm_trials.launch("ppo-math", "r", *words, TWO, "scheduling.model_worker.nodelist=n4")
+    view = slurm_trials.wait(files, timeout_s=60)
+    assert view.state is State.FAILED
+    assert view.job_ids[1] in view.reason
+    assert "model_worker" in view.reason
+    for job_id in view.job_ids:
+        slurm.wait_for_job(int(job_id), "COMPLETED", "FAILED", "CANCELLED", timeout_s=60)
+
+
+def test_options_reach_slurm_as_they_were_meant(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
+) -> None:
+    words = [*LONG_PPO, f"actor.path={tiny_policy}", "actor.parallel=d2t1p1"]
+    options = (
+        *("--nodelist", "n[2-3]", "--exclude", "n4", "--constraint", "n2|n3", "--time", "1:00:00"),
+        *("--begin", "2099-01-01T10:00", "--deadline", "2099-01-02", "--qos", "spot"),
+        *("--requeue", "scheduling.model_worker.cpu=40"),
+    )
+    files = slurm_trials.launch("ppo-math", "o", *words, *options)
+    (job_id,) = trial_view(files).job_ids
+    job = slurm.show_job(job_id)
+    expected = {
+        "JobName": "ppo-math-o",
+        "Partition": "main",
+        "NumNodes": "2",
+        "ReqNodeList": "n[2-3]",
+        "ExcNodeList": "n4",
+        "Features": "n2|n3",
+        "TimeLimit": "01:00:00",
+        "EligibleTime": "2099-01-01T10:00:00",
+        "Deadline": "2099-01-02T00:00:00",
+        "QOS": "spot",
+        "Requeue": "1",
+    }
+    assert {name: job.get(name) for name in expected} == expected
+    assert job["Comment"].startswith("realsys ppo-math/o")
+
+
+def test_excluded_nodes_are_not_used(completed: Callable[..., TrialFiles]) -> None:
+    files = completed("x", TWO, "--exclude", "n[1-3]")
+    assert {w["host"] for w in workers(files).values()} == {"n4"}
