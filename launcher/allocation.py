@@ -77,6 +77,9 @@ def allocate(
         problems += group_problems(group, cluster, dependency=request.dependency is not None)
     planned = _planned(components, groups, times, cluster, problems)
     problems += crowded_partitions([c for c, _ in planned], cluster)
+    problems += _no_requeue(layout, request, cluster)
+    if layout is Layout.HET:
+        problems += _carried_over([component for component, _ in planned])
     warnings = [*times.warnings, *(w for g in groups for w in group_warnings(g, cluster))]
     told = tuple(dict.fromkeys(warnings))
     if problems:
@@ -103,6 +106,32 @@ def allocate(
         for phase, scheduling in phases.items()
     }
     return Allocation(job=job, steps=by_phase, warnings=told)
+
+
+def _no_requeue(layout: Layout, request: JobRequest, cluster: ClusterSpec) -> Iterator[ConfigError]:
+    """Slurm requeues one job: the others of a split trial would be gone when it comes back."""
+    wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
+    if layout is Layout.SPLIT and wanted:
+        yield ConfigError(
+            "several jobs that start apart can't be requeued as one",
+            where="--layout split and --requeue",
+            fix="use layout single or het, or --no-requeue and `realsys resume`",
+        )
+
+
+def _carried_over(components: Sequence[JobComponent]) -> Iterator[ConfigError]:
+    """Options that Slurm gives to later components of a heterogeneous job that name none of their own
+    (heterogeneous_jobs.html)."""
+    for name in ("account", "qos"):
+        value = getattr(components[0], name) if components else None
+        for component in components[1:] if value else ():
+            if getattr(component, name) is None:
+                yield ConfigError(
+                    f"Slurm would give {name} {value!r} of {components[0].name} to "
+                    f"{component.name}, too",
+                    where=f"{name} in the layout het",
+                    fix=f"name a {name} for every group, or for none",
+                )
 
 
 def _laid_out(

@@ -13,6 +13,7 @@ from realsys.api.job import StepPlan
 from realsys.slurm.gpus import gpus_for, tasks_per_gpu
 
 StepKey = tuple[str, str]  # phase, worker type
+SUPERVISOR_MIB = 512  # the batch step's: the supervisor, its sruns, the report at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,8 @@ def component_nodes(
             gpus = max(gpus, _gpus_asked(now, tasks, packing, binding))
     if len(problems) > before:
         return None
+    if index == 0:  # the supervisor is beside the tasks of its first node, and in the job's limit
+        memory = min(node.memory_mib, memory + SUPERVISOR_MIB)
     if cluster.slurm.exclusive:
         cpus, memory, gpus = node.cpus, node.memory_mib, node.gpus
     return ComponentNodes(nodes=nodes, cpus=cpus, memory_mib=memory, gpus=gpus, steps=steps)

@@ -15,9 +15,13 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from launcher.hand_over import hand_over
+from launcher.problems import raise_all
+from launcher.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, task_variables
 from launcher.snapshot import take_snapshot
 from launcher.submission import read_submission
@@ -123,8 +127,23 @@ def resubmit(files: TrialFiles) -> None:
         )
     plan = read_plan(files.plan, expected_hash=record.plan_hash)
     import_all(plan.imports)
+    if plan.job is not None:
+        raise_all(missing_secrets(plan.cluster, os.environ))
     with reported(files.root):
-        start(files, plan, record.plan_hash)
+        start(files, resumed_now(plan, datetime.now()), record.plan_hash)
+
+
+def resumed_now(plan: LaunchPlan, now: datetime) -> LaunchPlan:
+    """The plan without what was about its first start: it is to go on now.
+
+    A deadline that has passed meanwhile is left out, too: Slurm would refuse the job for it.
+    """
+    if plan.job is None:
+        return plan
+    passed = plan.job.deadline and datetime.fromisoformat(plan.job.deadline) <= now
+    deadline = None if passed else plan.job.deadline
+    job = replace(plan.job, begin=None, dependency=None, deadline=deadline)
+    return replace(plan, job=job)
 
 
 def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> None:

@@ -20,8 +20,8 @@ _TIMES = {
     "teatime": time(16),
 }
 _UNITS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
-_OFFSET = re.compile(r"now\s*([+-])\s*(\d+)\s*([a-z]*)", re.IGNORECASE)
-_UTS = re.compile(r"uts(\d+)", re.IGNORECASE)
+_OFFSET = re.compile(r"now\s*([+-])\s*(\d+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+_UTS = re.compile(r"uts(\d+)", re.IGNORECASE | re.ASCII)
 _PIECE = re.compile(
     r"\s*(?:"
     r"(?P<iso>\d{4}-\d{2}-\d{2})[Tt -]?"
@@ -31,7 +31,7 @@ _PIECE = re.compile(
     r"|(?P<bare>\d{6}|\d{4})(?![\d:])"
     r"|(?P<word>midnight|noon|fika|teatime|today|tomorrow|[a-z]+)"
     r")",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _FORMS = (
     "write e.g. now+2hours, 16:00, tomorrow, 2026-12-24 or 2026-12-24T18:00 (units in full: seconds, "
@@ -51,25 +51,27 @@ def read_moment(text: str, *, now: datetime, where: str) -> datetime:
     """The moment, in local time without a zone.
 
     Raises:
-        ConfigError: sbatch would refuse it.
+        ConfigError: sbatch would refuse it, or it does not exist (Slurm makes March 2 of 02/30).
     """
-    stripped = text.strip()
+    try:
+        return _read(text.strip(), text, now, where)
+    except (ValueError, OverflowError, OSError) as error:  # 25:00, a year beyond 9999
+        raise _refused(text, where, str(error)) from None
+
+
+def _read(stripped: str, text: str, now: datetime, where: str) -> datetime:
     if match := _UTS.fullmatch(stripped):
         return datetime.fromtimestamp(int(match[1]))
     if match := _OFFSET.fullmatch(stripped):
         return now + _offset(match, text, where)
     if stripped.lower() == "now":
         return now
-    parts = _Parts()
-    at = 0
+    parts, at = _Parts(), 0
     while at < len(stripped):
         match = _PIECE.match(stripped, at)
         if match is None or match.end() == at:
             raise _refused(text, where)
-        try:
-            _take(match, parts, now, text, where)
-        except ValueError as error:  # 25:00, the 31st of February
-            raise _refused(text, where, str(error)) from None
+        _take(match, parts, now, text, where)
         at = match.end()
     if parts.day is None and parts.clock is None:
         raise _refused(text, where)
@@ -95,8 +97,9 @@ def _take(match: re.Match[str], parts: _Parts, now: datetime, text: str, where: 
     elif spelt := match["slash"] or match["dot"] or match["bare"]:
         digits = re.split(r"[/.]", spelt) if match["bare"] is None else re.findall("..", spelt)
         month, day, *year = map(int, digits)
-        parts.day = date(2000 + year[0] if year else now.year, month, day)
-        parts.yearless = not year
+        given = year[0] if year else 0  # a year 00 is none to Slurm
+        parts.day = date(2000 + given if given else now.year, month, day)
+        parts.yearless = not given
     else:
         parts.clock = _clock(match["clock"], match["half"])
 

@@ -79,6 +79,8 @@ def component_options(
     for name, option in (("nodelist", "nodelist"), ("exclude", "exclude"), ("time_limit", "time")):
         if value := getattr(component, name):
             yield option, value
+    if not first and not component.exclude:
+        yield "exclude", ""  # else the first component's would hold here, too
     if first:
         yield from _whole_job(plan, plan.job)
     yield from ((name.replace("_", "-"), value or None) for name, value in component.extra.items())

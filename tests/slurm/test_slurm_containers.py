@@ -44,6 +44,7 @@ def test_workers_run_inside_their_image_and_see_their_mounts(
             "runtime": "pyxis",
             "mounts": mounts(f"{tiny_policy}:{tiny_policy}:ro"),
             "python": sys.executable,
+            "writable": True,  # torch wants a temporary folder
         },
     )
     words = [*SMALL_PPO, "exp_ctrl.benchmark_steps=2", f"actor.path={tiny_policy}", "--no-snapshot"]
@@ -67,6 +68,7 @@ def test_a_worker_in_an_image_knows_it(
             "runtime": "pyxis",
             "mounts": mounts(f"{tiny_policy}:{tiny_policy}:ro"),
             "python": sys.executable,
+            "writable": True,  # torch wants a temporary folder
         },
         env_vars={"SITE_SAYS": "inside too"},
     )

@@ -81,10 +81,11 @@ def test_no_slurm_here(
 ) -> None:
     """`plan` needs none; `launch` says where to go."""
     (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     words = ["ppo-math", *SMALL_PPO, f"actor.path={tiny_policy}"]
-    assert slurm_trials.run("plan", *words).returncode == 0
-    done = slurm_trials.run("launch", *words)
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path / "bin"))
+        assert slurm_trials.run("plan", *words).returncode == 0
+        done = slurm_trials.run("launch", *words)
     assert done.returncode == 5
     assert "the program sbatch is not on PATH" in done.stderr
 

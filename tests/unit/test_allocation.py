@@ -97,13 +97,13 @@ def test_eight_model_workers_and_the_master_share_one_node():
                     worker_types=(MODEL, MASTER),
                     nodes=1,
                     cpus_per_node=32,
-                    memory_mib_per_node=500_000,
+                    memory_mib_per_node=500_512,  # and the supervisor's 512
                     gpus_per_node=8,
                     gpu_type="h200",
                     partition="gpu",
                 ),
             ),
-            spare=((32, 500_000, 0),),
+            spare=((32, 499_488, 0),),
         ),
         steps={
             "main": (
@@ -131,7 +131,7 @@ def test_two_nodes_of_two_tasks_each():
     assert master.nodes == ((1, 1),)
     (component,) = found.job.components
     assert (component.nodes, component.cpus_per_node, component.gpus_per_node) == (2, 20, 8)
-    assert found.job.spare == ((44, 860_000, 0),)
+    assert found.job.spare == ((44, 859_488, 0),)
 
 
 def two_gpus(**spec):
@@ -209,7 +209,7 @@ def test_groups_of_two_partitions_become_a_heterogeneous_job():
                 worker_types=(MASTER, ROLLOUT),
                 nodes=2,  # 16 + 4 x 4 CPUs fill the first
                 cpus_per_node=32,
-                memory_mib_per_node=24_000,
+                memory_mib_per_node=24_512,
                 partition="cpu",
             ),
             JobComponent(
@@ -223,7 +223,7 @@ def test_groups_of_two_partitions_become_a_heterogeneous_job():
                 partition="gpu",
             ),
         ),
-        spare=((0, 176_000, 0), (48, 520_000, 0)),
+        spare=((0, 175_488, 0), (48, 520_000, 0)),
     )
     assert [(s.worker_type, s.component, s.nodes) for s in found.steps["main"]] == [
         (MODEL, 1, ((1, 8),)),
@@ -254,7 +254,7 @@ def test_phases_share_the_allocation_of_the_larger_of_each():
     found = fine(sft, phase(tasks(16, cpu=2, gpu=1, mem=100)))
     (component,) = found.job.components
     assert (component.nodes, component.cpus_per_node, component.gpus_per_node) == (2, 40, 8)
-    assert component.memory_mib_per_node == 20_800  # 8 x 100 + 20000
+    assert component.memory_mib_per_node == 21_312  # 8 x 100 + 20000, and the supervisor's 512
     assert [s.nodes for s in found.steps["sft"]] == [((1, 2),), ((1, 1),)]
     assert [s.nodes for s in found.steps["main"]] == [((2, 8),), ((1, 1),)]
 
@@ -584,3 +584,19 @@ def test_steps_hold_what_placement_decided():
     steps = fine(phase(tasks(20, cpu=2, gpu=1, mem=60_000))).steps["main"]
     assert [s.num_tasks for s in steps] == [20, 1]
     assert steps[0].nodes == packing.runs("model_worker") == ((2, 8), (1, 4))
+
+
+def test_a_node_that_is_full_has_no_more_for_the_supervisor():
+    found = fine(phase(model=tasks(1, mem=999_000), master=tasks(1, mem=1_000)))
+    assert found.job.components[0].memory_mib_per_node == 1_000_000
+
+
+def test_several_jobs_can_not_be_requeued_as_one():
+    problem = only(run(phase(master=tasks(1, partition="cpu")), layout="split", requeue=True))
+    assert problem.what == "several jobs that start apart can't be requeued as one"
+
+
+def test_what_slurm_would_carry_over_to_later_components_is_told():
+    master = tasks(1, partition="cpu", qos="spot")
+    problem = only(run(phase(master=master), layout="het"))
+    assert problem.what == "Slurm would give qos 'spot' of master_worker to model_worker, too"

@@ -131,6 +131,26 @@ def test_a_deadline_that_no_job_can_meet_is_told_before_slurm_removes_it():
     assert "needs a time limit" in without.what
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "02/29",  # read in 2028, after that day: 2029 has none
+        "uts99999999999999",
+        "now+999999999999",
+        "now+99999999999999weeks",
+        "now+" + "9" * 5000,
+    ],
+    ids=lambda text: text[:24],
+)
+def test_moments_that_do_not_exist_are_told_as_such(text):
+    with pytest.raises(ConfigError, match="is no time that Slurm reads"):
+        parse_begin(text, now=datetime(2028, 3, 1))
+
+
+def test_a_year_00_is_no_year():
+    assert parse_begin("12/24/00", now=NOW).text == "2026-12-24T00:00:00"
+
+
 def test_an_absolute_time_in_seconds_of_the_epoch():
     at = datetime(2030, 3, 17, 17, 46, 40)
     assert parse_begin(f"uts{int(at.timestamp())}", now=NOW).at == at
