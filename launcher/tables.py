@@ -18,6 +18,9 @@ from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
 
 
+MANY_WORKERS = 16  # of more, the first and the last stand for all
+
+
 def print_status(view: TrialView) -> None:
     """One trial: state, progress, workers."""
     say = output.data
@@ -126,10 +129,13 @@ def _print_phase(phase: PhasePlan, title: str) -> None:
             for name in level
         ]
         _print_wrapped(f"  level {number} ", calls)
-    for i, worker in enumerate(phase.config.model_worker):
-        _print_wrapped(
-            f"  model_worker/{i} ", [f"{s.id} [{s.backend.type_}]" for s in worker.shards]
-        )
+    workers = phase.config.model_worker
+    shown = range(len(workers)) if len(workers) <= MANY_WORKERS else (0, 1, 2, len(workers) - 1)
+    for i in shown:
+        if i and i - 1 not in shown:
+            say(f"  … {i - 3} more")
+        shards = [f"{s.id} [{s.backend.type_}]" for s in workers[i].shards]
+        _print_wrapped(f"  model_worker/{i} ", shards)
     if phase.publish:
         say(f"  product {phase.publish}")
 

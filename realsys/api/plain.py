@@ -22,21 +22,33 @@ T = TypeVar("T")
 _SEQUENCES = (list, tuple, frozenset, set)
 
 
-def to_plain(value: Any) -> Any:
-    """``value`` as dicts, lists, strings, numbers, booleans and None."""
+def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
+    """``value`` as dicts, lists, strings, numbers, booleans and None.
+
+    Args:
+        seen: an empty dict: what stands in ``value`` several times is turned once, and is one object
+            several times in the result, which must not be changed then. For thousands of workers
+            that share their model's description.
+    """
+    if value is None or isinstance(value, str | int | float) and not isinstance(value, enum.Enum):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **fields} if _is_variant(type(value)) else fields
+        if seen is not None and id(value) in seen:
+            return seen[id(value)]
+        kind = type(value)
+        plain = {name: to_plain(getattr(value, name), seen=seen) for name in _names(kind)}
+        plain = {"type": kind.__name__, **plain} if _is_variant(kind) else plain
+        if seen is not None:
+            seen[id(value)] = plain
+        return plain
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(to_plain(k)): to_plain(v) for k, v in value.items()}
+        return {str(to_plain(k)): to_plain(v, seen=seen) for k, v in value.items()}
     if isinstance(value, frozenset | set):
-        return sorted(to_plain(v) for v in value)
+        return sorted(to_plain(v, seen=seen) for v in value)
     if isinstance(value, list | tuple):
-        return [to_plain(v) for v in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return [to_plain(v, seen=seen) for v in value]
     raise ConfigError(
         f"a {type(value).__name__} can't be written to a plan",
         where=repr(value)[:80],
@@ -58,6 +70,11 @@ def _is_variant(kind: type) -> bool:
     from realsys.api.dataflow import OffloadHook, ParamReallocHook
 
     return kind in (ParamReallocHook, OffloadHook)
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
 @functools.cache

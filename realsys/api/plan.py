@@ -22,6 +22,7 @@ from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling
 
 PLAN_VERSION = 1
+LARGE_PLAN_CHARS = 1 << 20  # above it, of hundreds of workers, indenting costs seconds and megabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,12 @@ class LaunchPlan:
 
 
 def plan_text(plan: LaunchPlan) -> str:
-    """The plan as JSON, byte for byte a function of its value."""
-    return json.dumps(to_plain(plan), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    """The plan as JSON, byte for byte a function of its value; a small one indented, for people."""
+    plain = to_plain(plan, seen={})
+    compact = json.dumps(plain, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    if len(compact) > LARGE_PLAN_CHARS:
+        return compact + "\n"
+    return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def plan_hash(text: str) -> str:
