@@ -17,7 +17,6 @@ from launcher.text import duration, headline, moment
 from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
 
-
 MANY_WORKERS = 16  # of more, the first and the last stand for all
 
 

@@ -82,7 +82,9 @@ class ContainerSpec:
     mounts: tuple[str, ...] = option((), "src:dst[:ro], besides file_root")
     workdir: str | None = option(None, "working directory inside")
     name: str | None = option(None, "pyxis: keep the container on the node under this name")
-    writable: bool = option(False, "the image's own files can be written")
+    writable: bool | None = option(
+        None, "whether the image's own files can be written; none: as the runtime is set up"
+    )
     remap_root: bool = option(False, "be root inside")
     mount_home: bool = option(False, "the home folder is there inside")
     python: str = option("python3", "Python inside the image; realsys must be installed there")

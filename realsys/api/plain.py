@@ -30,7 +30,7 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
             several times in the result, which must not be changed then. For thousands of workers
             that share their model's description.
     """
-    if value is None or isinstance(value, str | int | float) and not isinstance(value, enum.Enum):
+    if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if seen is not None and id(value) in seen:

@@ -22,7 +22,9 @@ from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling
 
 PLAN_VERSION = 1
-LARGE_PLAN_CHARS = 1 << 20  # above it, of hundreds of workers, indenting costs seconds and megabytes
+LARGE_PLAN_CHARS = (
+    1 << 20
+)  # above it, of hundreds of workers, indenting costs seconds and megabytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from realsys.slurm.image_names import is_mutable, parse_image, spelled_for
 
 # What a task must know of Slurm and of its GPUs, and where the code of its trial is. A job's whole
 # environment is not let in: paths, compilers and Python settings of the host break what the image has.
+_WRITABLE = {None: [], True: ["--container-writable"], False: ["--container-readonly"]}
 FORWARDED = tuple(
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NNODES SLURM_STEP_ID SLURM_STEP_NODELIST "
     "SLURM_STEP_NUM_TASKS SLURM_STEP_GPUS SLURM_GPUS_ON_NODE SLURM_CPUS_PER_TASK SLURMD_NODENAME "
@@ -192,7 +193,7 @@ def _pyxis_options(
         f"--container-mounts={','.join(map(str, mounts))}",
         *([f"--container-workdir={container.workdir}"] if container.workdir else []),
         *([f"--container-name={container.name}"] if container.name else []),
-        "--container-writable" if container.writable else "--container-readonly",
+        *_WRITABLE[container.writable],
         "--container-remap-root" if container.remap_root else "--no-container-remap-root",
         "--container-mount-home" if container.mount_home else "--no-container-mount-home",
         f"--container-env={','.join(_HOST_WINS)}",

@@ -51,7 +51,6 @@ def test_pyxis_takes_options_of_srun() -> None:
         (
             "--container-image=/x.sqsh",
             "--container-mounts=/models:/m:ro,/data:/data,/shared/realsys:/shared/realsys",
-            "--container-readonly",
             "--no-container-remap-root",
             "--no-container-mount-home",
             "--container-env=CUDA_VISIBLE_DEVICES,PYTHONPATH",

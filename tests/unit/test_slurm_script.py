@@ -135,7 +135,11 @@ def test_one_step_a_worker_type_whatever_the_number_of_tasks():
 
 def test_a_large_job_has_a_small_script():
     big = replace(SITE, partitions={"gpu": replace(GPU, nodes=1000), "cpu": CPU})
-    words = ["actor.parallel=d4999t1p1", "dataset.train_bs_n_seqs=19996", "dataset.train_size=40000"]
+    words = [
+        "actor.parallel=d4999t1p1",
+        "dataset.train_bs_n_seqs=19996",
+        "dataset.train_size=40000",
+    ]
     eight = SchedulingOptions(model_worker=GroupOptions(cpu=7))
     plan = plan_of(big, *words, scheduling=eight)
     assert plan.job is not None
