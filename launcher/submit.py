@@ -22,7 +22,7 @@ from pathlib import Path
 from launcher.hand_over import hand_over
 from launcher.problems import raise_all
 from launcher.site_problems import missing_secrets
-from launcher.slurm.login_environment import host_variables, task_variables
+from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
 from launcher.snapshot import take_snapshot
 from launcher.submission import read_submission
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive
@@ -87,6 +87,12 @@ def take_away(files: TrialFiles) -> None:
     """Removes the folder of a trial that was not handed over."""
     if read_submission(files) is None:
         shutil.rmtree(files.root, ignore_errors=True)
+
+
+def remarks(plan: LaunchPlan) -> list[str]:
+    """What a launch should say besides doing it: the plan's warnings, and what this shell does not
+    pass on to a Slurm job."""
+    return [*plan.warnings, *(not_passed_on(os.environ) if plan.job is not None else ())]
 
 
 def resubmit(files: TrialFiles) -> None:

@@ -54,7 +54,7 @@ def launch(
     from launcher import output, places
     from launcher.job_options import JobOptions
     from launcher.planning import make_plan
-    from launcher.submit import submit
+    from launcher.submit import remarks, submit
     from realsys.api.errors import TrialError
 
     job = JobOptions(
@@ -106,7 +106,7 @@ def launch(
         except TrialError:
             if trial is not None:  # else somebody took run<N> a moment ago: take the next one
                 raise
-    for warning in plan.warnings:
+    for warning in remarks(plan):
         output.warn(warning)
     if cluster is not None:
         places.remember_file_root(plan.cluster.file_root)

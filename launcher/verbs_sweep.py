@@ -17,6 +17,7 @@ from launcher import output, places
 from launcher.exit_codes import ExitCode
 from launcher.job_options import JobOptions
 from launcher.stop_several import Pair, running, stop_several
+from launcher.submit import remarks
 from launcher.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
 from launcher.trials import all_trials, point_of
 from realsys.api.errors import ConfigError, TrialError
@@ -68,7 +69,7 @@ def launch_sweep(
         except TrialError:
             if name is not None:  # else somebody took sweep<N> a moment ago: take the next one
                 raise
-    for warning in dict.fromkeys(text for plan in planned.plans for text in plan.warnings):
+    for warning in dict.fromkeys(text for plan in planned.plans for text in remarks(plan)):
         output.warn(warning)
     if cluster is not None:
         places.remember_file_root(planned.plans[0].cluster.file_root)

@@ -34,17 +34,21 @@ def task_variables(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict
     return {**found, **{name: environ[name] for name in secrets if name in environ}}
 
 
-def scrubbed_names(environ: Mapping[str, str]) -> list[str]:
-    """Variables that would silently change a submission: sbatch prefers them to the script.
+def not_passed_on(environ: Mapping[str, str]) -> list[str]:
+    """What to tell of variables of this shell that would silently change a submission, and do not.
 
-    Inside a job they describe that job (a nested launch).
+    sbatch prefers SBATCH_… to the script; inside a job, SLURM_… describe that job.
     """
-    kept = {"SLURM_CONF", "SLURM_CLUSTERS"}
-    return sorted(
-        name
-        for name in environ
-        if name.startswith(("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")) and name not in kept
-    )
+    told = []
+    if job_id := environ.get("SLURM_JOB_ID"):
+        told.append(
+            f"this shell is inside Slurm job {job_id}: its SLURM_… variables are not passed on to the "
+            "new job"
+        )
+    options = sorted(name for name in environ if name.startswith(("SBATCH_", "SRUN_", "SALLOC_")))
+    if options:
+        told.append(f"not passed on: {', '.join(options)}; use --partition and its like instead")
+    return told
 
 
 def _chosen(

@@ -18,6 +18,7 @@ from launcher.slurm.script import (
     submitit_command,
     supervisor_python,
 )
+from launcher.slurm.time_spec import parse_time_limit
 from realsys.api.job import JobComponent, StepPlan
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import TrialFiles
@@ -30,6 +31,14 @@ def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
     """Everything about the job, in the order in which it happens."""
     assert plan.job is not None
     yield f"Slurm job, layout {plan.job.layout.value}"
+    if plan.job.begin:
+        yield f"  begins no earlier than {plan.job.begin}"
+    if plan.job.deadline:
+        yield f"  is removed if it can't end before {plan.job.deadline}"
+    if plan.job.dependency:
+        yield f"  waits for {plan.job.dependency}"
+    if plan.job.requeue:
+        yield "  goes on by itself after preemption, a lost node and the time limit"
     for index, component in enumerate(plan.job.components):
         yield from _component_lines(plan, index, component)
     yield ""
@@ -75,7 +84,8 @@ def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> I
         cpus, memory, spare_gpus = plan.job.spare[index]
         yield f"    spare a node: {cpus} CPUs, {memory} MiB, {spare_gpus} GPUs"
     if component.time_limit:
-        yield f"    time limit {component.time_limit}"
+        limit = parse_time_limit(component.time_limit)
+        yield f"    time limit {component.time_limit} ({limit.words})"
     for phase in plan.phases:
         for step in phase.steps:
             if step.component == index:

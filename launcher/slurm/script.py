@@ -46,7 +46,9 @@ def render_script(
             lines.append("#SBATCH hetjob")
         lines += [
             f"#SBATCH --{_option(name, value)}"
-            for name, value in component_options(plan, job.components[index], first=not position)
+            for name, value in component_options(
+                plan, job.components[index], attempt=attempt if not position else None
+            )
         ]
         if not position and array is not None:
             lines.append(f"#SBATCH --array={array}")
@@ -55,14 +57,14 @@ def render_script(
 
 
 def component_options(
-    plan: LaunchPlan, component: JobComponent, *, first: bool
+    plan: LaunchPlan, component: JobComponent, *, attempt: int | None
 ) -> Iterator[tuple[str, str | None]]:
     """(long option of sbatch, value) in the order of the script; None for a bare flag.
 
-    What belongs to the job as a whole stands in its first component only.
+    What belongs to the job as a whole stands in its first component only, the one with an ``attempt``.
     """
     assert plan.job is not None
-    if first:
+    if attempt is not None:
         yield "job-name", f"{plan.experiment_name}-{plan.trial_name}"
     for name in ("partition", "account", "qos", "reservation", "constraint"):
         if value := getattr(component, name):
@@ -79,14 +81,14 @@ def component_options(
     for name, option in (("nodelist", "nodelist"), ("exclude", "exclude"), ("time_limit", "time")):
         if value := getattr(component, name):
             yield option, value
-    if not first and not component.exclude:
+    if attempt is None and not component.exclude:
         yield "exclude", ""  # else the first component's would hold here, too
-    if first:
-        yield from _whole_job(plan, plan.job)
+    if attempt is not None:
+        yield from _whole_job(plan, plan.job, attempt)
     yield from ((name.replace("_", "-"), value or None) for name, value in component.extra.items())
 
 
-def _whole_job(plan: LaunchPlan, job: JobPlan) -> Iterator[tuple[str, str | None]]:
+def _whole_job(plan: LaunchPlan, job: JobPlan, attempt: int) -> Iterator[tuple[str, str | None]]:
     if job.begin:
         yield "begin", job.begin
     if job.deadline:
@@ -98,12 +100,12 @@ def _whole_job(plan: LaunchPlan, job: JobPlan) -> Iterator[tuple[str, str | None
     yield "signal", f"B:USR2@{plan.cluster.slurm.grace_seconds}"
     yield "export", "NIL"
     yield "open-mode", "append"
-    yield "comment", comment(plan)
+    yield "comment", comment(plan, attempt)
 
 
-def comment(plan: LaunchPlan) -> str:
-    """What squeue and sacct show of the trial: ``realsys ppo-math/run1 9fceb02+``."""
-    return " ".join(filter(None, ("realsys", plan.trial, plan.revision)))
+def comment(plan: LaunchPlan, attempt: int) -> str:
+    """What squeue and sacct show of the trial: ``realsys ppo-math/run1 attempt 1 9fceb02+``."""
+    return " ".join(filter(None, ("realsys", plan.trial, f"attempt {attempt}", plan.revision)))
 
 
 def body(plan: LaunchPlan, command: str, *, array: bool = False) -> Iterator[str]:

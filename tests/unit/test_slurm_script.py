@@ -169,8 +169,8 @@ def test_odd_paths_are_quoted_for_the_shell_and_for_slurm(root):
     assert argv[1] == f"--output={str(folder).replace('%', '%%')}/%j_0_log.out"
 
 
-def test_the_comment_names_trial_and_revision():
-    assert comment(plan_of(SITE)) == "realsys ppo-math/run1 9fceb02d0ae5+"
+def test_the_comment_names_trial_attempt_and_revision():
+    assert comment(plan_of(SITE), 3) == "realsys ppo-math/run1 attempt 3 9fceb02d0ae5+"
 
 
 def test_a_split_trial_is_several_jobs_and_every_other_one_is_one():
