@@ -180,12 +180,16 @@ def since_stamp(text: str, now: datetime) -> str:
     Raises:
         ConfigError: neither.
     """
-    if match := re.fullmatch(r"(\d+)([smhd])", text):
-        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-        return (now - timedelta(**{units[match[2]]: int(match[1])})).isoformat(timespec="seconds")
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     try:
-        return datetime.fromisoformat(text).isoformat(timespec="seconds")
-    except ValueError:
+        if match := re.fullmatch(r"(\d+)([smhd])", text):
+            at = now - timedelta(**{units[match[2]]: int(match[1])})
+        else:
+            at = datetime.fromisoformat(text)
+            if at.tzinfo is not None:  # stamps are local
+                at = at.astimezone().replace(tzinfo=None)
+        return at.isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
         raise ConfigError(
             f"{text!r} is no time",
             where="--since",

@@ -7,6 +7,7 @@ this machine starts at once and runs the code as it is.
 
 from __future__ import annotations
 
+import compileall
 import shutil
 import subprocess
 import time
@@ -79,6 +80,8 @@ def take_snapshot(
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
         copied += 1
+    # Compiled once, here: else every task does it, on a file system that they share.
+    compileall.compile_dir(files.code / "realsys", quiet=2)
     for path in imports:
         if path.endswith(".py"):
             (files.code / "imports").mkdir(parents=True, exist_ok=True)

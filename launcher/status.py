@@ -172,7 +172,8 @@ class TrialReader:
         if marker is not None and self.unsettled_job() is None:
             return None  # the marker says it all
         news = max(attempt.started_at if attempt else 0.0, marker.ended_at if marker else 0.0)
-        found = self._board.job(submission, news_at=news)
+        accounting = self._plan.cluster.slurm.accounting if self._plan else None
+        found = self._board.job(submission, news_at=news, accounting=accounting)
         for problem in self._board.problems:
             self._note(problem)
         return found

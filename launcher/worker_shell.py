@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.liveness import Process
-from launcher.slurm.commands import scrubbed
+from launcher.slurm.commands import run_slurm, scrubbed
 from launcher.status import TrialReader
 from launcher.submission import read_submission
 from realsys.api.errors import TrialError, did_you_mean
-from realsys.api.job import StepPlan
+from realsys.api.job import Layout, StepPlan
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import WorkerRecord
 from realsys.slurm.containers import wrap
+from realsys.slurm.step_command import het_group
 
 
 def shell_command(
@@ -29,6 +30,7 @@ def shell_command(
 
     Raises:
         TrialError: no such worker is registered; names those that are.
+        ClusterError: Slurm does not answer.
     """
     records = reader.records()
     record = records.workers.get(worker)
@@ -45,9 +47,10 @@ def shell_command(
         return command, _environment_of(record)
     step = _step(reader.plan, records.progress.phase if records.progress else "main", worker)
     job_id = records.attempt.job_id if records.attempt else submission.job_id
-    return step_beside(
-        reader.plan, step, job_id, record.host, command, terminal=terminal
-    ), scrubbed(os.environ)
+    if reader.plan.job is not None and reader.plan.job.layout is Layout.SPLIT:
+        job_id = submission.job_ids[step.component]
+    argv = step_beside(reader.plan, step, _number(job_id), record.host, command, terminal=terminal)
+    return argv, scrubbed(os.environ)
 
 
 def step_beside(
@@ -70,6 +73,7 @@ def step_beside(
     return [
         "srun",
         f"--jobid={job_id}",
+        *het_group(plan.job, step),
         "--overlap",
         "--nodes=1",
         "--ntasks=1",
@@ -86,6 +90,20 @@ def _step(plan: LaunchPlan, phase: str, worker: str) -> StepPlan:
     kind = worker.partition("/")[0]
     (step,) = [s for s in plan.phase(phase).steps if s.worker_type.value == kind]
     return step
+
+
+def _number(job_id: str) -> str:
+    """Slurm's own number of an array's element (``12_3``), which is all that srun understands."""
+    if "_" not in job_id:
+        return job_id
+    done = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--format=%A"])
+    if not (number := done.stdout.strip()).isdigit():
+        raise TrialError(
+            f"job {job_id} is not in Slurm's queue",
+            where=f"squeue -j {job_id}",
+            fix="look at the trial: realsys status",
+        )
+    return number
 
 
 def _environment_of(record: WorkerRecord) -> dict[str, str]:

@@ -38,18 +38,22 @@ class JobBoard:
         """What kept Slurm from answering, of the last query."""
         return self._answer.problems if self._answer else ()
 
-    def expect(self, submissions: Iterable[Submission], *, accounting: bool | None = None) -> None:
+    def expect(self, submissions: Iterable[Submission]) -> None:
         """Names jobs that will be asked about, so that the first question asks for all."""
-        self._accounting = accounting
         self._ids |= {job_id: None for s in submissions for job_id in _ids(s)}
 
-    def job(self, submission: Submission, *, news_at: float = 0.0) -> JobInfo | None:
+    def job(
+        self, submission: Submission, *, news_at: float = 0.0, accounting: bool | None = None
+    ) -> JobInfo | None:
         """The job whose batch step is the trial's supervisor; None when Slurm did not answer.
 
         Args:
             news_at: when the trial's own records changed last (seconds since the epoch): an answer
                 older than that is asked for again.
+            accounting: whether sacct works, as the cluster spec says; None: try.
         """
+        if self._accounting is None:
+            self._accounting = accounting
         missing = [job_id for job_id in _ids(submission) if job_id not in self._ids]
         self._ids |= dict.fromkeys(missing)
         if self._answer is None or missing or self._is_old(news_at):

@@ -43,16 +43,16 @@ def stop_job(
         ClusterError: Slurm does not answer, or a job is still there after it was killed.
     """
     if view.state not in State.live() and view.state is not State.UNKNOWN:
-        if _ended(submission):
+        if _ended(reader, submission):
             return False
-        _await_gone(submission, QUIET_S)
+        _await_gone(reader, submission, QUIET_S)
     elif view.state in (State.QUEUED, State.HELD) or view.attempt <= submission.after_attempt:
         _cancel_waiting(reader, submission, did)
     elif ask_to_stop(reader, view, grace_s, did) and await_end(reader, grace_s + extra_s):
-        _await_gone(submission, QUIET_S)
-    if not _ended(submission):
+        _await_gone(reader, submission, QUIET_S)
+    if not _ended(reader, submission):
         _kill(submission, did)
-    if not _await_gone(submission, GONE_S):
+    if not _await_gone(reader, submission, GONE_S):
         raise ClusterError(
             f"job {submission.job_id} is still there {GONE_S:g} s after it was killed",
             where=f"squeue -j {submission.job_id}",
@@ -78,10 +78,11 @@ def _kill(submission: Submission, did: Callable[[str], None]) -> None:
     scancel(submission.job_ids)
 
 
-def _ended(submission: Submission) -> bool:
+def _ended(reader: TrialReader, submission: Submission) -> bool:
     """Whether Slurm says that all jobs of the trial are over. Raises ClusterError if it can't say."""
     board = JobBoard()
-    job = board.job(submission)
+    accounting = reader.plan.cluster.slurm.accounting if reader.plan else None
+    job = board.job(submission, accounting=accounting)
     if job is None or job.state is JobState.UNKNOWN:
         raise ClusterError(
             f"Slurm does not say what job {submission.job_id} does: {'; '.join(board.problems)}",
@@ -91,10 +92,10 @@ def _ended(submission: Submission) -> bool:
     return all(found.state.has_ended for found in board.jobs_of(submission))
 
 
-def _await_gone(submission: Submission, timeout_s: float) -> bool:
+def _await_gone(reader: TrialReader, submission: Submission, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     pauses = iter(ASK_EVERY_S)
-    while not _ended(submission):
+    while not _ended(reader, submission):
         if time.monotonic() > deadline:
             return False
         time.sleep(next(pauses, ASK_EVERY_S[-1]))

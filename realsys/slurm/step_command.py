@@ -111,7 +111,7 @@ def srun_argv(
     cpu_bind = [f"--cpu-bind={cluster.slurm.cpu_bind}"] if cluster.slurm.cpu_bind else []
     return [
         "srun",
-        *_het_group(plan.job, step),
+        *het_group(plan.job, step),
         f"--job-name={kind}",
         f"--nodes={step.num_nodes}",
         f"--ntasks={step.num_tasks}",
@@ -145,7 +145,10 @@ def filename_pattern(path: str) -> str:
     return path.replace("%", "%%")
 
 
-def _het_group(job: JobPlan, step: StepPlan) -> list[str]:
+def het_group(job: JobPlan | None, step: StepPlan) -> list[str]:
+    """srun's option for the component of a heterogeneous job that the step runs in."""
+    if job is None:
+        return []
     return [f"--het-group={step.component}"] if job.layout is Layout.HET else []
 
 

@@ -209,6 +209,7 @@ class SlurmSteps:
             "SLURM_HOSTFILE": host_file,
         }
         with srun_log(self.attempt_files, step).open("ab") as log:
+            start = log.tell()  # before srun runs: it shares the file's position
             try:
                 process = subprocess.Popen(
                     argv,
@@ -224,4 +225,4 @@ class SlurmSteps:
                     fix="srun must be on PATH on compute nodes: check with `realsys doctor`, or set "
                     "it by `setup:` or `modules:` in the cluster spec",
                 ) from error
-            return process, log.tell()
+            return process, start

@@ -25,6 +25,7 @@ from realsys.api.trial import (
     Result,
     StopRequest,
     TrialFiles,
+    WorkerExit,
     WorkerRecord,
     dumps,
     loads,
@@ -170,7 +171,13 @@ class Supervisor:
             self._gone_since_s.pop(worker, None)
         missing = self._registered.keys() - present.keys()
         gone = [t for t in tasks if t.worker in missing and t.poll() is None]
+        gone = [t for t in gone if not self._has_left(t)]
         return [t for t in gone if now_s - self._gone_since_s.setdefault(t.worker, now_s) > LOST_S]
+
+    def _has_left(self, task: Task) -> bool:
+        """Whether its parent says that it left well: srun does not, until the last of its tasks ends."""
+        told = read_record(WorkerExit, self.attempt_files.exit_of(task.worker))
+        return told is not None and told.returncode == exit_codes.DONE
 
     def _is_done(self, phase_files: PhaseFiles) -> bool:
         """True when the master's own marker says so, with this attempt's token."""
@@ -245,7 +252,7 @@ class Supervisor:
         known = self._registered.get(task.worker)
         return Failure(
             worker=task.worker,
-            host=task.host or self.attempt.host,
+            host=task.host or (known.host if known else "") or self.attempt.host,
             pid=task.pid or (known.pid if known else 0),
             why=why,
             at=words.at if words is not None else (task.ended_at or time.time()),

@@ -1,0 +1,156 @@
+"""`realsys explain`: the whole story of a trial, told in the order of its causes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from launcher.explain import LONG_S, MAX_NAMES, explain
+from launcher.slurm.query import JobInfo
+from launcher.slurm.states import JobState
+from launcher.trial_state import State
+from launcher.trial_view import TrialView, WorkerView
+from realsys.api.trial import ExitMarker, Failure, Progress, Result
+
+AT = datetime(2026, 11, 21, 9, 30, 5).timestamp()
+AT_WORDS = "2026-11-21 09:30:05"
+
+
+def view(state: State, **more: object) -> TrialView:
+    return TrialView(trial="ppo-math/run1", state=state, folder="/x", **more)  # type: ignore[arg-type]
+
+
+def failure(worker: str, why: str, **more: object) -> Failure:
+    return Failure(worker=worker, host="n2", pid=71, why=why, at=AT, **more)  # type: ignore[arg-type]
+
+
+def marker(first: Failure | None, *others: Failure) -> ExitMarker:
+    return ExitMarker(
+        result=Result.FAILED,
+        attempt=1,
+        ended_at=AT + 1,
+        phase="main",
+        first_failure=first,
+        other_failures=others,
+    )
+
+
+def test_a_failed_trial_is_told_from_its_first_failure_to_what_to_do():
+    first = failure(
+        "model_worker/1",
+        "CUDA out of memory",
+        log="/x/attempts/0001/logs/model_worker-1.log",
+        log_tail=("step 3", "torch.OutOfMemoryError: CUDA out of memory"),
+    )
+    others = (
+        failure("master_worker/0", "actor_train failed on model_worker/1\nTraceback …"),
+        failure("model_worker/0", ""),
+    )
+    found = view(
+        State.FAILED,
+        reason="model_worker/1 (pid 71 on n2): CUDA out of memory",
+        fix="read its log, then realsys resume ppo-math/run1",
+        job=JobInfo(job_id="7", state=JobState.FAILED, slurm_state="FAILED", nodes="n[1-2]"),
+        workers=(WorkerView(worker="model_worker/0", state="gone"),),  # of no interest any more
+        exit=marker(first, *others),
+        notes=("no space left on the disk of /x",),
+    )
+    assert list(explain(found)) == [
+        "ppo-math/run1 is failed: model_worker/1 (pid 71 on n2): CUDA out of memory",
+        "Slurm says of job 7: FAILED, on n[1-2]",
+        f"first failure: model_worker/1 (pid 71 on n2), {AT_WORDS}",
+        "  CUDA out of memory",
+        "  end of /x/attempts/0001/logs/model_worker-1.log:",
+        "    step 3",
+        "    torch.OutOfMemoryError: CUDA out of memory",
+        "then: master_worker/0: actor_train failed on model_worker/1",
+        "then: model_worker/0: ended",
+        "note: no space left on the disk of /x",
+        "what to do: read its log, then realsys resume ppo-math/run1",
+    ]
+
+
+def test_of_many_that_failed_after_it_a_dozen_is_named():
+    others = [failure(f"model_worker/{i}", "its peer was gone") for i in range(MAX_NAMES + 3)]
+    lines = list(explain(view(State.FAILED, exit=marker(failure("m/0", "why"), *others))))
+    assert lines[3] == "then: model_worker/0: its peer was gone"
+    assert lines[3 + MAX_NAMES :] == ["then: 3 more"]
+
+
+def test_a_failure_without_a_log_has_no_end_of_it():
+    lines = list(explain(view(State.FAILED, exit=marker(failure("m/0", "killed by SIGKILL")))))
+    assert lines == [
+        "ppo-math/run1 is failed",
+        f"first failure: m/0 (pid 71 on n2), {AT_WORDS}",
+        "  killed by SIGKILL",
+    ]
+
+
+def test_a_failure_that_nobody_can_name_is_no_error():
+    assert list(explain(view(State.FAILED, exit=marker(None), fix="resume"))) == [
+        "ppo-math/run1 is failed",
+        "what to do: resume",
+    ]
+
+
+def test_a_running_trial_names_who_is_missing_gone_failed_and_slow():
+    busy, quick = LONG_S + 65, LONG_S - 1
+    found = view(
+        State.RUNNING,
+        workers=(
+            WorkerView(worker="m/0", state="not started"),
+            WorkerView(worker="m/1", state="gone"),
+            WorkerView(worker="m/2", state="failed"),
+            WorkerView(worker="m/3", state="running", mfc="actor_train", seconds_in_state=busy),
+            WorkerView(worker="m/4", state="running", mfc="actor_train", seconds_in_state=quick),
+            WorkerView(worker="m/5", state="running", seconds_in_state=busy),
+        ),
+        progress=Progress(
+            attempt=1, phase="main", step=4, total_steps=9, running={"actor_train": "m/3, m/4"}
+        ),
+        job=JobInfo(
+            job_id="7",
+            state=JobState.RUNNING,
+            slurm_state="RUNNING",
+            reason="None",
+            nodes="n1",
+            restarts=2,
+            expected_start=AT,
+        ),
+    )
+    assert list(explain(found)) == [
+        "ppo-math/run1 is running",
+        "Slurm says of job 7: RUNNING, on n1, started again 2 times",
+        "1 of 6 workers not registered yet: m/0",
+        "  what they say: realsys logs ppo-math/run1 'm/0'",
+        "1 of 6 workers their leases have ended: dead, hung or cut off: m/1",
+        "1 of 6 workers failed: m/2",
+        "m/3 has been in actor_train for 3 min 05 s",
+        "m/5 has been for 3 min 05 s",
+        "step 5 computes actor_train on m/3, m/4",
+        "what to do: nothing; watch it with `realsys watch ppo-math/run1`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        (State.QUEUED, "Priority", f"PENDING (Priority), expected to start {AT_WORDS}"),
+        (State.HELD, "(null)", f"PENDING, expected to start {AT_WORDS}"),
+        (State.LOST, "", "PENDING"),
+    ],
+)
+def test_a_start_is_expected_only_of_a_job_that_waits(state, reason, said):
+    job = JobInfo(
+        job_id="7",
+        state=JobState.WAITING,
+        slurm_state="PENDING",
+        reason=reason,
+        expected_start=AT,
+    )
+    assert list(explain(view(state, job=job)))[1] == f"Slurm says of job 7: {said}"
+
+
+def test_a_trial_that_is_well_has_nothing_to_do():
+    assert list(explain(view(State.COMPLETED))) == ["ppo-math/run1 is completed"]

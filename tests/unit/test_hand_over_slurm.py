@@ -1,0 +1,268 @@
+"""A trial is handed over to Slurm whole or not at all, and who has it is noted down.
+
+sbatch is a script that numbers jobs from 41 and leaves its environment behind.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stand_in_slurm import calls, make_plan, program
+
+from launcher import hand_over as module
+from launcher.hand_over import Element, hand_over, hand_over_array, take_back
+from launcher.submission import Submission, read_submission
+from launcher.submit import submit
+from realsys.api.errors import ClusterError
+from realsys.api.job import Layout
+from realsys.api.plan import LaunchPlan, plan_hash, plan_text
+from realsys.api.trial import TrialFiles
+from realsys.worker.environment import read_exports
+
+REFUSED = "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1"
+WHY = "Slurm refused the job: Batch job submission failed: Invalid account"
+
+
+class Site:
+    """A plan's trial folder and fake client programs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.bin = root, root / "bin"
+        self.sbatch()
+        program(self.bin, "scancel", "true")
+
+    def sbatch(self, *, refuses_from: int = 99) -> None:
+        """Numbers jobs from 41; the n-th call is refused."""
+        count = f'n=$(wc -l < "{self.bin}/sbatch.calls")'
+        keep = f'env > "{self.bin}/env"; for last; do :; done; cp "$last" "{self.bin}/script.$n"'
+        refuse = f"if [ $n -ge {refuses_from} ]; then {REFUSED}; fi"
+        program(
+            self.bin,
+            "sbatch",
+            f'{count}; {keep}; {refuse}; echo "Submitted batch job $((40 + n))"',
+        )
+
+    def trial(self, plan: LaunchPlan) -> TrialFiles:
+        files = TrialFiles(Path(plan.trial_dir))
+        files.root.mkdir()
+        return files
+
+    def script(self, number: int) -> str:
+        return (self.bin / f"script.{number}").read_text()
+
+    def sbatch_environment(self) -> dict[str, str]:
+        lines = (self.bin / "env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return Site(tmp_path)
+
+
+def test_a_hand_over_is_one_job_and_is_noted(site):
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    found = hand_over(files, plan, "hash")
+    assert found == Submission(
+        job_id="41",
+        scheduler="slurm",
+        job_ids=("41",),
+        host=socket.gethostname(),
+        after_attempt=0,
+        at=found.at,
+    )
+    assert read_submission(files) == found
+    (call,) = calls(site.bin, "sbatch")
+    script = call.split()[-1]
+    assert call == (
+        f"--output={files.submitit}/%j_0_log.out --error={files.submitit}/%j_0_log.err "
+        f"--chdir={files.submitit} {script}"
+    )
+    assert sorted(path.name for path in files.submitit.iterdir()) == [
+        "41_submission.sh",
+        "41_submitted.pkl",
+        "submission.json",
+    ]
+    assert (files.submitit / "41_submission.sh").read_text() == site.script(1)
+    python = shlex.quote(sys.executable)
+    last = site.script(1).splitlines()[-1]
+    assert last == f"exec {python} -u -m submitit.core._submit {shlex.quote(str(files.submitit))}"
+
+
+def test_a_resume_notes_the_attempt_that_it_comes_after(site):
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    for number in (1, 2):
+        files.attempt(number).root.mkdir(parents=True)
+    assert hand_over(files, plan, "hash").after_attempt == 2
+
+
+def test_a_split_trial_is_a_job_for_each_component(site):
+    plan = make_plan(site.root, layout=Layout.SPLIT)
+    files = site.trial(plan)
+    found = hand_over(files, plan, "hash")
+    assert (found.job_id, found.job_ids) == ("41", ("41", "42"))
+    assert "#SBATCH --nodes=1" in site.script(1).splitlines()
+    assert "#SBATCH --nodes=2" in site.script(2).splitlines()
+
+
+def test_what_each_job_of_a_split_trial_calls_is_pickled_by_name(site):
+    from submitit.core.utils import DelayedSubmission
+
+    plan = make_plan(site.root, layout=Layout.SPLIT)
+    files = site.trial(plan)
+    files.attempt(1).root.mkdir(parents=True)
+    hand_over(files, plan, "hash")
+    pickled = [
+        DelayedSubmission.load(files.submitit / f"{job_id}_submitted.pkl") for job_id in (41, 42)
+    ]
+    assert [(call.function.__name__, call.args) for call in pickled] == [
+        ("supervise", (str(files.root), "hash")),
+        ("run_component", (str(files.root), "hash", 1, 2)),
+    ]
+
+
+def test_a_refusal_of_the_second_job_cancels_the_first(site):
+    site.sbatch(refuses_from=2)
+    plan = make_plan(site.root, layout=Layout.SPLIT)
+    files = site.trial(plan)
+    with pytest.raises(ClusterError) as caught:
+        hand_over(files, plan, "hash")
+    assert caught.value.what == WHY
+    assert calls(site.bin, "scancel") == ["41"]
+    assert read_submission(files) is None
+
+
+def test_a_cancellation_that_fails_too_does_not_hide_the_refusal(site):
+    site.sbatch(refuses_from=2)
+    program(site.bin, "scancel", "echo 'scancel: error: no' >&2; exit 1")
+    plan = make_plan(site.root, layout=Layout.SPLIT)
+    with pytest.raises(ClusterError) as caught:
+        hand_over(site.trial(plan), plan, "hash")
+    assert caught.value.what == WHY
+
+
+def test_a_refused_launch_leaves_no_folder(site):
+    site.sbatch(refuses_from=1)
+    plan = make_plan(site.root)
+    with pytest.raises(ClusterError) as caught:
+        submit(plan)
+    assert caught.value.what == WHY
+    assert caught.value.where == f"sbatch of {plan.trial_dir}"
+    assert caught.value.fix.startswith("set slurm.account in the cluster spec or --account")
+    assert not Path(plan.trial_dir).exists()
+    assert calls(site.bin, "scancel") == []
+
+
+def test_a_login_node_without_slurm_leaves_no_folder(site, monkeypatch):
+    plan = make_plan(site.root)
+    monkeypatch.setenv("PATH", str(site.root / "nothing"))
+    with pytest.raises(ClusterError) as caught:
+        submit(plan)
+    assert caught.value.what == "the program sbatch is not on PATH"
+    assert not Path(plan.trial_dir).exists()
+
+
+def test_a_job_that_can_not_be_noted_down_is_taken_back(site, monkeypatch):
+    def full(path: Path, record: object) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    monkeypatch.setattr(module, "write_record", full)
+    with pytest.raises(OSError, match="No space left"):
+        hand_over(files, plan, "hash")
+    assert calls(site.bin, "scancel") == ["41"]
+
+
+def test_what_was_handed_over_is_taken_back_with_all_its_jobs(site):
+    plan = make_plan(site.root, layout=Layout.SPLIT)
+    take_back(hand_over(site.trial(plan), plan, "hash"))
+    assert calls(site.bin, "scancel") == ["41 42"]
+
+
+def test_a_users_own_options_do_not_reach_sbatch(site, monkeypatch):
+    for name in ("SBATCH_PARTITION", "SBATCH_EXPORT", "SLURM_JOB_ID", "SLURM_NTASKS"):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    plan = make_plan(site.root)
+    hand_over(site.trial(plan), plan, "hash")
+    seen = site.sbatch_environment()
+    assert {name: seen[name] for name in seen if name.startswith(("SBATCH_", "SLURM_"))} == {
+        "SLURM_CONF": "/etc/slurm/slurm.conf"
+    }
+
+
+def test_a_launch_leaves_the_jobs_environment_in_files_of_its_owner_alone(site, monkeypatch):
+    monkeypatch.setenv("API_KEY", "s3cret")
+    plan = make_plan(site.root, secrets=("API_KEY",), env_vars={"SITE": "x"})
+    files = submit(plan)
+    assert read_submission(files).job_ids == ("41",)
+    for path in (files.host_environment, files.task_environment):
+        assert path.stat().st_mode & 0o777 == 0o600
+    task = read_exports(files.task_environment)
+    assert (task["API_KEY"], task["SITE"]) == ("s3cret", "x")
+    assert "s3cret" not in site.script(1) + files.plan.read_text()
+
+
+# ---- arrays ----------------------------------------------------------------------------------------
+
+
+def elements(site: Site) -> list[Element]:
+    found = []
+    for index in range(2):
+        plan = make_plan(site.root)
+        folder = site.root / f"trial{index}"
+        plan = replace(plan, trial_name=f"trial{index}", trial_dir=str(folder))
+        files = site.trial(plan)
+        hash_of_plan = plan_hash(plan_text(plan))
+        found.append(Element(index=index, files=files, plan=plan, plan_hash=hash_of_plan))
+    return found
+
+
+def test_an_array_is_one_job_and_each_trial_notes_its_element(site):
+    both = elements(site)
+    found = hand_over_array(both, name="sweep1", array="0-1%1")
+    folder = both[0].files.submitit
+    assert [(s.job_id, s.job_ids, s.folder) for s in found] == [
+        ("41_0", ("41_0",), ""),
+        ("41_1", ("41_1",), str(folder)),
+    ]
+    assert [read_submission(element.files) for element in both] == found
+    assert "#SBATCH --array=0-1%1" in site.script(1).splitlines()
+    assert len(calls(site.bin, "sbatch")) == 1
+    assert {path.name for path in folder.glob("*.pkl")} == {
+        "41_0_submitted.pkl",
+        "41_1_submitted.pkl",
+    }
+
+
+def test_a_refused_array_leaves_nothing_behind(site):
+    site.sbatch(refuses_from=1)
+    both = elements(site)
+    with pytest.raises(ClusterError) as caught:
+        hand_over_array(both, name="sweep1", array="0-1")
+    assert caught.value.what == WHY
+    assert list(both[0].files.submitit.iterdir()) == []
+    assert [read_submission(element.files) for element in both] == [None, None]
+
+
+def test_an_array_that_can_not_be_noted_down_is_cancelled(site, monkeypatch):
+    written = []
+
+    def write_once(path: Path, record: object) -> None:
+        written.append(path)
+        if len(written) > 1:
+            raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(module, "write_record", write_once)
+    with pytest.raises(OSError, match="No space left"):
+        hand_over_array(elements(site), name="sweep1", array="0-1")
+    assert calls(site.bin, "scancel") == ["41_0 41_1"]

@@ -1,0 +1,186 @@
+"""Where a worker listens, and on which port."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zmq
+
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ClusterError
+from realsys.api.trial import AttemptFiles, AttemptRecord, write_record
+from realsys.transport.binding import bind
+from realsys.worker import network
+from realsys.worker.network import interface_variables, listening_address, ports
+
+ROUTES = {"10.1.0.7": "10.1.0.1", "192.168.5.8": "192.168.5.1"}  # target → our address
+NAMES = {"n7": "10.1.0.7", "n8": "192.168.5.8", "n9": "172.16.0.9"}  # n9 can't be reached
+
+
+def cluster(**more: object) -> ClusterSpec:
+    return ClusterSpec(scheduler="slurm", **more)  # type: ignore[arg-type]
+
+
+class Probe:
+    """A UDP socket of a host with two networks."""
+
+    def __init__(self, *kind: object) -> None:
+        self.here = ""
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def connect(self, target: tuple[str, int]) -> None:
+        if target[0] not in ROUTES:
+            raise OSError("Network is unreachable")
+        self.here = ROUTES[target[0]]
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.here, 40000
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that were looked up, on host n1 of a site with two networks."""
+    names: list[str] = []
+
+    def lookup(name: str, port: int, *kind: object) -> list[tuple[object, ...]]:
+        names.append(name)
+        if name not in NAMES:
+            raise socket.gaierror("Name or service not known")
+        return [(None, None, None, "", (NAMES[name], port))]
+
+    stand_in = SimpleNamespace(
+        socket=Probe,
+        getaddrinfo=lookup,
+        gethostname=lambda: "n1.site.org",
+        AF_INET=socket.AF_INET,
+        SOCK_DGRAM=socket.SOCK_DGRAM,
+    )
+    monkeypatch.setattr(network, "socket", stand_in)
+    return names
+
+
+# ---- address ---------------------------------------------------------------------------------------
+
+
+def test_one_machine_listens_on_loopback_whatever_the_spec_names():
+    assert listening_address(ClusterSpec(interface="ib9"), "n[1-2]") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("interface", ["lo", "127.0.0.0/8", "127.0.0.1/8", "127.0.0.1/32"])
+def test_an_interface_is_named_or_meant_by_its_subnet(interface):
+    assert listening_address(cluster(interface=interface), "") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("interface", ["ib9", "203.0.113.0/24"])
+def test_an_interface_that_is_not_there_is_told_with_those_there_are(interface):
+    with pytest.raises(ClusterError) as caught:
+        listening_address(cluster(interface=interface), "n[1-2]")
+    assert caught.value.what == f"no network interface {interface!r} on {socket.gethostname()}"
+    assert caught.value.where == "interface in the cluster spec"
+    there = caught.value.fix.removeprefix("use one of ").split(", ")
+    assert "lo (127.0.0.1)" in there
+    assert {entry.partition(" ")[0] for entry in there} <= {n for _, n in socket.if_nameindex()}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "address", "looked_up"),
+    [
+        ("n[1,7]", "10.1.0.1", ["n7"]),  # our own name is not asked
+        ("n[7-8]", "10.1.0.1", ["n7"]),
+        ("n[1,8]", "192.168.5.1", ["n8"]),
+        ("n[6,9,8]", "192.168.5.1", ["n6", "n9", "n8"]),  # no such name; no route
+        ("n6", "127.0.0.1", ["n6"]),
+        ("n1", "127.0.0.1", []),
+        ("", "127.0.0.1", []),
+    ],
+)
+def test_without_one_it_is_the_address_towards_another_node(asked, nodes, address, looked_up):
+    assert listening_address(cluster(), nodes) == address
+    assert asked == looked_up
+
+
+def test_the_kernels_routes_are_asked_without_sending_anything():
+    assert listening_address(cluster(), "127.0.0.1") == "127.0.0.1"
+
+
+def test_gloo_and_nccl_are_told_the_interface_of_that_address(tmp_path: Path):
+    attempt = AttemptFiles(tmp_path / "0001")
+    told = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert interface_variables(cluster(interface="lo"), attempt) == told
+    record = AttemptRecord(
+        number=1,
+        token="t",
+        host="n1",
+        supervisor_pid=1,
+        supervisor_start=1,
+        started_at=1.0,
+        nodes=socket.gethostname(),
+    )
+    write_record(attempt.record, record)
+    assert interface_variables(cluster(), attempt) == told
+
+
+def test_an_address_of_no_interface_tells_them_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(network, "listening_address", lambda *asked: "203.0.113.7")
+    assert interface_variables(cluster(), AttemptFiles(tmp_path / "0001")) == {}
+
+
+# ---- port ------------------------------------------------------------------------------------------
+
+
+def test_a_port_range_holds_both_its_ends():
+    assert ports(cluster()) is None
+    assert ports(cluster(port_range="20000-20002")) == range(20000, 20003)
+
+
+@pytest.fixture
+def make_socket():
+    context, made = zmq.Context(), []
+
+    def make():
+        made.append(context.socket(zmq.ROUTER))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close(linger=0)
+    context.term()
+
+
+def test_without_a_range_any_free_port_will_do(make_socket):
+    first, second = (bind(make_socket(), "127.0.0.1") for _ in range(2))
+    assert first.rpartition(":")[0] == second.rpartition(":")[0] == "tcp://127.0.0.1"
+    assert first != second
+
+
+def test_a_taken_port_is_passed_over(make_socket):
+    taken = int(bind(make_socket(), "127.0.0.1").rpartition(":")[2])
+    found = bind(make_socket(), "127.0.0.1", (taken, 0))
+    assert int(found.rpartition(":")[2]) not in (0, taken)
+
+
+def test_a_range_that_is_all_taken_is_a_cluster_error(make_socket):
+    taken = [int(bind(make_socket(), "127.0.0.1").rpartition(":")[2]) for _ in range(2)]
+    with pytest.raises(ClusterError) as caught:
+        bind(make_socket(), "127.0.0.1", taken)
+    assert caught.value.what == "none of 2 ports is free"
+    assert caught.value.where == "127.0.0.1, port_range of the cluster spec"
+    assert caught.value.fix == "widen port_range: every model worker needs two ports of its node"
+
+
+def test_a_name_of_this_host_is_kept_in_the_endpoint(make_socket):
+    assert bind(make_socket(), "localhost").startswith("tcp://localhost:")
+
+
+def test_an_address_of_another_host_is_no_matter_of_ports(make_socket):
+    with pytest.raises(zmq.ZMQError) as caught:
+        bind(make_socket(), "203.0.113.7", range(20000, 20010))
+    assert caught.value.errno == zmq.EADDRNOTAVAIL

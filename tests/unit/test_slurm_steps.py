@@ -1,0 +1,336 @@
+"""How the supervisor learns that a Slurm task ended, and how it starts and ends steps.
+
+srun is a script on PATH that says and does what the test wants.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stand_in_slurm import make_plan, program, wait_until, write_plan
+
+from realsys.api.errors import ClusterError
+from realsys.api.job import Layout
+from realsys.api.trial import WorkerExit, process_start, write_record
+from realsys.supervisor import slurm_steps
+from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
+
+WHEN_TOLD = 'while [ ! -e "$SLURM_HOSTFILE.go" ]; do sleep 0.01; done'
+LATER = "exec sleep 30"
+FAILED = "srun: error: n2: task 1: Exited with exit code 3"
+
+
+class Started:
+    """One attempt's steps, with the model workers' only unless told otherwise."""
+
+    def __init__(self, root: Path, **plan: object) -> None:
+        self.bin = root / "bin"
+        self.plan = make_plan(root, **plan)  # type: ignore[arg-type]
+        self.files = write_plan(self.plan).attempt(1)
+        self.steps = SlurmSteps(self.plan, "hash", self.files, {0: ["n1", "n2"], 1: ["n3"]})
+        (self.phase,) = self.plan.phases
+        self.model_only = replace(self.phase, steps=self.phase.steps[1:])
+        self.tasks: list = []
+
+    def srun(self, shell: str) -> Started:
+        """What srun does from now on."""
+        program(self.bin, "srun", shell)
+        return self
+
+    def start(self) -> list:
+        self.tasks = self.steps.start(self.model_only)
+        return self.tasks
+
+    def told(self, index: int, returncode: int) -> WorkerExit:
+        """What the task's own parent writes down."""
+        record = WorkerExit(
+            worker=f"model_worker/{index}", host="n9", pid=77, returncode=returncode, at=5.0
+        )
+        write_record(self.files.exit_of(record.worker), record)
+        return record
+
+    def go(self) -> None:
+        """Lets an srun go on that waits WHEN_TOLD."""
+        (self.files.hosts / "main-model_worker.go").touch()
+
+    def ends(self) -> list[tuple[int | None, str]]:
+        """(return code, hint) of each task, once srun itself has ended."""
+        process = self.tasks[0].step.process
+        process.wait(10)
+        wait_until(lambda: all(task.poll() is not None for task in self.tasks))
+        return [(task.returncode, task.hint) for task in self.tasks]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[Started] = []
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+    def start(**plan: object) -> Started:
+        made.append(Started(tmp_path, **plan))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.steps.end(one.tasks, grace_s=0.0)
+
+
+# ---- ends ------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_srun_names_has_ended_while_the_others_run(make):
+    trial = make().srun(f"echo '{FAILED}'; {LATER}")
+    first, second = trial.start()
+    wait_until(lambda: second.poll() is not None)
+    assert (second.returncode, second.host, second.hint) == (
+        3,
+        "n2",
+        "srun: Exited with exit code 3 on n2",
+    )
+    assert (first.worker, first.poll(), first.host, first.ended_at) == (
+        "model_worker/0",
+        None,
+        "n1",
+        None,
+    )
+
+
+def test_the_tasks_own_record_counts_more_than_sruns_words(make):
+    trial = make().srun(f"{WHEN_TOLD}; echo '{FAILED}'; {LATER}")
+    _, second = trial.start()
+    trial.told(1, -int(signal.SIGSEGV))
+    trial.go()
+    wait_until(lambda: second.poll() is not None)
+    assert (second.returncode, second.host, second.pid, second.ended_at, second.hint) == (
+        -11,
+        "n9",
+        77,
+        5.0,
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("Exited with exit code 137", -9),  # the task's parent passes a signal on as shells do
+        ("Segmentation fault (core dumped)", -11),
+        ("Terminated", -15),
+        ("Out Of Memory", -9),
+    ],
+)
+def test_a_signal_is_a_negative_code(make, how, code):
+    trial = make().srun(f"echo 'srun: error: n1: task 0: {how}'; {LATER}")
+    first, _ = trial.start()
+    wait_until(lambda: first.poll() is not None)
+    assert (first.returncode, first.hint) == (code, f"srun: {how} on n1")
+
+
+def test_tasks_that_ended_well_say_so_themselves(make):
+    trial = make().srun(WHEN_TOLD)
+    trial.start()
+    for index in range(2):
+        trial.told(index, 0)
+    trial.go()
+    assert trial.ends() == [(0, ""), (0, "")]
+    assert [task.pid for task in trial.tasks] == [77, 77]
+
+
+def test_an_srun_that_ends_with_0_and_no_records_has_run_nothing(make):
+    trial = make().srun("true")
+    trial.start()
+    why = "its own record is missing, srun says 0: Slurm ran no task, or has ended it"
+    assert trial.ends() == [(1, why), (1, why)]
+
+
+def test_what_a_node_complained_of_is_told_with_it(make):
+    trial = make().srun("echo 'slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED ***' >&2")
+    trial.start()
+    why = (
+        "its own record is missing, srun says 0: Slurm ran no task, or has ended it "
+        "(*** STEP 7.0 ON n1 CANCELLED ***)"
+    )
+    assert trial.ends() == [(1, why), (1, why)]
+
+
+def test_an_srun_that_fails_ends_all_tasks_with_its_code_and_its_words(make):
+    trial = make().srun("echo 'srun: error: Unable to create step for job 7: no'; exit 4")
+    trial.start()
+    why = "srun ended with 4: Unable to create step for job 7: no"
+    assert trial.ends() == [(4, why), (4, why)]
+
+
+def test_of_thousands_of_tasks_that_ended_well_one_record_is_looked_at(make, monkeypatch):
+    monkeypatch.setattr(slurm_steps, "STRICT_TASKS", 1)
+    trial = make().srun(WHEN_TOLD)
+    trial.start()
+    trial.told(0, 0)
+    trial.go()
+    assert trial.ends() == [(0, ""), (0, "")]
+
+
+def test_words_and_records_of_an_earlier_phase_are_no_news(make):
+    trial = make().srun("exit 0")
+    trial.files.logs.mkdir(parents=True)
+    (trial.files.logs / "srun-model_worker.log").write_text(FAILED + "\n")
+    trial.told(0, 0)
+    trial.start()
+    assert [code for code, _ in trial.ends()] == [1, 1]
+    assert trial.tasks[1].hint.startswith("its own record is missing")
+
+
+def test_an_srun_that_complains_at_once_is_heard(make, monkeypatch):
+    trial = make().srun(f"echo '{FAILED}'; exit 3")
+    real = subprocess.Popen
+
+    def slow(*args, **options):
+        process = real(*args, **options)
+        process.wait(10)  # srun is faster than we are
+        return process
+
+    monkeypatch.setattr(slurm_steps.subprocess, "Popen", slow)
+    trial.start()
+    monkeypatch.undo()
+    assert trial.ends() == [
+        (3, "srun ended with 3"),
+        (3, "srun: Exited with exit code 3 on n2"),
+    ]
+
+
+# ---- starting --------------------------------------------------------------------------------------
+
+
+def test_an_srun_that_is_not_there_is_a_cluster_error_with_a_fix(make, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(ClusterError) as caught:
+        make().start()
+    assert caught.value.what == (
+        "srun can't be started: [Errno 2] No such file or directory: 'srun'"
+    )
+    assert caught.value.where == "step model_worker"
+    assert caught.value.fix == (
+        "srun must be on PATH on compute nodes: check with `realsys doctor`, or set it by `setup:` "
+        "or `modules:` in the cluster spec"
+    )
+
+
+def test_a_start_that_fails_midway_ends_what_it_has_started(make):
+    trial = make(layout=Layout.HET)  # the second component has one node, and needs two
+    trial.srun(f'echo $$ > "{trial.bin}/pid"; {LATER}')
+    real, started = trial.steps._start, []
+
+    def start_one(phase, step):
+        started.append(step.worker_type.value)
+        found = real(phase, step)
+        wait_until(lambda: (trial.bin / "pid").exists() and (trial.bin / "pid").read_text())
+        return found
+
+    trial.steps._start = start_one
+    with pytest.raises(ClusterError) as caught:
+        trial.steps.start(trial.phase)
+    assert caught.value.what == "the plan places model_worker on 2 nodes, the job has 1"
+    assert started == ["master_worker", "model_worker"]
+    assert process_start(int((trial.bin / "pid").read_text())) is None
+
+
+def test_a_step_is_told_its_hosts_and_its_command_is_written_down(make):
+    trial = make().srun("true")
+    trial.start()
+    assert (trial.files.hosts / "main-model_worker").read_text() == "n1\nn2\n"
+    (line,) = trial.files.steps.read_text().splitlines()
+    told = json.loads(line)
+    assert (told["phase"], told["step"], told["argv"][0]) == ("main", "model_worker", "srun")
+    assert "--ntasks=2" in told["argv"]
+    assert [(task.worker, task.host) for task in trial.tasks] == [
+        ("model_worker/0", "n1"),
+        ("model_worker/1", "n2"),
+    ]
+
+
+def test_steps_of_other_components_are_not_ours(make):
+    trial = make(layout=Layout.SPLIT).srun("true")
+    trial.steps.components = {0: ["n1"]}
+    trial.tasks = trial.steps.start(trial.phase)
+    assert [task.worker for task in trial.tasks] == ["master_worker/0"]
+
+
+def test_secrets_and_the_batch_steps_options_do_not_reach_srun(make, monkeypatch):
+    trial = make(secrets=("API_KEY",), env_vars={"SITE": "1"})
+    trial.srun(f'env > "{trial.bin}/env"')
+    for name, value in {"API_KEY": "s3cret", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    trial.start()
+    trial.ends()
+    seen = dict(line.split("=", 1) for line in (trial.bin / "env").read_text().splitlines())
+    names = {"API_KEY", "SITE", "SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_HOSTFILE"}
+    assert {name: seen[name] for name in sorted(names & seen.keys())} == {
+        "SITE": "1",
+        "SLURM_HOSTFILE": str(trial.files.hosts / "main-model_worker"),
+        "SLURM_JOB_ID": "7",
+    }
+    assert "s3cret" not in (trial.bin / "env").read_text()
+
+
+# ---- ending ----------------------------------------------------------------------------------------
+
+
+def test_ending_terminates_srun_once_for_all_its_tasks(make):
+    trial = make()
+    tasks = trial.srun(f'touch "{trial.bin}/up"; {LATER}').start()
+    wait_until((trial.bin / "up").exists)
+    trial.steps.end(tasks, grace_s=0.0)
+    assert [task.returncode for task in tasks] == [-15, -15]
+    assert [task.hint for task in tasks] == ["srun ended with -15"] * 2
+    trial.steps.end(tasks, grace_s=0.0)  # and again: nothing is left to do
+
+
+def test_an_srun_that_does_not_listen_is_killed(make, monkeypatch, caplog):
+    monkeypatch.setattr(slurm_steps, "END_S", 0.2)
+    trial = make()
+    tasks = trial.srun(f"trap '' TERM; touch '{trial.bin}/up'; exec sleep 30").start()
+    wait_until((trial.bin / "up").exists)
+    began = time.monotonic()
+    trial.steps.end(tasks, grace_s=0.0)
+    assert time.monotonic() - began < 5
+    assert [task.returncode for task in tasks] == [-9, -9]
+    assert caplog.messages == ["srun killed step=model_worker after_s=0.2"]
+
+
+# ---- where we are ----------------------------------------------------------------------------------
+
+
+def test_the_nodes_of_one_job_are_in_slurms_order(tmp_path):
+    job = make_plan(tmp_path).job
+    assert component_nodes(job, {"SLURM_JOB_NODELIST": "n[3-4,1]"}) == [["n3", "n4", "n1"]]
+
+
+def test_a_het_job_has_a_list_for_each_component(tmp_path):
+    job = make_plan(tmp_path, layout=Layout.HET).job
+    environ = {
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]",
+    }
+    assert component_nodes(job, environ) == [["n1"], ["n2", "n3"]]
+    alone = replace(job, components=job.components[:1])  # Slurm makes a plain job of it
+    assert component_nodes(alone, {"SLURM_JOB_NODELIST": "n1"}) == [["n1"]]
+
+
+def test_a_job_of_the_layout_split_holds_its_own_component(tmp_path):
+    job = make_plan(tmp_path, layout=Layout.SPLIT).job
+    assert component_nodes(job, {"SLURM_JOB_NODELIST": "n5"}) == [["n5"]]
+
+
+def test_outside_a_batch_step_there_are_no_nodes(tmp_path):
+    job = make_plan(tmp_path, layout=Layout.HET).job
+    with pytest.raises(ClusterError) as caught:
+        component_nodes(job, {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1"})
+    assert caught.value.what == "SLURM_JOB_NODELIST_HET_GROUP_1 is not set"
+    assert caught.value.where == "environment of the batch step"
+    assert caught.value.fix == "the supervisor must run as the batch script of the trial's job"

@@ -1,0 +1,239 @@
+"""What srun starts for each task: it gives the worker its place, and writes down how it ended.
+
+The worker is a shell command here; ``main`` runs in this process, but where its own end matters.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stand_in_slurm import make_plan, write_plan
+
+from realsys.api.plan import plan_hash, plan_text
+from realsys.api.trial import Failure, WorkerExit, read_record
+from realsys.worker import task
+from realsys.worker.environment import write_exports
+
+VISIBLE = {"gpus_per_task": 1.0, "gpus_per_node": 2, "gpu_binding": "visible"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "4,6"}
+
+
+class Wrapper:
+    """The wrapper of model_worker/1 of attempt 3, whose worker is a shell command."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **plan: object) -> None:
+        cluster = {"interface": "lo", **plan}
+        self.plan = make_plan(root, **cluster)  # type: ignore[arg-type]
+        self.trial = write_plan(self.plan)
+        self.files = self.trial.attempt(3)
+        self.hash = plan_hash(plan_text(self.plan))
+        self.monkeypatch, self.asked = monkeypatch, {}
+        self.seen = root / "environment"
+
+    @property
+    def argv(self) -> list[str]:
+        return [
+            "model_worker",
+            f"--trial-dir={self.plan.trial_dir}",
+            f"--plan-hash={self.hash}",
+            "--phase=main",
+            "--attempt=3",
+        ]
+
+    def run(self, shell: str = "true") -> int:
+        """The wrapper's exit code; the worker leaves its environment."""
+
+        def command(**asked: object) -> list[str]:
+            self.asked = asked
+            return ["/bin/sh", "-c", f"env -0 > '{self.seen}'; {shell}"]
+
+        self.monkeypatch.setattr(task, "command", command)
+        self.monkeypatch.setattr(sys, "argv", ["task", *self.argv])
+        return task.main()
+
+    def environment(self) -> dict[str, str]:
+        entries = self.seen.read_text().split("\0")
+        return dict(entry.split("=", 1) for entry in entries if entry)
+
+    def told(self) -> WorkerExit | None:
+        return read_record(WorkerExit, self.files.exit_of("model_worker/1"))
+
+    def words(self) -> Failure | None:
+        return read_record(Failure, self.files.words("model_worker/1"))
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    before = signal.getsignal(signal.SIGTERM)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    yield lambda **plan: Wrapper(tmp_path, monkeypatch, **plan)
+    signal.signal(signal.SIGTERM, before)
+
+
+# ---- who it is -------------------------------------------------------------------------------------
+
+
+def test_the_worker_is_the_task_of_its_group_that_slurm_says(make):
+    wrapper = make()
+    assert wrapper.run() == 0
+    assert wrapper.asked == {
+        "trial_dir": wrapper.plan.trial_dir,
+        "plan_hash": wrapper.hash,
+        "phase": "main",
+        "attempt": 3,
+        "worker_type": "model_worker",
+        "index": 1,
+    }
+    assert wrapper.environment()["REALSYS_PARENT_PID"] == str(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("step", "devices"),
+    [
+        (VISIBLE, "6"),
+        ({**VISIBLE, "gpus_per_task": 0.5, "gpus_per_node": 1}, "4"),  # both share the first
+        ({**VISIBLE, "gpu_binding": "per_task"}, "4,6"),  # Slurm has chosen
+        ({}, ""),  # a worker without GPUs sees none
+    ],
+)
+def test_each_task_sees_its_own_gpus(make, step, devices):
+    wrapper = make(step=step)
+    assert wrapper.run() == 0
+    assert wrapper.environment()["CUDA_VISIBLE_DEVICES"] == devices
+
+
+def test_the_environment_comes_from_the_trials_file_the_site_and_the_step(make, monkeypatch):
+    wrapper = make(env_vars={"SITE": "site", "BOTH": "site"}, step={"env_vars": {"BOTH": "step"}})
+    monkeypatch.setenv("API_KEY", "of the node")
+    wrapper.trial.secrets.mkdir()
+    write_exports(wrapper.trial.task_environment, {"API_KEY": "s3cret 'x'", "SITE": "shell"})
+    assert wrapper.run() == 0
+    seen = wrapper.environment()
+    names = ("API_KEY", "SITE", "BOTH", "REALSYS_TRIAL_DIR", "HF_HUB_OFFLINE")
+    assert [seen[name] for name in names] == [
+        "s3cret 'x'",
+        "site",
+        "step",
+        wrapper.plan.trial_dir,
+        "1",
+    ]
+
+
+def test_gloo_and_nccl_use_the_interface_that_we_listen_on(make):
+    wrapper = make(interface="127.0.0.0/8", env_vars={"NCCL_SOCKET_IFNAME": "ib7"})
+    assert wrapper.run() == 0
+    seen = wrapper.environment()
+    assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("lo", "ib7")
+
+
+# ---- how it ended ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "returncode"),
+    [
+        ("exit 0", 0, 0),
+        ("exit 75", 75, 75),
+        ("kill -KILL $$", 137, -9),
+        ("kill -SEGV $$", 139, -11),
+        ("kill -TERM $$; exit 5", 5, 5),  # SIGTERM is ignored: the supervisor ends us
+    ],
+)
+def test_the_workers_end_is_written_down_and_passed_on(make, shell, code, returncode):
+    wrapper = make()
+    assert wrapper.run(f"echo $$ > '{wrapper.seen}.pid'; {shell}") == code
+    told = wrapper.told()
+    pid = int(Path(f"{wrapper.seen}.pid").read_text())
+    assert told == WorkerExit(
+        worker="model_worker/1",
+        host=socket.gethostname(),
+        pid=pid,
+        returncode=returncode,
+        at=told.at,
+    )
+    assert wrapper.words() is None
+
+
+def test_an_end_that_can_not_be_written_down_is_printed(make, capsys):
+    wrapper = make()
+    wrapper.files.root.mkdir(parents=True)
+    wrapper.files.exits.write_text("no folder")
+    assert wrapper.run("exit 3") == 3
+    assert capsys.readouterr().err.startswith("how model_worker/1 ended is not written down: ")
+
+
+def test_a_sigterm_does_not_end_the_wrapper(make):
+    wrapper = make()
+    assert wrapper.run(f"kill -TERM {os.getpid()}; exit 4") == 4
+    assert wrapper.told().returncode == 4
+
+
+# ---- what keeps it from starting -------------------------------------------------------------------
+
+
+def test_a_plan_that_was_changed_leaves_last_words(make, capsys):
+    wrapper = make()
+    wrapper.trial.plan.write_text(plan_text(replace(wrapper.plan, user="eve")))
+    assert wrapper.run() == 1
+    words = wrapper.words()
+    assert (words.worker, words.host, words.pid) == (
+        "model_worker/1",
+        socket.gethostname(),
+        os.getpid(),
+    )
+    assert words.why.startswith("the plan changed after launch: hash ")
+    assert words.kind == "ConfigError"
+    assert words.fix == "restore the file or launch a new trial; a plan is never edited"
+    assert words.why in capsys.readouterr().err
+    assert (wrapper.told(), wrapper.seen.exists()) == (None, False)
+
+
+def test_a_container_that_hides_slurms_variables_leaves_last_words(make, monkeypatch, capsys):
+    wrapper = make(step=VISIBLE)
+    monkeypatch.delenv("SLURM_LOCALID")
+    assert wrapper.run() == 1
+    words = wrapper.words()
+    assert (words.why, words.kind) == ("SLURM_LOCALID is not set", "ClusterError")
+    assert words.fix == (
+        "the container runtime must pass Slurm's variables on; check with `realsys doctor`"
+    )
+    assert "SLURM_LOCALID is not set" in capsys.readouterr().err
+
+
+def test_fewer_gpus_than_planned_leave_last_words(make, monkeypatch):
+    wrapper = make(step=VISIBLE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    assert wrapper.run() == 1
+    assert wrapper.words().why == (
+        "task 1 of this node should use GPU 2 of the step's, and Slurm gave 1"
+    )
+
+
+def test_an_interface_that_is_not_there_leaves_last_words(make):
+    wrapper = make(interface="ib9")
+    assert wrapper.run() == 1
+    assert wrapper.words().why == f"no network interface 'ib9' on {socket.gethostname()}"
+
+
+def test_as_a_program_it_exits_with_1_and_its_words(make):
+    wrapper = make()
+    wrapper.hash = "0" * 64
+    done = subprocess.run(
+        [sys.executable, "-m", "realsys.worker.task", *wrapper.argv],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("the plan changed after launch")
+    assert wrapper.words().why == done.stderr.splitlines()[0]
