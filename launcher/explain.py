@@ -54,7 +54,7 @@ def _workers(view: TrialView) -> Iterator[str]:
     """Who is missing, who is gone, who computes."""
     for state, words in (
         ("not started", "not registered yet"),
-        ("gone", "their leases have ended: dead, hung or cut off"),
+        ("gone", "have lost their leases (dead, hung or cut off)"),
         ("failed", "failed"),
     ):
         names = [w.worker for w in view.workers if w.state == state]
@@ -71,8 +71,8 @@ def _workers(view: TrialView) -> Iterator[str]:
 
 
 def _busy(worker: WorkerView) -> str:
-    call = f" in {worker.mfc}" if worker.mfc else ""
-    return f"{worker.worker} has been{call} for {duration(worker.seconds_in_state or 0.0)}"
+    call = f"in {worker.mfc}" if worker.mfc else "running"
+    return f"{worker.worker} has been {call} for {duration(worker.seconds_in_state or 0.0)}"
 
 
 def _failure(view: TrialView, failure: Failure) -> Iterator[str]:

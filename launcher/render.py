@@ -126,6 +126,8 @@ def progress_line(view: TrialView) -> str:
         parts += [headline(progress.headline)] if progress.headline else []
         parts += [rates(view)] if progress.step else []
         parts += [progress.doing] if progress.doing else []
+    elif view.state in (State.QUEUED, State.HELD):
+        parts += [view.reason]
     elif view.state in State.live():
         parts += [f"{w.worker} {w.state}" for w in view.workers[:4]]
     return " | ".join(part for part in parts if part)

@@ -152,7 +152,7 @@ def test_an_unknown_worker_is_told_with_those_there_are(tmp_path):
         shell_command(reader(make_plan(tmp_path)), "modl_worker/0", [], terminal=False)
     assert caught.value.what == "modl_worker/0 is not registered"
     assert caught.value.where == "ppo-math/run1"
-    assert caught.value.fix == "did you mean 'model_worker/0'?"
+    assert caught.value.fix == "did you mean 'model_worker/0' or 'master_worker/0'?"
     with pytest.raises(TrialError) as caught:
         shell_command(reader(make_plan(tmp_path)), "xyz", [], terminal=False)
     assert caught.value.fix == "use one of master_worker/0, model_worker/0"
