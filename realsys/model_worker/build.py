@@ -62,7 +62,9 @@ def _set_up_torch(runner: WorkerRunner) -> str:
     if runner.config.num_threads is not None:
         torch.set_num_threads(runner.config.num_threads)
     torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # As use_deterministic_algorithms(True, warn_only=True), which imports the whole compiler (1.4 s of
+    # every start) only to tell it so.
+    torch.set_deterministic_debug_mode("warn")
     warnings.filterwarnings("once", category=UserWarning)
     wants_gpu = runner.phase.scheduling.model_worker.scheduling.gpu > 0
     return "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
