@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from launcher.allocation import JobRequest
+from launcher.job.allocation import JobRequest
 from launcher.settings import Setting
 from launcher.typed_values import Text
 from realsys.api.cluster import ClusterSpec

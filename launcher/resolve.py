@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from launcher.allocation import JobRequest, allocate
+from launcher.job.allocation import JobRequest, allocate
 from launcher.problems import collected, flat, raise_all
 from launcher.scheduling_options import SchedulingOptions
 from launcher.snapshot import snapshot_imports

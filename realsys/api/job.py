@@ -1,6 +1,6 @@
 """What is asked of Slurm for a trial: the part of a LaunchPlan that a laptop does not have.
 
-Decided by launcher/allocation.py; the batch script (launcher/slurm/script.py) and the srun commands
+Decided by launcher/job/allocation.py; the batch script (launcher/slurm/script.py) and the srun commands
 (realsys/slurm/step_command.py) are pure functions of it. Nodes are numbered, not named: which hosts a
 job gets is known when it runs. ``nodes`` of a step are runs of equal nodes, so that a plan of a
 thousand nodes stays a page.

@@ -7,8 +7,8 @@ from datetime import datetime
 
 import pytest
 
-from launcher.allocation import Allocation, JobRequest, allocate
-from launcher.placement import Demand, NodeShape, place
+from launcher.job.allocation import Allocation, JobRequest, allocate
+from launcher.job.placement import Demand, NodeShape, place
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
@@ -566,7 +566,7 @@ def test_all_problems_are_told_at_once_and_each_only_once():
 
 
 def test_a_heterogeneous_job_has_at_most_128_components():
-    from launcher.job_groups import too_many_components
+    from launcher.job.groups import too_many_components
 
     assert list(too_many_components([[]] * 128)) == []
     (problem,) = too_many_components([[]] * 129)

@@ -29,7 +29,7 @@ def modules_of(*packages: str) -> list[str]:
 
 
 GROUPS = {
-    "launcher": modules_of("launcher", "launcher.slurm"),
+    "launcher": modules_of("launcher", "launcher.slurm", "launcher.job"),
     "experiments": modules_of("experiments"),
     "observability": modules_of("realsys.observability"),
     "control plane": [

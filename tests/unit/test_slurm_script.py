@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ppo_math import PPOMathExperiment
-from launcher.allocation import JobRequest
+from launcher.job.allocation import JobRequest
 from launcher.overrides import with_settings
 from launcher.resolve import resolve
 from launcher.scheduling_options import GroupOptions, SchedulingOptions

@@ -2,8 +2,8 @@
 
 The phases run one after the other in the same allocation, so a component has the nodes of its largest
 phase and each node what its fullest moment needs. Every check is made and every problem collected;
-nothing is raised. In parts: launcher/job_groups.py (who shares nodes), component_nodes.py over
-placement.py (who sits where), job_times.py and job_checks.py (limits).
+nothing is raised. In parts: groups.py (who shares nodes), component_nodes.py over placement.py (who
+sits where), times.py and checks.py (limits).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from launcher.component_nodes import ComponentNodes, StepKey, component_nodes
-from launcher.job_checks import crowded_partitions, group_problems, group_warnings, node_limit
-from launcher.job_groups import (
+from launcher.job.checks import crowded_partitions, group_problems, group_warnings, node_limit
+from launcher.job.component_nodes import ComponentNodes, StepKey, component_nodes
+from launcher.job.groups import (
     Group,
     components_of,
     disagreements,
     groups_of,
     too_many_components,
 )
-from launcher.job_times import JobTimes, job_times, over_the_partition
+from launcher.job.times import JobTimes, job_times, over_the_partition
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.node_patterns import OutOfWork, Pattern, Patterns, Work
+from launcher.job.node_patterns import OutOfWork, Pattern, Patterns, Work
 
 FEW_NODES = 6
 SEARCH_WORK = 60_000  # patterns of one exact search, about 0.2 s

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.sbatch_options import option_name
+from launcher.job.sbatch_options import option_name
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 from realsys.api.job import Layout

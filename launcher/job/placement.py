@@ -3,7 +3,7 @@
 `place` takes as few nodes as it can and fills GPU nodes densely, with CPU groups on their spare cores.
 It never puts more on a node than the node has. Up to six nodes the number is the least there is, if
 the search is not cut off by its size; the same holds for one group, and for mixes that one resource
-decides. The search is launcher/fewest_nodes.py; what would fit instead, launcher/misfit_fixes.py.
+decides. The search is launcher/job/fewest_nodes.py; what would fit instead, launcher/job/misfit_fixes.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from launcher.fewest_nodes import fewest_nodes, num_nodes
-from launcher.misfit_fixes import fewer_nodes_fix, oversized
-from launcher.node_patterns import Demand, NodeShape, Pattern, Patterns
+from launcher.job.fewest_nodes import fewest_nodes, num_nodes
+from launcher.job.misfit_fixes import fewer_nodes_fix, oversized
+from launcher.job.node_patterns import Demand, NodeShape, Pattern, Patterns
 
 __all__ = ["Demand", "Misfit", "NodeShape", "Packing", "place"]
 

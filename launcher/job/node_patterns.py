@@ -1,7 +1,7 @@
 """What fits on one node: patterns, which say how many tasks of each group sit there (pure).
 
 CPUs and memory add up. Whole GPUs belong to one task each; of a fraction below 1, as many tasks of the
-SAME group share a GPU as fit into it (realsys/slurm/gpus.py). launcher/fewest_nodes.py combines the
+SAME group share a GPU as fit into it (realsys/slurm/gpus.py). launcher/job/fewest_nodes.py combines the
 patterns to nodes.
 """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.job_groups import Group
-from launcher.placement import Demand, Misfit, NodeShape, Packing, place
+from launcher.job.groups import Group
+from launcher.job.placement import Demand, Misfit, NodeShape, Packing, place
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
 from realsys.api.job import StepPlan

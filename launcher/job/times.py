@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from launcher.job_groups import Group
+from launcher.job.groups import Group
 from launcher.slurm.time_spec import (
     Moment,
     TimeLimit,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from launcher.component_nodes import NodeLimit
-from launcher.job_groups import Group
+from launcher.job.component_nodes import NodeLimit
+from launcher.job.groups import Group
+from launcher.job.sbatch_options import extra_problems
 from launcher.problems import collected
-from launcher.sbatch_options import extra_problems
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
 from realsys.api.job import JobComponent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from launcher.fewest_nodes import fewest_nodes, lower_bound, num_nodes
-from launcher.node_patterns import Demand, NodeShape, Patterns
+from launcher.job.fewest_nodes import fewest_nodes, lower_bound, num_nodes
+from launcher.job.node_patterns import Demand, NodeShape, Patterns
 
 QUICK_WORK = 2_000  # some hundred changes are tried: a search for each must be short
 
