@@ -101,19 +101,18 @@ class TrialReader:
     def records(self) -> Records:
         """Everything, as it is now.
 
-        Liveness is read before the exit marker: a supervisor that ends between the two reads has
-        written its marker first, so it can't look lost.
+        Liveness is read before the exit marker, and the marker again after Slurm has said that the job
+        is over: a supervisor that ends between two reads has written its marker first, so it can't look
+        lost.
         """
         self._notes = []
         files, plan = self.files, self.plan
         submission = self._file(Submission, files.submitit / "submission.json")
-        attempts = files.all_attempts()
-        attempt = self._file(AttemptRecord, attempts[-1].record) if attempts else None
         self._check_space()
-        supervisor = Liveness.NONE
-        if attempt is not None:
-            supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
-        marker = self._file(ExitMarker, attempts[-1].exit) if attempts else None
+        attempt, supervisor, marker = self._last_attempt()
+        job = self._job(submission, attempt, marker)
+        if job is not None and job.state.has_ended and marker is None:
+            attempt, supervisor, marker = self._last_attempt()
         workers, statuses, heartbeats = self._workers()
         on_slurm = submission is not None and submission.on_slurm
         return Records(
@@ -124,7 +123,7 @@ class TrialReader:
             record=self._file(TrialRecord, files.record),
             submission=submission,
             submission_alive=self._alive(submission),
-            job=self._job(submission, attempt, marker),
+            job=job,
             attempt=attempt,
             supervisor=supervisor,
             exit=marker,
@@ -141,6 +140,17 @@ class TrialReader:
             metrics=last_metrics(TrialFiles.phase(files.root).metrics),
             notes=tuple(self._notes),
         )
+
+    def _last_attempt(self) -> tuple[AttemptRecord | None, Liveness, ExitMarker | None]:
+        """Its record, whether its supervisor lives as far as this host can say, and its end."""
+        attempts = self.files.all_attempts()
+        if not attempts:
+            return None, Liveness.NONE, None
+        attempt = self._file(AttemptRecord, attempts[-1].record)
+        supervisor = Liveness.NONE
+        if attempt is not None:
+            supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
+        return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
 
     def unsettled_job(self) -> Submission | None:
         """The hand-over whose job Slurm must be asked about; None where the records say it all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,10 @@ from launcher.slurm import job_board
 from launcher.slurm.job_board import NEWS_AGE_S, WATCH_AGE_S, JobBoard
 from launcher.slurm.query import Answer, JobInfo
 from launcher.slurm.states import JobState
+from launcher.status import trial_view
 from launcher.submission import Submission
+from launcher.trial_state import State
+from realsys.api.trial import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
 
 
 class Slurm:
@@ -149,3 +153,32 @@ def test_a_slurm_that_does_not_answer_is_told_as_a_problem(slurm):
     board = JobBoard(query=slurm)
     assert board.job(submission("1")) is None
     assert board.problems == ("slurmctld does not answer: no",)
+
+
+def test_a_run_that_ends_while_slurm_is_asked_does_not_look_lost(tmp_path):
+    """Its marker was not there when the records were read, and its job was over a moment later."""
+    files = TrialFiles(tmp_path / "ppo-math" / "run1")
+    attempt = files.attempt(1)
+    start = AttemptRecord(
+        number=1,
+        token="t",
+        host="n1",
+        supervisor_pid=1,
+        supervisor_start=1,
+        started_at=time.time(),
+        job_id="7",
+    )
+    write_record(attempt.record, start)
+    handed_over = Submission(
+        job_id="7", scheduler="slurm", job_ids=("7",), host="login", after_attempt=0, at=time.time()
+    )
+    write_record(files.submitit / "submission.json", handed_over)
+
+    def ends_meanwhile(ids, **more):
+        end = ExitMarker(result=Result.COMPLETED, attempt=1, ended_at=time.time(), phase="main")
+        write_record(attempt.exit, end)
+        over = JobInfo(job_id="7", state=JobState.DONE, slurm_state="COMPLETED")
+        return Answer(jobs={"7": over}, asked_at=time.time())
+
+    view = trial_view(files, board=JobBoard(query=ends_meanwhile))
+    assert view.state is State.COMPLETED
