@@ -25,7 +25,7 @@ from launcher.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
 from launcher.snapshot import take_snapshot
 from launcher.submission import read_submission
-from realsys.api.errors import ClusterError, TrialError, TrialIsLive
+from realsys.api.errors import ClusterError, ConfigError, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
     TrialFiles,
@@ -33,6 +33,7 @@ from realsys.api.trial import (
     read_record,
     write_record,
 )
+from realsys.slurm.containers import missing_files
 from realsys.worker.environment import write_exports
 
 
@@ -65,7 +66,9 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
 
     Raises:
         TrialError: the trial exists.
+        ConfigErrors: an image that is a file is not there; a plan may be made elsewhere, a launch not.
     """
+    raise_all(list(missing_images(plan)))
     files = TrialFiles(Path(plan.trial_dir))
     files.root.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -81,6 +84,14 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
         take_away(files)
         raise
     return files
+
+
+def missing_images(plan: LaunchPlan) -> Iterator[ConfigError]:
+    """Images of the plan's steps that are files and can't be seen from here, each once."""
+    images = {step.container_image: step.worker_type.value for p in plan.phases for step in p.steps}
+    for image, kind in images.items():
+        where = f"image of {kind}"
+        yield from missing_files(plan.cluster.container, image, where=where, exists=os.path.exists)
 
 
 def take_away(files: TrialFiles) -> None:

@@ -59,6 +59,18 @@ def test_workers_run_inside_their_image_and_see_their_mounts(
     assert "container" not in script.read_text()  # it would put the batch script into the image
 
 
+def test_an_image_that_is_not_there_is_told_before_anything(
+    slurm_trials: SlurmTrials, tiny_policy: Path
+) -> None:
+    slurm_trials.write_spec(cpu_image="/nowhere/x.sqsh", container={"runtime": "pyxis"})
+    words = ["ppo-math", *SMALL_PPO, f"actor.path={tiny_policy}"]
+    assert slurm_trials.run("plan", *words).returncode == 0  # which may be made on a laptop
+    done = slurm_trials.run("launch", *words)
+    assert done.returncode == 4
+    assert "the image /nowhere/x.sqsh is not there" in done.stderr
+    assert not list(slurm_trials.file_root.glob("runs/*/*/*"))
+
+
 def test_a_worker_in_an_image_knows_it(
     slurm_trials: SlurmTrials, tiny_policy: Path, image: Path
 ) -> None:
