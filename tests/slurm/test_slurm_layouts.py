@@ -72,9 +72,9 @@ def test_a_part_of_one_node_and_nothing_more_is_asked_for(
     files = completed("part", TWO, "gpus_per_model_worker=1", "mem_per_model_worker=5000")
     (job_id,) = trial_view(files).job_ids
     job = slurm.show_job(job_id)
-    # 2 × 1 CPU and the master's own; 2 × 5,000 MiB and the master's 2,048; two of eight GPUs
+    # 2 × 1 CPU and the master's own; 2 × 5,000 MiB, the master's 2,048, the supervisor's 512; two GPUs
     assert job["NumNodes"] == "1"
-    assert job["TRES"].startswith("cpu=3,mem=12048M,node=1")
+    assert job["TRES"].startswith("cpu=3,mem=12560M,node=1")
     assert job["TresPerNode"] == "gres:gpu:h200:2"
     assert {w["host"] for w in workers(files).values()} == {job["NodeList"]}
 
