@@ -106,9 +106,11 @@ class RequestServer:
         self._monitor = open_monitor(self._socket)
         try:
             self._bind()
-        except ClusterError:
+        except ClusterError as error:
             self._close()
-            raise
+            raise ClusterError(
+                f"{self.name} can't listen: {error.what}", where=error.where, fix=error.fix
+            ) from error
         except (zmq.ZMQError, OSError) as error:
             self._close()
             raise ClusterError(
