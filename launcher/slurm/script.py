@@ -52,7 +52,8 @@ def render_script(
         ]
         if not position and array is not None:
             lines.append(f"#SBATCH --array={array}")
-    lines += ["", *body(plan, command, array=array is not None)]
+    # Until the supervisor listens: its announcement of an end, come too soon, would end the script.
+    lines += ["", "trap '' USR2", *body(plan, command, array=array is not None)]
     return "\n".join(lines) + "\n"
 
 
