@@ -8,7 +8,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages test test-fast check format
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast check format
 install: $(VENV)/.installed
 
 ppo-math: install
@@ -18,7 +18,11 @@ ppo-math: install
 slurm-packages:
 	tests/slurm/install_packages
 
-test: install slurm-packages
+# The same for tests/etcd.
+etcd-packages:
+	tests/etcd/install_packages
+
+test: install slurm-packages etcd-packages
 	$(BIN)/python -m pytest
 
 test-fast: install

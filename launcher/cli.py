@@ -2,7 +2,7 @@
 
 For launcher/entry.py, which hands over what it can't answer itself. A RealsysError is three lines
 (or a JSON document) and its exit status; anything else that escapes is our bug and says so. The
-verbs are in verbs_run.py and verbs_inspect.py.
+verbs are in verbs_run.py, verbs_inspect.py, verbs_site.py and verbs_etcd.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from launcher import verbs_inspect, verbs_run, verbs_site
+from launcher import verbs_etcd, verbs_inspect, verbs_run, verbs_site
 from launcher.cli_options import INSPECT, RUN, SETUP
 from launcher.exit_codes import ExitCode
 
@@ -50,7 +50,13 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
     ),
     (
         SETUP,
-        (verbs_inspect.experiments, verbs_site.clusters, verbs_site.doctor, verbs_site.image),
+        (
+            verbs_inspect.experiments,
+            verbs_site.clusters,
+            verbs_site.doctor,
+            verbs_site.image,
+            verbs_etcd.etcd,
+        ),
     ),
 )
 for _panel, _verbs in PANELS:

@@ -5,10 +5,20 @@ Imports typer and nothing of ours: it is loaded for every command.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from launcher.job_options import JobOptions
+
+    Job = JobOptions
+else:
+    Job = object  # its module is imported when a verb runs
 
 RUN, INSPECT, SETUP = "Run", "Inspect", "Setup"
 
@@ -54,42 +64,58 @@ Imports = Annotated[
     ),
 ]
 _JOB = "Slurm job (as sbatch's own options)"
+# Field of JobOptions: (names, value, help).
+_JOB_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "partition": (("--partition", "-p"), "NAME", "Partition of all tasks."),
+    "account": (("--account", "-A"), "NAME", "Account."),
+    "qos": (("--qos", "-q"), "NAME", "Quality of service."),
+    "reservation": (("--reservation",), "NAME", "Reservation to run in."),
+    "constraint": (("--constraint", "-C"), "LIST", "Features that nodes must have."),
+    "nodelist": (("--nodelist", "-w"), "HOSTS", "Only these nodes, e.g. n[1-4]."),
+    "exclude": (("--exclude", "-x"), "HOSTS", "Not these nodes."),
+    "time": (("--time", "-t"), "TIME", "Time limit, e.g. 12:00:00 or 2-0."),
+    "begin": (("--begin",), "WHEN", "Start no earlier, e.g. 18:00 or now+2hours."),
+    "deadline": (("--deadline",), "WHEN", "Remove it if it can't end before this."),
+    "layout": (("--layout",), "KIND", "auto, single, het or split."),
+    "after": (("--after",), "TRIAL[:ok|any|notok]", "Wait until that trial is over."),
+}
 
 
-def _of_job(*names: str, metavar: str, help: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=_JOB)
+def with_job_options(verb: Callable[..., int]) -> Callable[..., int]:
+    """Gives a verb the options of the job; its parameter ``job`` gets them as a JobOptions."""
+
+    @functools.wraps(verb)
+    def command(**given: Any) -> int:
+        from launcher.job_options import JobOptions
+
+        job = JobOptions(**{name: given.pop(name) for name in (*_JOB_OPTIONS, "requeue")})
+        return verb(**given, job=job)
+
+    signature = inspect.signature(verb)
+    hints = get_type_hints(verb, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name != "job"
+    ]
+    command.__signature__ = signature.replace(parameters=[*own, *_job_parameters()])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in [*own, *_job_parameters()]}
+    return command
 
 
-Partition = Annotated[
-    str | None, _of_job("--partition", "-p", metavar="NAME", help="Partition of all tasks.")
-]
-Account = Annotated[str | None, _of_job("--account", "-A", metavar="NAME", help="Account.")]
-Qos = Annotated[str | None, _of_job("--qos", "-q", metavar="NAME", help="Quality of service.")]
-Reservation = Annotated[
-    str | None, _of_job("--reservation", metavar="NAME", help="Reservation to run in.")
-]
-Constraint = Annotated[
-    str | None, _of_job("--constraint", "-C", metavar="LIST", help="Features that nodes must have.")
-]
-Nodelist = Annotated[
-    str | None, _of_job("--nodelist", "-w", metavar="HOSTS", help="Only these nodes, e.g. n[1-4].")
-]
-Exclude = Annotated[
-    str | None, _of_job("--exclude", "-x", metavar="HOSTS", help="Not these nodes.")
-]
-Time = Annotated[
-    str | None, _of_job("--time", "-t", metavar="TIME", help="Time limit, e.g. 12:00:00 or 2-0.")
-]
-Begin = Annotated[
-    str | None,
-    _of_job("--begin", metavar="WHEN", help="Start no earlier, e.g. 18:00 or now+2hours."),
-]
-Deadline = Annotated[
-    str | None, _of_job("--deadline", metavar="WHEN", help="Remove it if it can't end before this.")
-]
-Layout = Annotated[
-    str | None, _of_job("--layout", metavar="KIND", help="auto, single, het or split.")
-]
+def _job_parameters() -> Iterator[inspect.Parameter]:
+    for name, (flags, metavar, text) in _JOB_OPTIONS.items():
+        told = typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=_JOB)
+        yield _optional(name, Annotated[str | None, told])
+        if name == "layout":
+            yield _optional("requeue", Requeue)
+
+
+def _optional(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
 Requeue = Annotated[
     bool | None,
     typer.Option(
@@ -97,10 +123,6 @@ Requeue = Annotated[
         help="Go on by itself after preemption, a lost node and the time limit.",
         rich_help_panel=_JOB,
     ),
-]
-After = Annotated[
-    str | None,
-    _of_job("--after", metavar="TRIAL[:ok|any|notok]", help="Wait until that trial is over."),
 ]
 NoSnapshot = Annotated[
     bool,

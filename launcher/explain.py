@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from launcher.text import duration, moment
 from launcher.trial_state import State
 from launcher.trial_view import TrialView, WorkerView
+from launcher.waits import waits
 from realsys.api.trial import Failure
 
 LONG_S = 120.0  # a call longer than this is pointed out
@@ -54,7 +55,8 @@ def _workers(view: TrialView) -> Iterator[str]:
     """Who is missing, who is gone, who computes."""
     for state, words in (
         ("not started", "not registered yet"),
-        ("gone", "have lost their leases (dead, hung or cut off)"),
+        ("gone", "have lost their leases (dead or cut off)"),
+        ("lost", "ended without a word"),
         ("failed", "failed"),
     ):
         names = [w.worker for w in view.workers if w.state == state]
@@ -68,6 +70,7 @@ def _workers(view: TrialView) -> Iterator[str]:
     if view.progress and view.progress.running:
         running = ", ".join(f"{name} on {where}" for name, where in view.progress.running.items())
         yield f"step {view.progress.step + 1} computes {running}"
+        yield from waits(view)
 
 
 def _busy(worker: WorkerView) -> str:

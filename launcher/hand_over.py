@@ -50,7 +50,7 @@ def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submiss
     else:
         submission = _to_slurm(files, plan, hash_of_plan, after)
     try:
-        write_record(files.submitit / "submission.json", submission)
+        write_record(files.submission, submission)
     except BaseException:
         take_back(submission)  # nobody would know of it
         raise
@@ -97,7 +97,7 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
                 folder="" if element is first else str(folder),
             )
             submissions.append(submission)
-            write_record(element.files.submitit / "submission.json", submission)
+            write_record(element.files.submission, submission)
     except BaseException:
         from launcher.slurm.commands import scancel
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import unquote, urlsplit
 
+from launcher.etcd_problems import etcd_problems
 from launcher.problems import collected
 from launcher.slurm.time_spec import parse_time_limit
 from realsys.api.cluster import ClusterSpec
@@ -20,7 +21,7 @@ from realsys.slurm.hostlist import expand
 
 IMAGES = ("cpu_image", "gpu_image", "gpu_infer_image")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_STORES = ("file", "memory")  # of realsys.name_resolve.open
+_STORES = ("etcd", "etcd+job", "file", "memory")  # of realsys.name_resolve.open
 # What the launcher decides for every job and step; a second opinion in the site file would win silently.
 _DECIDED = frozenset(
     "nodes ntasks ntasks-per-node output error open-mode signal export chdir comment array hetjob "
@@ -42,6 +43,7 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[ConfigError]:
     yield from _port_range(spec.port_range)
     yield from _interface(spec.interface)
     yield from _store(spec)
+    yield from etcd_problems(spec)
     yield from _variables(spec)
     yield from _slurm(spec)
     yield from _paths(spec)

@@ -107,7 +107,7 @@ class TrialReader:
         """
         self._notes = []
         files, plan = self.files, self.plan
-        submission = self._file(Submission, files.submitit / "submission.json")
+        submission = self._file(Submission, files.submission)
         self._check_space()
         attempt, supervisor, marker = self._last_attempt()
         job = self._job(submission, attempt, marker)
@@ -154,7 +154,7 @@ class TrialReader:
 
     def unsettled_job(self) -> Submission | None:
         """The hand-over whose job Slurm must be asked about; None where the records say it all."""
-        submission = self._file(Submission, self.files.submitit / "submission.json")
+        submission = self._file(Submission, self.files.submission)
         if submission is None or not submission.on_slurm:
             return None
         attempts = self.files.all_attempts()
@@ -244,11 +244,12 @@ class TrialReader:
     def _opened(self) -> NameResolve | None:
         """The store; None while it does not exist. Opening it would make its folder."""
         if self._store is None and self._plan is not None:
-            from realsys.name_resolve.open import open_store
+            from realsys.name_resolve.trial_store import open_trial_store
 
-            if not any(self.files.attempts.glob("*")):
+            attempts = self.files.all_attempts()
+            if not attempts:
                 return None
-            self._store = open_store(self._plan.name_resolve_url)
+            self._store = open_trial_store(self._plan, attempts[-1])
         return self._store
 
     def _file(self, kind: type[T], path: Path) -> T | None:

@@ -13,7 +13,7 @@ from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.errors import RealsysError
 from realsys.api.trial import StopRequest, dumps
-from realsys.name_resolve.open import open_store
+from realsys.name_resolve.trial_store import open_trial_store
 
 POLL_S = 0.1
 
@@ -31,7 +31,8 @@ def ask_to_stop(
         attempt=view.attempt,
     )
     try:
-        with closing(open_store(reader.plan.name_resolve_url)) as store:
+        attempt = reader.files.attempt(view.attempt)
+        with closing(open_trial_store(reader.plan, attempt)) as store:
             store.add(keys_of(reader.plan).stop, dumps(request), replace=True)
     except RealsysError as error:
         did(f"could not ask it to stop: {error.what}")

@@ -73,7 +73,7 @@ def _cancel_waiting(trials: Sequence[Pair], tell: Callable[[str], None]) -> list
     scancel([job_id for _, submission in waiting for job_id in submission.job_ids])
     for files, submission in waiting:
         noted = replace(submission, cancelled_by=user_name())
-        write_record(files.submitit / "submission.json", noted)
+        write_record(files.submission, noted)
     tell(f"cancelled the jobs of {len(waiting)} trials that had not started")
     board = JobBoard()
     board.expect(submission for _, submission in waiting)

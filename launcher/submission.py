@@ -47,4 +47,4 @@ class Submission:
 
 def read_submission(files: TrialFiles) -> Submission | None:
     """The last hand-over; None when there was none. Raises TrialError when the note is damaged."""
-    return read_record(Submission, files.submitit / "submission.json")
+    return read_record(Submission, files.submission)

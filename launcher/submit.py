@@ -62,7 +62,7 @@ def submit(
 
 
 def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
-    """Makes the trial's folder with its plan, keys and record; starts nothing.
+    """Makes the trial's folder with its plan and record; starts nothing.
 
     Raises:
         TrialError: the trial exists.
@@ -78,7 +78,6 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
     try:
         write_text(files.plan, plan_text(plan))
         files.secrets.mkdir(mode=0o700)
-        _make_keys(files)
         write_record(files.record, record)
     except BaseException:
         take_away(files)
@@ -226,12 +225,6 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _make_keys(files: TrialFiles) -> None:
-    from realsys.transport.keys import TrialKeypairs
-
-    TrialKeypairs.create(files.curve_keys)
 
 
 def record_of(

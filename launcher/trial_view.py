@@ -67,6 +67,9 @@ class WorkerView:
     seconds_in_state: float | None = None
     heartbeat_age_s: float | None = None
     reason: str = ""
+    waits_for: str = ""  # "model_worker/1: what"
+    stalled_s: float = 0.0
+    stalled_where: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,14 +236,21 @@ def _workers(records: Records, phase: PhasePlan | None) -> tuple[WorkerView, ...
     return tuple(_worker(name, records) for name in names)
 
 
+def _all_came(records: Records) -> bool:
+    """Whether every worker of the attempt has registered once: then the master tells its progress."""
+    attempt, progress = records.attempt, records.progress
+    return attempt is not None and progress is not None and progress.attempt == attempt.number
+
+
 def _worker(name: str, records: Records) -> WorkerView:
     record, status = records.workers.get(name), records.statuses.get(name)
     liveness = records.alive.get(name, Liveness.NONE)
     known = {Liveness.ALIVE: True, Liveness.DEAD: False}
-    state = status.state if status else "not started"
-    if liveness is Liveness.DEAD and state not in ("done", "failed"):
+    state = status.state if status else ("gone" if _all_came(records) else "not started")
+    ended = ("done", "failed", "lost")
+    if liveness is Liveness.DEAD and state not in ended:
         state = "gone"
-    elif status is not None and record is None and state not in ("done", "failed", "starting"):
+    elif status is not None and record is None and state not in (*ended, "starting"):
         state = "gone"  # its lease has ended: dead, or cut off
     return WorkerView(
         worker=name,
@@ -253,4 +263,7 @@ def _worker(name: str, records: Records) -> WorkerView:
         heartbeat_age_s=records.heartbeats.get(name),
         seconds_in_state=max(0.0, records.now - status.since) if status and status.since else None,
         reason=status.reason if status else "",
+        waits_for=status.waits_for if status else "",
+        stalled_s=status.stalled_s if status else 0.0,
+        stalled_where=status.stalled_where if status else "",
     )

@@ -25,6 +25,7 @@ START_AGE_S = 0.5  # a start is worth a few queries
 QUEUE_S = 2.0  # a job that has not started by then may wait for hours; a free cluster needs less
 
 
+@o.with_job_options
 def launch(
     experiment: o.Experiment,
     overrides: o.Overrides = None,
@@ -33,45 +34,18 @@ def launch(
     cluster: o.Cluster = None,
     imports: o.Imports = None,
     detach: o.Detach = False,
-    partition: o.Partition = None,
-    account: o.Account = None,
-    qos: o.Qos = None,
-    reservation: o.Reservation = None,
-    constraint: o.Constraint = None,
-    nodelist: o.Nodelist = None,
-    exclude: o.Exclude = None,
-    time_limit: o.Time = None,
-    begin: o.Begin = None,
-    deadline: o.Deadline = None,
-    layout: o.Layout = None,
-    requeue: o.Requeue = None,
-    after: o.After = None,
     no_snapshot: o.NoSnapshot = False,
     sweep: o.Sweep = False,
     parallel: o.Parallel = None,
+    *,
+    job: o.Job,
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher import output, places
-    from launcher.job_options import JobOptions
     from launcher.planning import make_plan
     from launcher.submit import remarks, submit
     from realsys.api.errors import TrialError
 
-    job = JobOptions(
-        partition=partition,
-        account=account,
-        qos=qos,
-        reservation=reservation,
-        constraint=constraint,
-        nodelist=nodelist,
-        exclude=exclude,
-        time=time_limit,
-        begin=begin,
-        deadline=deadline,
-        layout=layout,
-        requeue=requeue,
-        after=after,
-    )
     if sweep:
         from launcher.verbs_sweep import launch_sweep
 
@@ -114,6 +88,7 @@ def launch(
     return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
 
 
+@o.with_job_options
 def plan(
     experiment: o.Experiment,
     overrides: o.Overrides = None,
@@ -125,42 +100,15 @@ def plan(
     check: Annotated[
         bool, typer.Option("--check", help="Also ask Slurm whether it would take the job.")
     ] = False,
-    partition: o.Partition = None,
-    account: o.Account = None,
-    qos: o.Qos = None,
-    reservation: o.Reservation = None,
-    constraint: o.Constraint = None,
-    nodelist: o.Nodelist = None,
-    exclude: o.Exclude = None,
-    time_limit: o.Time = None,
-    begin: o.Begin = None,
-    deadline: o.Deadline = None,
-    layout: o.Layout = None,
-    requeue: o.Requeue = None,
-    after: o.After = None,
     no_snapshot: o.NoSnapshot = False,
+    *,
+    job: o.Job,
 ) -> int:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
     from launcher import output
-    from launcher.job_options import JobOptions
     from launcher.planning import make_plan
     from realsys.api.plan import plan_hash, plan_text
 
-    job = JobOptions(
-        partition=partition,
-        account=account,
-        qos=qos,
-        reservation=reservation,
-        constraint=constraint,
-        nodelist=nodelist,
-        exclude=exclude,
-        time=time_limit,
-        begin=begin,
-        deadline=deadline,
-        layout=layout,
-        requeue=requeue,
-        after=after,
-    )
     made: LaunchPlan = make_plan(
         experiment,
         overrides or (),

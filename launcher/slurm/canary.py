@@ -2,8 +2,8 @@
 
 It is not imported there: its text goes to whichever Python is found, on the host or in an image, which
 may lack realsys. So it uses the standard library only, of Python 3.7 and later, and raises nothing.
-Its one argument is a JSON object: file_root, canary (a name), store (a folder),
-ports, packages.
+Its one argument is a JSON object: file_root, canary (a name), store (see store_checks.py), ports,
+packages.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 MARK = "REALSYS-CANARY "
 PORTS_TRIED = 32
+CONNECT_S = 5.0
 
 
 def look(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
             p for p in ("apptainer", "enroot", "nvidia-smi", "rocm-smi") if shutil.which(p)
         ],
         "shared": shared(wanted["file_root"], wanted["canary"]),
-        "store": writable(wanted["store"]),
+        "store": store(wanted["store"]),
         "packages": {name: version(name) for name in wanted["packages"]},
         "ports": ports(wanted["ports"]),
         "addresses": addresses(),
@@ -57,6 +58,29 @@ def shared(root: str, name: str) -> dict[str, Any]:
         found["wrote"] = True
     except OSError as error:
         found["error"] = str(error)
+    return found
+
+
+def store(wanted: dict[str, Any]) -> list[str]:
+    """What keeps a task from using it, in sentences."""
+    found = []
+    if wanted["folder"] is not None and not writable(wanted["folder"]):
+        found.append("it can't be written there")
+    for program in wanted["programs"]:
+        if shutil.which(program) is None:
+            found.append("no program " + program + " on PATH there")
+    for path in wanted["files"]:
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            found.append(path + " can't be read there: " + str(error.strerror))
+    for endpoint in wanted["endpoints"]:
+        host, _, port = endpoint.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+        except OSError as error:
+            found.append(endpoint + " is not reached from there: " + str(error))
     return found
 
 

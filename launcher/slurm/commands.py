@@ -119,27 +119,6 @@ def scancel(job_ids: Iterable[str], *, signal: str | None = None) -> None:
         raise _refused(done, fix="realsys status says what the jobs do; then try again")
 
 
-def requeue(job_id: str) -> None:
-    """Puts a running or ended job back into the queue; of a heterogeneous job name the leader.
-
-    Raises:
-        ClusterError: Slurm refused, e.g. since the job is waiting, or has left its memory.
-    """
-    done = run_slurm(["scontrol", "requeue", job_id])
-    if done.returncode != 0:
-        raise _refused(done, fix="realsys resume starts the trial anew, as another job")
-
-
-def slurm_version() -> tuple[int, int] | None:
-    """Of the client programs, e.g. (23, 11); None where there are none. Asks no controller."""
-    try:
-        done = run_slurm(["sinfo", "--version"])
-    except ClusterError:
-        return None
-    found = re.search(r"(\d+)\.(\d+)", done.stdout)
-    return (int(found[1]), int(found[2])) if found else None
-
-
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):

@@ -20,8 +20,9 @@ from launcher.slurm.findings import Finding, of_error
 from launcher.slurm.login_checks import slurm_findings
 from launcher.slurm.node_checks import NEEDED, node_findings, not_looked, python_here
 from launcher.slurm.node_job import QUEUE_S, NodeJob, Seen, look, node_job
+from launcher.slurm.store_checks import store_finding
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ClusterError, ConfigError, RealsysError
+from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.containers import image_warnings, missing_files
 
 LEAST_FREE_GIB = 5.0  # a checkpoint or two of a small model
@@ -69,25 +70,6 @@ def space_finding(root: str) -> Finding:
     free = shutil.disk_usage(existing).free / 2**30
     fix = "make room, or set REALSYS_FILE_ROOT to a folder on a larger disk"
     return Finding("disk space", free >= LEAST_FREE_GIB, f"{free:.0f} GiB free", fix)
-
-
-def store_finding(spec: ClusterSpec) -> Finding:
-    """Whether the store answers."""
-    from realsys.name_resolve.open import open_store
-
-    url = spec.name_resolve or ""
-    folder = Path(url.removeprefix("file://"))
-    if url.startswith("file://") and not folder.exists():
-        return Finding("name resolution", True, f"{url}: the first trial makes it")
-    try:
-        store = open_store(url)
-        try:
-            store.revision()
-        finally:
-            store.close()
-    except RealsysError as error:
-        return of_error("name resolution", error)
-    return Finding("name resolution", True, f"{url} answers")
 
 
 def packages_finding() -> Finding:

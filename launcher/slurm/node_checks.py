@@ -10,6 +10,7 @@ from typing import Any
 from launcher.slurm.findings import Finding, unchecked
 from launcher.slurm.images import PROGRAMS
 from launcher.slurm.node_job import NodeJob, Seen
+from launcher.slurm.store_checks import there_finding
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import RealsysError
 
@@ -66,7 +67,7 @@ def _host_findings(
     job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]
 ) -> Iterator[Finding]:
     yield _shared(job, report["shared"])
-    yield _store(job.spec, report["store"])
+    yield there_finding(job.spec, report["store"])
     yield _clock(seen["host"], report)
     yield _ports(job.spec, report["ports"])
     if job.spec.interface:
@@ -104,14 +105,6 @@ def _shared(job: NodeJob, shared: Mapping[str, Any]) -> Finding:
     if not shared.get("seen_back"):
         return Finding(name, False, f"what the node wrote in {root} is not seen here", fix)
     return Finding(name, True, f"{root}: each side sees what the other writes")
-
-
-def _store(spec: ClusterSpec, writable: bool) -> Finding:
-    name, url = "name resolution there", spec.name_resolve or ""
-    if writable:
-        return Finding(name, True, f"{url} can be written there")
-    fix = "leave name_resolve out of the site file: a folder in the file root is used"
-    return Finding(name, False, f"{url} can't be written there", fix)
 
 
 def _clock(host: Seen, report: Mapping[str, Any]) -> Finding:

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from launcher.slurm import canary
 from launcher.slurm.commands import run_slurm, said
+from launcher.slurm.store_checks import asked_there
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
 from realsys.slurm.containers import wrap
@@ -205,7 +205,7 @@ def _wanted(job: NodeJob) -> str:
         {
             "file_root": job.spec.file_root,
             "canary": job.canary,
-            "store": unquote((job.spec.name_resolve or "").removeprefix("file://")),
+            "store": asked_there(job.spec),
             "ports": [int(low), int(high)] if high else list(_EPHEMERAL),
             "packages": PACKAGES,
         }

@@ -9,7 +9,7 @@ The script's last act is to become the supervisor (``exec``), so Slurm's signals
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from realsys.api.job import JobComponent, JobPlan, Layout
@@ -53,7 +53,7 @@ def render_script(
         if not position and array is not None:
             lines.append(f"#SBATCH --array={array}")
     # Until the supervisor listens: its announcement of an end, come too soon, would end the script.
-    lines += ["", "trap '' USR2", *body(plan, command, array=array is not None)]
+    lines += ["", "trap '' USR2", *body(plan, command)]
     return "\n".join(lines) + "\n"
 
 
@@ -109,7 +109,7 @@ def comment(plan: LaunchPlan, attempt: int) -> str:
     return " ".join(filter(None, ("realsys", plan.trial, f"attempt {attempt}", plan.revision)))
 
 
-def body(plan: LaunchPlan, command: str, *, array: bool = False) -> Iterator[str]:
+def body(plan: LaunchPlan, command: str) -> Iterator[str]:
     """The shell lines after the options."""
     files = TrialFiles(Path(plan.trial_dir))
     for variables in (files.host_environment, files.task_environment):
@@ -164,12 +164,3 @@ def _quoted(value: str) -> str:
     if value and all(c.isalnum() or c in plain for c in value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def step_summaries(plan: LaunchPlan) -> Mapping[str, int]:
-    """Worker type → number of srun steps over all phases, for tests and people."""
-    found: dict[str, int] = {}
-    for phase in plan.phases:
-        for step in phase.steps:
-            found[step.worker_type.value] = found.get(step.worker_type.value, 0) + 1
-    return found

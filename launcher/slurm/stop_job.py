@@ -68,7 +68,7 @@ def _cancel_waiting(
     scancel(submission.job_ids)
     did(f"cancelled job {', '.join(submission.job_ids)}, which had not started a run")
     noted = replace(submission, cancelled_by=user_name())
-    write_record(reader.files.submitit / "submission.json", noted)
+    write_record(reader.files.submission, noted)
 
 
 def _kill(submission: Submission, did: Callable[[str], None]) -> None:

@@ -91,6 +91,19 @@ class ContainerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EtcdSpec:
+    """How the site's etcd is entered. Nothing secret stands here: files do, readable by their owner."""
+
+    user: str | None = option(None, "user name; none: etcd asks for none")
+    password_file: str | None = option(None, "file of mode 0600 with the user's password")
+    ca_file: str | None = option(
+        None, "certificate authority (PEM) of the servers; none: no TLS, for a trusted network only"
+    )
+    cert_file: str | None = option(None, "our certificate (PEM), where etcd asks for one")
+    key_file: str | None = option(None, "its private key (PEM), mode 0600")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """What realsys must know of a site before it can place and start tasks."""
 
@@ -100,8 +113,11 @@ class ClusterSpec:
         "~/.local/share/realsys", "folder that every task can read and write; holds all trials"
     )
     name_resolve: str | None = option(
-        None, "URL of the store; none: file://<file_root>/name_resolve"
+        None,
+        "URL of the store: etcd://host:2379,host2:2379 (the site's), etcd+job:// (the job's own, on its "
+        "first node), file:///folder; none: file://<file_root>/name_resolve",
     )
+    etcd: EtcdSpec = option(EtcdSpec(), "how the site's etcd is entered")
     cpu_image: str | None = option(None, "container image of workers without a GPU")
     gpu_image: str | None = option(None, "container image of workers with a GPU")
     gpu_infer_image: str | None = option(None, "container image of generation servers")

@@ -60,7 +60,6 @@ class PhaseFiles:
     checkpoints = _Under("checkpoints")
     recover = _Under("recover")
     graph_picture = _Under("dataflow_graph.png")
-    done = _Under("done.json")
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,11 @@ class AttemptFiles:
     hosts = _Under("hosts")
     steps = _Under("steps.jsonl")
     rendezvous = _Under("rendezvous")
+    stacks = _Under("stacks")
+    secrets = _Under("secrets")
+    curve_keys = _Under("secrets", "curve.json")  # sockets of this attempt take these and no other
+    etcd_access = _Under("secrets", "etcd.json")  # of an etcd of the job's own
+    history = _Under("history")
     ballast = _Under(".ballast")  # space kept for the exit marker, should the disk fill up
 
     def exit_of(self, worker: str) -> Path:
@@ -92,6 +96,18 @@ class AttemptFiles:
         """Log file of ``model_worker/3`` (or ``supervisor``)."""
         return self.logs / (worker.replace("/", "-") + ".log")
 
+    def done(self, phase: str) -> Path:
+        """Where the master says that a phase is done."""
+        return self.root / f"done-{phase}.json"
+
+    def resumed(self, phase: str) -> Path:
+        """Where the master says from which step it goes on in a phase."""
+        return self.root / f"resumed-{phase}.json"
+
+    def stacks_of(self, worker: str) -> Path:
+        """Where the stacks of ``model_worker/3`` go when it stalls or somebody asks for them."""
+        return self.stacks / (worker.replace("/", "-") + ".txt")
+
     def words(self, worker: str) -> Path:
         """Where ``model_worker/3`` says why it died."""
         return self.last_words / (worker.replace("/", "-") + ".json")
@@ -106,12 +122,12 @@ class TrialFiles:
     plan = _Under("plan.json")
     record = _Under("trial.json")
     secrets = _Under("secrets")
-    curve_keys = _Under("secrets", "curve.json")
     host_environment = _Under("secrets", "host.env")
     task_environment = _Under("secrets", "task.env")
     code = _Under("code")
     snapshot = _Under("snapshot.json")
     submitit = _Under("submitit")
+    submission = _Under("submitit", "submission.json")
     attempts = _Under("attempts")
     latest = _Under("latest")
     report = _Under("report.html")
@@ -173,6 +189,16 @@ class AttemptRecord:
     resumed_from_step: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """``resumed-<phase>.json``: the step from which an attempt goes on, 0 from nothing. What older
+    attempts wrote beyond it does not count any more."""
+
+    attempt: int
+    phase: str
+    step: int
+
+
 class Result(StrEnum):
     """How an attempt ended, as far as its supervisor could say."""
 
@@ -205,6 +231,7 @@ class WorkerExit:
     pid: int
     returncode: int  # negative: the signal that ended it
     at: float
+    hint: str = ""  # what the kernel's counts of memory kills prove
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +271,13 @@ class WorkerStatus:
     step: int = 0
     since: float = 0.0
     reason: str = ""
+    attempt: int = 0
+    token: str = ""
+    waits_for: str = ""  # what another worker must do first, e.g. "model_worker/1: tensors of rewards"
+    stalled_s: float = 0.0  # how long it has not got on although it computes; 0: it gets on
+    stalled_where: str = ""  # the innermost frames of its main thread then
+    last_command: str = ""  # id of the last command that took effect or was refused
+    command_refused: str = ""  # why it was
 
 
 @dataclass(frozen=True, kw_only=True)

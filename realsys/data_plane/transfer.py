@@ -35,6 +35,7 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     trial: str
     attempt: int
+    token: str
     key: str
     ids: tuple[str, ...]
 
@@ -58,11 +59,12 @@ class TensorServer:
         name: str,
         trial: str,
         attempt: int,
+        token: str = "",
         keypairs: TrialKeypairs,
         host: str = "127.0.0.1",
         ports: range | None = None,
     ) -> None:
-        self.name, self.trial, self.attempt = name, trial, attempt
+        self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
         self._store, self._keypairs = store, keypairs
         self._host, self._ports = host, ports
         self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
@@ -132,7 +134,8 @@ class TensorServer:
     def _answer(self, body: list[bytes]) -> tuple[TensorReply, list[memoryview]]:
         try:
             request: TensorRequest = decode(b"".join(body), TensorRequest)
-            if (request.trial, request.attempt) != (self.trial, self.attempt):
+            asked_by = (request.trial, request.attempt, request.token)
+            if asked_by != (self.trial, self.attempt, self._token):
                 raise ProtocolError(
                     f"asked by attempt {request.attempt} of {request.trial}",
                     where=f"{self.name}, attempt {self.attempt} of {self.trial}",
@@ -162,10 +165,11 @@ class TensorClient:
         *,
         trial: str,
         attempt: int,
+        token: str = "",
         keypairs: TrialKeypairs,
     ) -> None:
         self._endpoints, self._keypairs = list(endpoints), keypairs
-        self.trial, self.attempt = trial, attempt
+        self.trial, self.attempt, self._token = trial, attempt, token
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
 
@@ -179,7 +183,9 @@ class TensorClient:
         """
         socket = self._socket(worker)
         request_id = uuid.uuid4().bytes
-        request = TensorRequest(trial=self.trial, attempt=self.attempt, key=key, ids=tuple(ids))
+        request = TensorRequest(
+            trial=self.trial, attempt=self.attempt, token=self._token, key=key, ids=tuple(ids)
+        )
         socket.send_multipart([request_id, encode(request)])
         parts = self._receive(socket, request_id, worker, key, timeout_s)
         header: TensorReply = decode(parts[0], TensorReply)

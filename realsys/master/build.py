@@ -19,7 +19,9 @@ from realsys.master.function_executor import FunctionExecutor
 from realsys.master.master_worker import MasterWorkerLoop, RunFiles
 from realsys.master.model_function_call import ModelFunctionCall, placement_of
 from realsys.master.model_workers import ModelWorkers
+from realsys.master.peer_watch import PeerWatch
 from realsys.master.progress import ProgressBoard
+from realsys.master.publication import Publisher
 from realsys.master.storage_tracker import StorageTracker
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
@@ -42,6 +44,7 @@ def run(runner: WorkerRunner) -> int:
 
 
 async def _run(runner: WorkerRunner) -> int:
+    revision = runner.store.revision()
     records = await asyncio.to_thread(
         runner.peers,
         "model_worker",
@@ -53,19 +56,36 @@ async def _run(runner: WorkerRunner) -> int:
         sender=runner.name,
         trial=runner.plan.trial,
         attempt=runner.attempt.number,
-        keypairs=TrialKeypairs.load(runner.trial_files.curve_keys),
+        token=runner.attempt.token,
+        keypairs=TrialKeypairs.load(runner.attempt_files.curve_keys),
+    )
+    event_loop = asyncio.get_running_loop()
+    peers = PeerWatch(
+        runner.store,
+        runner.keys,
+        token=runner.attempt.token,
+        from_revision=revision + 1,
+        on_ended=lambda *ended: event_loop.call_soon_threadsafe(connections.fail, *ended),
     )
     async with connections as workers:
-        loop = await _make_loop(runner, workers)
+        with peers:
+            return await _run_loop(runner, workers)
 
-        def on_stop(request: StopRequest) -> None:
-            loop.stop_requested = True
 
-        runner.on_stop = on_stop
-        runner.move(WorkerEvent.STARTED, mfc="main loop")
+async def _run_loop(runner: WorkerRunner, workers: ModelWorkers) -> int:
+    loop = await _make_loop(runner, workers)
+
+    def on_stop(request: StopRequest) -> None:
+        loop.stop_requested = True
+
+    runner.on_stop = on_stop
+    runner.move(WorkerEvent.STARTED, mfc="main loop")
+    try:
         code = await loop.run()
-        runner.move(WorkerEvent.FINISHED_CALL, step=loop.step)
-        return code
+    finally:
+        loop.close()
+    runner.move(WorkerEvent.FINISHED_CALL, step=loop.step)
+    return code
 
 
 async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorkerLoop:
@@ -97,7 +117,8 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
         timeout_s=SETUP_TIMEOUT_S,
         what="initialize",
     )
-    step = await _resume(runner, workers)
+    publisher = Publisher(runner)
+    step = await _resume(runner, workers, publisher)
     schedule = DataSchedule(
         dataset_size=dataset_size,
         batch_size=batch_size,
@@ -114,6 +135,7 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
         schedule=schedule,
         files=_open_files(runner, step),
         progress=progress,
+        publisher=publisher,
         saved_roles=tuple(n.role for n in graph.nodes if n.is_train),
         evaluates=any(
             s.eval_dataset is not None for w in runner.phase.config.model_worker for s in w.shards
@@ -142,10 +164,16 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
     return found.dataset_size
 
 
-async def _resume(runner: WorkerRunner, workers: ModelWorkers) -> int | None:
+async def _resume(runner: WorkerRunner, workers: ModelWorkers, publisher: Publisher) -> int | None:
     """Takes the newest whole checkpoint; the step after which it was written, or None."""
-    names = [record.worker for record in workers.records]
-    found = await asyncio.to_thread(recover.newest_whole, runner.phase_files.recover, workers=names)
+    names, phase = [record.worker for record in workers.records], runner.phase.name
+    found = await asyncio.to_thread(
+        recover.newest_whole,
+        runner.phase_files.recover,
+        workers=names,
+        resumed=recover.read_resumed(runner.trial_files, phase),
+    )
+    publisher.resumed(found.step if found else 0)
     if found is None:
         return None
     await workers.call(

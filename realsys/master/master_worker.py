@@ -8,22 +8,21 @@ how its parts are made is build.py's.
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-import os
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from realsys.api.experiment import ExperimentSaveEvalControl
-from realsys.api.trial import PhaseFiles, write_record
+from realsys.api.trial import PhaseFiles
 from realsys.master import recover
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor, StepReport
 from realsys.master.model_workers import ModelWorkers
 from realsys.master.periodic import Periodic
 from realsys.master.progress import ProgressBoard
+from realsys.master.publication import Publisher
 from realsys.master.statistics import headline, metrics_row
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
@@ -66,6 +65,7 @@ class MasterWorkerLoop:
         schedule: DataSchedule,
         files: RunFiles,
         progress: ProgressBoard,
+        publisher: Publisher,
         saved_roles: tuple[str, ...],
         evaluates: bool,
         total_steps: int,
@@ -73,8 +73,9 @@ class MasterWorkerLoop:
     ) -> None:
         self.runner, self.executor, self.workers = runner, executor, workers
         self.schedule, self.files, self.progress = schedule, files, progress
+        self.publisher = publisher
         self.saved_roles, self.evaluates = saved_roles, evaluates
-        self.total_steps, self.step = total_steps, step
+        self.total_steps, self.step, self.resumed_step = total_steps, step, step
         ctrl: ExperimentSaveEvalControl = runner.config.exp_ctrl
         self.ckpt_keep = ctrl.ckpt_keep
         self.save_period = Periodic(
@@ -100,6 +101,11 @@ class MasterWorkerLoop:
         await self.finish()
         return exit_codes.DONE
 
+    def close(self) -> None:
+        """Ends what runs beside the loop."""
+        self.progress.close()
+        self.publisher.close()
+
     async def run_step(self) -> None:
         """One walk over the graph, its metrics, and what is due after it."""
         self.runner.set_log_step(self.step + 1)
@@ -113,6 +119,7 @@ class MasterWorkerLoop:
         )
         if self._evaluation_due():
             row |= await self.evaluate()
+        await asyncio.to_thread(self.publisher.allow_step, self.step)
         self._record(report, row)
         await self._save_what_is_due()
 
@@ -135,6 +142,7 @@ class MasterWorkerLoop:
         self.files.events.step(report.step, report.started, report.ended)
         self.files.ledger.append({"step": report.step, "ids": list(report.ids)})
         self.files.metrics.write(report.step, row)
+        self.publisher.step(report.step)
         logger.info(
             "step done seconds=%.3f %s",
             report.wall_s,
@@ -187,7 +195,8 @@ class MasterWorkerLoop:
         self.progress.publish("saving")
         started = time.time()
         for role in self.saved_roles:
-            folder = self._phase.checkpoints / role / f"step-{self.step:06d}"
+            name = f".step-{self.step:06d}.{self.runner.attempt.number}"
+            folder = self._phase.checkpoints / role / name
             await self.workers.call(
                 dict.fromkeys(
                     self._holders(role), partial(rq.SaveModel, role=role, folder=str(folder))
@@ -195,7 +204,7 @@ class MasterWorkerLoop:
                 timeout_s=SAVE_TIMEOUT_S,
                 what=f"save {role} after step {self.step}",
             )
-            _point(folder.parent / "latest", folder.name)
+            await asyncio.to_thread(self.publisher.model, role, self.step, written=folder)
         self.files.events.periodic("save", self.step, started, time.time())
 
     def _holders(self, role: str) -> list[int]:
@@ -214,11 +223,15 @@ class MasterWorkerLoop:
             what=f"checkpoint after step {self.step}",
         )
         names = [record.worker for record in self.workers.records]
-        final = recover.commit(
+        final = await asyncio.to_thread(
+            recover.commit,
             folder,
             step=self.step,
+            attempt=self.runner.attempt.number,
             saved=dict(zip(names, replies, strict=True)),
             keep=self.ckpt_keep,
+            resumed_step=self.resumed_step,
+            allow=partial(self.publisher.allow_checkpoint, self.step),
         )
         self.files.events.periodic("checkpoint", self.step, started, time.time())
         logger.info("checkpoint written folder=%s seconds=%.3f", final, time.time() - started)
@@ -241,16 +254,6 @@ class MasterWorkerLoop:
         """All steps are done: the product, the marker, goodbye."""
         await self.save()
         self.files.close()
-        marker = {"token": self.runner.attempt.token, "step": self.step}
-        write_record(self._phase.done, marker)
-        self.runner.store.add(self.runner.keys.done, json.dumps(marker).encode(), replace=True)
+        await asyncio.to_thread(self.publisher.done, self.step)
         await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
         self.progress.publish("done")
-
-
-def _point(link: Path, name: str) -> None:
-    """Makes ``link`` a symbolic link to ``name`` in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(name)
-    os.replace(temporary, link)

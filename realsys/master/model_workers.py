@@ -28,6 +28,7 @@ class ModelWorkers:
         sender: str,
         trial: str,
         attempt: int,
+        token: str = "",
         keypairs: TrialKeypairs,
     ) -> None:
         self.records = list(records)
@@ -39,6 +40,7 @@ class ModelWorkers:
                 sender=sender,
                 trial=trial,
                 attempt=attempt,
+                token=token,
                 keypairs=keypairs,
                 reply_type=Reply,
                 context=self._context,
@@ -98,6 +100,12 @@ class ModelWorkers:
                     self._clients[worker].call(body, timeout_s=timeout_s, what=what),
                     name=f"{what} to {self.records[worker].worker}",
                 )
+
+    def fail(self, worker: str, reason: str) -> None:
+        """``worker`` has ended: wakes all calls that wait for it."""
+        for record, client in zip(self.records, self._clients, strict=True):
+            if record.worker == worker:
+                client.fail(reason)
 
     async def say_exit(self, *, timeout_s: float) -> None:
         """Tells every worker to end."""

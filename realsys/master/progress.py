@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 
-from realsys.api.errors import StoreError
+from realsys.api.errors import StaleAttempt, StoreError
 from realsys.api.trial import Progress, dumps
+from realsys.name_resolve.fence import AttemptFence
+from realsys.name_resolve.store import Put
 from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 5.0
 _SMOOTHING = 0.9  # of the step time that the ETA is made from
 
 
 class ProgressBoard:
-    """The ``progress`` key, written by the master at every change."""
+    """The ``progress`` key, written by the master at every change, from a thread of its own."""
 
     def __init__(self, runner: WorkerRunner, *, total_steps: int) -> None:
         self._runner, self._total_steps = runner, total_steps
+        self._fence = AttemptFence(runner.store, runner.keys, runner.attempt)
         self._running: dict[str, str] = {}
         self._step_s = 0.0
         self.step = 0
         self.epoch = 0
         self.tokens_per_s = 0.0
         self.headline: Mapping[str, float] = {}
+        self._newest: Progress | None = None
+        self._closed = False
+        self._stale: StaleAttempt | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._write_all, name="progress", daemon=True)
+        self._thread.start()
 
     def call_changed(self, call: str, workers: tuple[str, ...]) -> None:
         """A call began on ``workers``, or ended (no workers)."""
@@ -42,7 +53,12 @@ class ProgressBoard:
         self.step, self.epoch, self.tokens_per_s = step, epoch, tokens_per_s
 
     def publish(self, doing: str = "") -> None:
-        """Writes the key. A store that refuses costs the view, not the run."""
+        """Has the key written soon; the newest wins, and nobody waits for the store.
+
+        Raises StaleAttempt: then this master has nothing to say any more.
+        """
+        if self._stale is not None:
+            raise self._stale
         left = self._total_steps - self.step
         progress = Progress(
             attempt=self._runner.attempt.number,
@@ -58,7 +74,28 @@ class ProgressBoard:
             doing=doing,
             updated_at=time.time(),
         )
-        try:
-            self._runner.store.add(self._runner.keys.progress, dumps(progress), replace=True)
-        except StoreError as error:
-            logger.warning("progress not published error=%s", error.what)
+        with self._changed:
+            self._newest = progress
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Writes what is still to be written, if the store takes it soon, and ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_S)
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._newest is not None)
+                progress, self._newest = self._newest, None
+            if progress is None:
+                return
+            try:
+                self._fence.write([Put(self._runner.keys.progress, dumps(progress))])
+            except StoreError as error:  # a store that refuses costs the view, not the run
+                logger.warning("progress not published error=%s", error.what)
+            except StaleAttempt as error:
+                self._stale = error
+                return

@@ -5,6 +5,10 @@
 
 A crash at any moment leaves the older checkpoints untouched; what is not whole is refused by its
 manifest and the newest whole one is taken. The newest ``keep`` stay.
+
+A master that was cut off or stood still may rename its checkpoint after another attempt took over. The
+manifest says whose it is, and each attempt has written down the step from which it went on: what an
+older attempt wrote beyond that step is a *dead branch* and never taken.
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from realsys.api.errors import CheckpointError, ClusterError
+from realsys.api.trial import AttemptFiles, Resumed, TrialFiles, read_record, write_record
 from realsys.transport.requests import RecoverSaved
 
 logger = logging.getLogger(__name__)
@@ -56,18 +61,30 @@ def begin(recover: Path, *, step: int, attempt: int) -> Path:
     return folder
 
 
-def commit(folder: Path, *, step: int, saved: Mapping[str, RecoverSaved], keep: int) -> Path:
+def commit(
+    folder: Path,
+    *,
+    step: int,
+    attempt: int,
+    saved: Mapping[str, RecoverSaved],
+    keep: int,
+    resumed_step: int = 0,
+    allow: Callable[[], None] = lambda: None,
+) -> Path:
     """Writes the manifest, renames the folder into place, removes the oldest ones.
 
     Args:
         folder: from ``begin``, with every worker's file in it.
         saved: worker name → what it wrote.
+        resumed_step: from which this attempt went on.
+        allow: called when everything is on disk, right before the rename; raises to prevent it.
     Returns:
         The checkpoint's final folder.
     """
     manifest = {
         "version": VERSION,
         "step": step,
+        "attempt": attempt,
         "files": {
             worker: {"file": s.file, "sha256": s.sha256, "bytes": s.num_bytes}
             for worker, s in saved.items()
@@ -77,10 +94,13 @@ def commit(folder: Path, *, step: int, saved: Mapping[str, RecoverSaved], keep: 
     try:
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
-        if final.is_dir():  # an older attempt's, of the same step
-            _exchange(folder, final, workers=list(saved))
-        else:
+        allow()
+        if not final.is_dir():
             os.rename(folder, final)
+        elif step > resumed_step or not _is_whole(final, list(saved)):
+            shutil.rmtree(final, ignore_errors=True)  # an older attempt's dead branch, or torn
+            os.rename(folder, final)
+        # else it is the one that we went on from: it says the same, and must not be away for a moment
         _sync_folder(folder.parent)
     except OSError as error:
         raise ClusterError(
@@ -94,27 +114,63 @@ def commit(folder: Path, *, step: int, saved: Mapping[str, RecoverSaved], keep: 
     return final
 
 
-def newest_whole(recover: Path, *, workers: Sequence[str]) -> Checkpoint | None:
+def newest_whole(
+    recover: Path, *, workers: Sequence[str], resumed: Mapping[int, int] | None = None
+) -> Checkpoint | None:
     """The newest checkpoint whose manifest and files are whole; None when there is none.
 
-    Every file is read and hashed. A torn one is named in the log and passed over.
+    Every file is read and hashed. A torn one, or one of a dead branch, is named in the log and passed
+    over.
+
+    Args:
+        resumed: from ``read_resumed``.
     """
     for folder in reversed(_folders(recover)):
         try:
-            return _read_whole(folder, workers)
+            return _read_whole(folder, workers, resumed or {})
         except CheckpointError as error:
             logger.warning("checkpoint refused folder=%s why=%s", folder, error.what)
     return None
 
 
-def _read_whole(folder: Path, workers: Sequence[str]) -> Checkpoint:
+def dead_after(attempt: int, resumed: Mapping[int, int]) -> int | None:
+    """The step after which what ``attempt`` wrote is a dead branch; None: all of it counts. Pure."""
+    return min((step for later, step in resumed.items() if later > attempt), default=None)
+
+
+def read_resumed(files: TrialFiles, phase: str) -> dict[int, int]:
+    """Attempt → the step from which it went on in ``phase``, of those that got so far."""
+    found = {a.number: read_record(Resumed, a.resumed(phase)) for a in files.all_attempts()}
+    return {number: record.step for number, record in found.items() if record is not None}
+
+
+def write_resumed(files: AttemptFiles, phase: str, step: int) -> None:
+    """Says from which step this attempt goes on, before it writes anything else."""
+    write_record(files.resumed(phase), Resumed(attempt=files.number, phase=phase, step=step))
+
+
+def _is_whole(folder: Path, workers: Sequence[str]) -> bool:
+    try:
+        _read_whole(folder, workers, {})
+    except CheckpointError:
+        return False
+    return True
+
+
+def _read_whole(folder: Path, workers: Sequence[str], resumed: Mapping[int, int]) -> Checkpoint:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         step, listed = int(manifest["step"]), dict(manifest["files"])
+        attempt = int(manifest.get("attempt", 0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _torn(folder, f"its manifest can't be read: {error}") from error
     if manifest.get("version") != VERSION:
         raise _torn(folder, f"its version is {manifest.get('version')}, we read {VERSION}")
+    last = dead_after(attempt, resumed)
+    if last is not None and step > last:
+        raise _torn(
+            folder, f"attempt {attempt} wrote it after a newer one went on from step {last}"
+        )
     if sorted(listed) != sorted(workers):
         raise _torn(folder, f"it is of workers {sorted(listed)}, not {sorted(workers)}")
     files = {}
@@ -134,15 +190,6 @@ def _read_whole(folder: Path, workers: Sequence[str]) -> Checkpoint:
 
 def _torn(folder: Path, why: str) -> CheckpointError:
     return CheckpointError(why, where=str(folder), fix="nothing: the checkpoint before it is taken")
-
-
-def _exchange(folder: Path, final: Path, *, workers: Sequence[str]) -> None:
-    """Puts ``folder`` in the place of ``final``, unless that one is whole: then it says the same."""
-    try:
-        _read_whole(final, workers)
-    except CheckpointError:
-        shutil.rmtree(final, ignore_errors=True)  # no checkpoint is lost: it was none
-        os.rename(folder, final)
 
 
 def _folders(recover: Path) -> list[Path]:

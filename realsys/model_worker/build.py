@@ -15,6 +15,7 @@ from realsys.model_worker.process_groups import make_process_groups
 from realsys.model_worker.shards import Shards
 from realsys.transport.keys import TrialKeypairs
 from realsys.worker import exit_codes
+from realsys.worker.commands import Verb
 from realsys.worker.runner import WorkerRunner
 
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -23,14 +24,17 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 def run(runner: WorkerRunner) -> int:
     """Runs the model worker to its end; returns its exit code."""
     device = _set_up_torch(runner)
-    keypairs = TrialKeypairs.load(runner.trial_files.curve_keys)
+    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
     who = {
         "trial": runner.plan.trial,
         "attempt": runner.attempt.number,
+        "token": runner.attempt.token,
         "keypairs": keypairs,
     }
     tensors, ordered = TensorStore(), OrderedRequests()
     where = {"name": runner.name, "host": runner.host, "ports": runner.ports}
+    runner.controls.can = frozenset(Verb)
+    runner.controls.leave = ordered.close
     tensor_server = TensorServer(tensors, **where, **who).start()  # type: ignore[arg-type]
     control = ControlThread(ordered, tensors, **where, **who)  # type: ignore[arg-type]
     runner.register(control=control.start(), data=tensor_server.endpoint)
@@ -54,7 +58,7 @@ def run(runner: WorkerRunner) -> int:
     finally:
         control.stop()
         tensor_server.stop()
-    return exit_codes.DONE
+    return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
 
 
 def _set_up_torch(runner: WorkerRunner) -> str:

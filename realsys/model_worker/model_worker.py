@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 TRANSFER_TIMEOUT_S = 600.0
 IDLE_POLL_S = 1.0
+SLOW_S = 1800.0  # what is done between steps may take so long without a tick
+_OF_A_STEP = (rq.Fetch, rq.RunCall)
 
 
 class ModelWorkerLoop:
@@ -71,6 +73,7 @@ class ModelWorkerLoop:
     def run(self) -> None:
         """Returns when the master said exit. A request that fails is told and ends the worker."""
         while not self.ordered.closed:
+            self.runner.between_requests(until=lambda: self.ordered.closed)
             ordered = self.ordered.take(IDLE_POLL_S)
             if ordered is None:
                 continue
@@ -78,7 +81,8 @@ class ModelWorkerLoop:
             name = getattr(request, "call", type(request).__name__)
             step = getattr(request, "step", 0)
             self.runner.set_log_step(step)
-            self.runner.move(WorkerEvent.STARTED, mfc=name, step=step)
+            may_take_s = 0.0 if isinstance(request, _OF_A_STEP) else SLOW_S
+            self.runner.move(WorkerEvent.STARTED, mfc=name, step=step, may_take_s=may_take_s)
             try:
                 reply = self._handlers[type(request)](request)
             except Exception as error:
@@ -167,7 +171,8 @@ class ModelWorkerLoop:
     def _get_from_peers(self, request: rq.RunCall) -> None:
         for worker, key, ids in request.sources:
             assert self._client is not None  # made by Setup, the first ordered request
-            rows = self._client.fetch(worker, key, ids, timeout_s=TRANSFER_TIMEOUT_S)
+            with self.runner.waiting_for(f"model_worker/{worker}: tensors {key}"):
+                rows = self._client.fetch(worker, key, ids, timeout_s=TRANSFER_TIMEOUT_S)
             self.tensors.put_rows(key, zip(ids, rows, strict=True))
 
     def _keep(self, call: MFCDef, output: SequenceSample) -> SequenceMeta:

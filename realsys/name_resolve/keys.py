@@ -54,6 +54,13 @@ class TrialKeys:
         return f"{self.worker_statuses}/{_worker(worker_type, index)}"
 
     @property
+    def commands(self) -> str:
+        return f"{self.root}/command"
+
+    def command(self, worker_type: str, index: int) -> str:
+        return f"{self.commands}/{_worker(worker_type, index)}"
+
+    @property
     def experiment_status(self) -> str:
         return f"{self.root}/experiment_status"
 
@@ -68,6 +75,12 @@ class TrialKeys:
     @property
     def done(self) -> str:
         return f"{self.root}/done"
+
+    def checkpoint(self, phase: str) -> str:
+        return f"{self.root}/checkpoint/{segment(phase, what='phase')}"
+
+    def saved_model(self, role: str) -> str:
+        return f"{self.root}/saved_model/{segment(role, what='role')}"
 
     def model_version(self, role: str) -> str:
         return f"{self.root}/model_version/{segment(role, what='role')}"
@@ -141,16 +154,23 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         name="worker",
         pattern="worker/<type>/<index>",
-        writer="the worker: host, pid, endpoint, attempt",
+        writer="the worker's heartbeat process: host, pid, endpoint, attempt",
         reader="master, supervisor, status",
         lifetime=_LEASE,
     ),
     KeyRow(
         name="worker_status",
         pattern="worker_status/<type>/<index>",
-        writer="the worker, at each change of its state",
+        writer="the worker's heartbeat process, at each change",
         reader="supervisor, status",
-        lifetime=_TRIAL,
+        lifetime="the writer's lease; a final one until the trial is cleared",
+    ),
+    KeyRow(
+        name="command",
+        pattern="command/<type>/<index>",
+        writer="whoever steers the worker",
+        reader="the worker's heartbeat process",
+        lifetime="until the worker takes it",
     ),
     KeyRow(
         name="experiment_status",
@@ -178,6 +198,20 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         pattern="done",
         writer="master, when all steps are done",
         reader="supervisor, launcher: wait",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="checkpoint",
+        pattern="checkpoint/<phase>",
+        writer="master, before it renames a checkpoint into place",
+        reader="nobody: the transaction is the point",
+        lifetime=_TRIAL,
+    ),
+    KeyRow(
+        name="saved_model",
+        pattern="saved_model/<role>",
+        writer="master, before it renames a saved model into place",
+        reader="nobody: the transaction is the point",
         lifetime=_TRIAL,
     ),
     KeyRow(

@@ -15,7 +15,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
-from realsys.api.errors import KeyExists, KeyNotFound, StoreError, WaitTimeout
+from realsys.api.errors import KeyExists
+from realsys.name_resolve import refusals
 from realsys.name_resolve.keyspace import (
     DeleteKey,
     EndLease,
@@ -34,6 +35,7 @@ from realsys.name_resolve.store import (
     Put,
     canonical,
     check_clearable,
+    check_prefixes,
     check_value,
 )
 from realsys.name_resolve.watch import KeySpaceWatch
@@ -41,8 +43,6 @@ from realsys.name_resolve.watch import KeySpaceWatch
 logger = logging.getLogger(__name__)
 
 Decide = Callable[[KeySpace], Sequence[Operation]]
-SHORT_VALUE_BYTES = 200  # a holder's value up to this length is shown in KeyExists
-ANNOUNCE_EVERY_S = 30.0  # a long wait says so in the log
 
 
 class KeySpaceStore(ABC):
@@ -95,7 +95,7 @@ class KeySpaceStore(ABC):
 
         def decide(space: KeySpace) -> list[Operation]:
             if not replace and (held := space.entries.get(key)) is not None:
-                raise _taken(held, self.where)
+                raise refusals.taken(held, where=self.where)
             return [PutKey(key, value, require_lease(space, lease_id, where=self._at(key)))]
 
         try:
@@ -113,9 +113,7 @@ class KeySpaceStore(ABC):
             with self.lock:
                 entry = self.opened().entries.get(key)
         if entry is None:
-            raise KeyNotFound(
-                f"no key {key!r}", where=self.where, fix="its writer has not come yet, or has ended"
-            )
+            raise refusals.not_there(key, where=self.where)
         return entry
 
     def get_subtree(self, prefix: str) -> list[Entry]:
@@ -137,9 +135,7 @@ class KeySpaceStore(ABC):
                 return [DeleteKey(key)]
             if missing_ok:
                 return []
-            raise KeyNotFound(
-                f"no key {key!r} to delete", where=self.where, fix="pass missing_ok=True if so"
-            )
+            raise refusals.not_there_to_delete(key, where=self.where)
 
         self.write(decide)
 
@@ -157,16 +153,8 @@ class KeySpaceStore(ABC):
     def transaction(
         self, compares: Sequence[Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> bool:
-        written = [canonical(k) for k in (*(p.key for p in puts), *deletes)]
-        if len(set(written)) < len(written):
-            raise StoreError(
-                f"a transaction writes a key twice: {sorted(written)}",
-                where=self.where,
-                fix="put or delete each key once",
-            )
-        for put in puts:
-            check_value(put.key, put.value)
-        self._end_dead_leases_of([canonical(c.key) for c in compares])
+        refusals.check_transaction(compares, puts, deletes, where=self.where)
+        self._end_dead_leases_of([compare.key for compare in compares])
         held = False
 
         def decide(space: KeySpace) -> list[Operation]:
@@ -203,26 +191,30 @@ class KeySpaceStore(ABC):
             missing = [key for key in keys if key not in found]
             now_s = time.monotonic()
             if now_s - began_s >= timeout_s:
-                raise _timed_out(missing, keys, timeout_s, describe_missing, self.where)
-            if now_s - announced_s >= ANNOUNCE_EVERY_S:
+                raise refusals.timed_out(
+                    missing,
+                    keys,
+                    timeout_s=timeout_s,
+                    describe_missing=describe_missing,
+                    where=self.where,
+                )
+            if now_s - announced_s >= refusals.ANNOUNCE_EVERY_S:
                 announced_s = now_s
-                text = f"{', '.join(missing[:5])} ({len(missing)} of {len(keys)})"
-                logger.info("waiting for=%s timeout_s=%g", text, timeout_s)
+                refusals.announce(missing, keys, timeout_s=timeout_s)
             self.pause(timeout_s - (now_s - began_s))
 
-    def watch(self, prefix: str, *, from_revision: int | None = None) -> KeySpaceWatch:
-        return KeySpaceWatch(self, canonical(prefix), from_revision)
+    def watch(self, *prefixes: str, from_revision: int | None = None) -> KeySpaceWatch:
+        return KeySpaceWatch(self, check_prefixes(prefixes), from_revision)
 
     def grant(self, ttl_s: float) -> StoreLease:
-        if not ttl_s > 0:
-            raise StoreError(f"ttl_s={ttl_s} is not above 0", where="grant", fix="15 is usual")
+        refusals.check_ttl(ttl_s)
         lease_id = secrets.token_hex(8)
         self.write(lambda space: [GrantLease(lease_id, ttl_s, this_process())])
         return StoreLease(self, lease_id, ttl_s)
 
     def opened(self) -> KeySpace:
         if self._closed:
-            raise StoreError("the store is closed", where=self.where, fix="open it again")
+            raise refusals.closed(where=self.where)
         return self.current()
 
     def _at(self, key: str) -> str:
@@ -258,26 +250,3 @@ class KeySpaceStore(ABC):
                 ",".join(sorted(space.keys_of_lease[lease.lease_id])),
             )
         return [EndLease(lease.lease_id, expired=True) for lease in ended]
-
-
-def _taken(held: Entry, where: str) -> KeyExists:
-    shown = f", held with {held.value!r}" if len(held.value) <= SHORT_VALUE_BYTES else ""
-    return KeyExists(
-        f"key {held.key!r} exists since revision {held.revision}{shown}",
-        where=where,
-        fix="another process was first; pass replace=True only if you own the key",
-    )
-
-
-def _timed_out(
-    missing: list[str],
-    keys: Sequence[str],
-    timeout_s: float,
-    describe_missing: Callable[[list[str]], str] | None,
-    where: str,
-) -> WaitTimeout:
-    what = f"{len(missing)} of {len(keys)} keys did not come in {timeout_s:g} s: "
-    what += ", ".join(missing)
-    if describe_missing is not None:
-        what += f"\n  {describe_missing(missing)}"
-    return WaitTimeout(what, where=where, fix="look at the logs of the workers that write them")

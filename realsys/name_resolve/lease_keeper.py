@@ -1,9 +1,9 @@
-"""Renews a lease from a thread, and tells its owner when it can't any more (self-fencing).
+"""Takes a lease, renews it from a thread, and tells its owner each change of standing.
 
-For every process that registers. Two threads: one renews at a third of the ttl; the other only watches
-the clock, because a renewal may hang in a file system or a network while the time to stop passes. Time
-counts from the moment an acknowledged renewal was *sent*: others count from no earlier, so the holder
-stops before they take over. What stopping means is the owner's business (worker/).
+For every process that registers. Two threads: one renews, and takes the lease anew when the store ended
+it before its time; the other only watches the clock, because a renewal may hang in a file system or a
+network while the time to stop passes. What the standings mean is lease_judge.py's, what follows from
+them is the owner's business (worker/heartbeat.py, supervisor/membership.py).
 """
 
 from __future__ import annotations
@@ -14,44 +14,54 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from realsys.api.errors import LeaseLost, StoreError
+from realsys.api.errors import LeaseLost, StaleAttempt, StoreError
+from realsys.name_resolve.lease_judge import GIVE_UP_S, RENEWALS_PER_TTL, LeaseJudge, Standing
 from realsys.name_resolve.store import Lease
 
 logger = logging.getLogger(__name__)
 
+RETRY_S = 0.5
+
 
 class LeaseKeeper:
-    """Keeps ``lease`` alive between ``start`` and ``stop``.
+    """Holds a lease between ``start`` and ``stop``.
 
     Args:
-        lease: just granted or renewed.
+        take: grants a lease and puts the owner's keys under it; called again when the store lost it.
+            Raises StaleAttempt when the keys are not the owner's any more.
         name: in thread names, logs and errors, e.g. ``model_worker/3``.
-        on_lost: called once, from one of the threads, with the reason in a sentence.
-        margin_s: stop this long before the ttl is over; a fifth of it unless told.
+        on_change: gets each new standing and its reason, from one of the threads; OVER is the last one.
+        on_renewed: gets when an acknowledged renewal was sent, and the lease's ttl.
     """
 
     def __init__(
         self,
-        lease: Lease,
+        take: Callable[[], Lease],
         *,
         name: str,
-        on_lost: Callable[[str], None],
-        margin_s: float | None = None,
+        on_change: Callable[[Standing, str], None],
+        on_renewed: Callable[[float, float], None] = lambda sent_s, ttl_s: None,
+        give_up_s: float = GIVE_UP_S,
     ) -> None:
-        self._lease, self.name, self._on_lost = lease, name, on_lost
-        self._fence_after_s = lease.ttl_s - (lease.ttl_s / 5 if margin_s is None else margin_s)
-        self._renew_every_s = lease.ttl_s / 3
-        self._retry_every_s = min(0.5, lease.ttl_s / 10)
+        self._take, self.name, self._on_change, self._on_renewed = take, name, on_change, on_renewed
+        self._give_up_s = give_up_s
         self._condition = threading.Condition()
         self._stopping = False
-        self.last_renewed_s = time.monotonic()  # when the last acknowledged renewal was sent
-        self.lost_reason: str | None = None
+        self._gone = False  # the store has ended it, and there is no new one yet
+        self._told = Standing.HELD
         self._threads = [
             threading.Thread(target=self._renew_loop, name=f"lease-renew {name}", daemon=True),
-            threading.Thread(target=self._fence_loop, name=f"lease-fence {name}", daemon=True),
+            threading.Thread(target=self._clock_loop, name=f"lease-clock {name}", daemon=True),
         ]
+        self.lease: Lease
+        self._judge: LeaseJudge
 
     def start(self) -> Self:
+        """Takes the lease in this thread and keeps it from now on. Raises what ``take`` does."""
+        sent_s = time.monotonic()
+        self.lease = self._take()
+        self._judge = LeaseJudge(self.lease.ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
+        self._on_renewed(sent_s, self.lease.ttl_s)
         for thread in self._threads:
             thread.start()
         return self
@@ -67,14 +77,36 @@ class LeaseKeeper:
         hung = [thread.name for thread in self._threads if thread.is_alive()]
         if hung:
             logger.warning("lease threads left behind names=%s timeout_s=%g", hung, timeout_s)
-        elif revoke and self.lost_reason is None:
-            self._lease.revoke()
+        elif revoke and not self._gone and self._told is not Standing.OVER:
+            self.lease.revoke()
+
+    @property
+    def standing(self) -> Standing:
+        """What the owner may do now."""
+        with self._condition:
+            return self._judge.standing(time.monotonic())
+
+    @property
+    def reason(self) -> str:
+        """Why it is over; "" before."""
+        return self._judge.reason
+
+    @property
+    def renewed_s(self) -> float:
+        """When the newest acknowledged renewal was sent, on the monotonic clock."""
+        return self._judge.renewed_s
+
+    def end(self, reason: str) -> None:
+        """Over, for a reason that the owner knows: another attempt runs."""
+        with self._condition:
+            self._judge.end(reason)
+            self._condition.notify_all()
 
     def check(self) -> None:
-        """Raises LeaseLost if the lease is lost: ask before each side effect that matters."""
-        if self.lost_reason is not None:
+        """Raises LeaseLost if it is over: ask before each side effect that matters."""
+        if self.standing is Standing.OVER:
             raise LeaseLost(
-                self.lost_reason,
+                self.reason,
                 where=self.name,
                 fix="stop side effects and exit; the supervisor decides what comes next",
             )
@@ -86,53 +118,74 @@ class LeaseKeeper:
         self.stop()
 
     def _renew_loop(self) -> None:
-        pause_s = self._renew_every_s
-        while not self._is_over(pause_s):
+        pause_s = self.lease.ttl_s / RENEWALS_PER_TTL
+        while not self._has_ended_after(pause_s):
             sent_s = time.monotonic()
             try:
-                self._lease.keep_alive()
-            except LeaseLost as error:
-                self._lose(error.what)
+                self._renew(sent_s)
+                pause_s = self.lease.ttl_s / RENEWALS_PER_TTL
+            except (LeaseLost, StaleAttempt) as error:
+                self.end(error.what)
             except StoreError as error:
-                # The store's trouble is not ours yet: try on until the fence falls.
+                # The store's trouble is not ours yet: the clock says when it is.
                 logger.warning("lease renewal failed name=%s error=%s", self.name, error.what)
-                pause_s = self._retry_every_s
+                pause_s = min(RETRY_S, pause_s)
             except Exception as error:  # a thread that died silently would let the lease run out
                 logger.exception("lease renewal failed name=%s", self.name)
-                self._lose(f"renewing failed: {error!r}")
-            else:
-                pause_s = self._renew_every_s
-                with self._condition:
-                    self.last_renewed_s = sent_s
-                    self._condition.notify_all()
+                self.end(f"renewing failed: {error!r}")
 
-    def _fence_loop(self) -> None:
+    def _renew(self, sent_s: float) -> None:
+        """Once. Raises StoreError to be called again, LeaseLost or StaleAttempt when it is over."""
+        if not self._gone:
+            try:
+                self.lease.keep_alive()
+            except LeaseLost as error:
+                logger.warning("lease lost name=%s why=%s", self.name, error.what)
+                self._gone = True
+        if self._gone:
+            self._take_anew(sent_s)
+        with self._condition:
+            self._judge.renewed(sent_s)
+            self._condition.notify_all()
+        self._on_renewed(sent_s, self.lease.ttl_s)
+
+    def _take_anew(self, sent_s: float) -> None:
+        with self._condition:
+            may = self._judge.gone(time.monotonic())
+        if not may:
+            raise LeaseLost(self._judge.reason, where=self.name, fix="exit; others took over")
+        lease = self._take()
+        with self._condition:
+            self.lease, self._gone = lease, False
+            self._judge.replaced(lease.ttl_s, granted_s=sent_s)
+        logger.warning("lease taken anew name=%s ttl_s=%g", self.name, lease.ttl_s)
+
+    def _clock_loop(self) -> None:
         while True:
             with self._condition:
-                left_s = self.last_renewed_s + self._fence_after_s - time.monotonic()
-            if left_s <= 0:
-                self._lose(
-                    f"the lease could not be renewed for {self._fence_after_s:.1f} s "
-                    f"(ttl {self._lease.ttl_s:g} s)"
-                )
-            if self._is_over(left_s):
+                now_s = time.monotonic()
+                standing, left_s = self._judge.standing(now_s), self._judge.next_change_s(now_s)
+                stopping = self._stopping
+            if stopping:
                 return
-
-    def _is_over(self, pause_s: float) -> bool:
-        """Waits ``pause_s``, or less if something happened; True when the thread must end."""
-        with self._condition:
-            if not self._stopping and self.lost_reason is None and pause_s > 0:
-                self._condition.wait(pause_s)
-            return self._stopping or self.lost_reason is not None
-
-    def _lose(self, reason: str) -> None:
-        with self._condition:
-            if self._stopping or self.lost_reason is not None:
+            if standing is not self._told:
+                self._tell(standing)
+            if standing is Standing.OVER:
                 return
-            self.lost_reason = reason
-            self._condition.notify_all()
-        logger.error("lease lost name=%s reason=%s", self.name, reason)
+            self._has_ended_after(left_s)
+
+    def _tell(self, standing: Standing) -> None:
+        self._told = standing
+        level = logging.INFO if standing is Standing.HELD else logging.ERROR
+        logger.log(level, "lease %s name=%s reason=%s", standing, self.name, self.reason)
         try:
-            self._on_lost(reason)
+            self._on_change(standing, self.reason)
         except Exception:  # outermost frame of the thread: the owner's error must be seen
-            logger.exception("on_lost failed name=%s", self.name)
+            logger.exception("on_change failed name=%s", self.name)
+
+    def _has_ended_after(self, pause_s: float) -> bool:
+        """Waits ``pause_s``, or less if something happened; True when there is nothing to renew."""
+        with self._condition:
+            if not self._stopping and not self._judge.reason and pause_s > 0:
+                self._condition.wait(pause_s)
+            return self._stopping or bool(self._judge.reason)

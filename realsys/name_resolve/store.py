@@ -1,7 +1,7 @@
 """What every name-resolution store promises: the calls, the values, the rules for keys.
 
-For everything that registers or looks up a worker; the stores (memory.py, file.py) implement it and
-one conformance suite holds them to it. Calls are synchronous and thread-safe. Nothing here opens a
+For everything that registers or looks up a worker; the stores (memory.py, file.py, etcd/) implement it
+and one conformance suite holds them to it. Calls are synchronous and thread-safe. Nothing here opens a
 file or a socket, and nothing here knows which keys exist (keys.py does).
 
 Revisions count the writes of a whole store: each successful write takes the next one, and a
@@ -24,6 +24,7 @@ MAX_VALUE_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB; one limit 
 # A trial's root, realsys/v1/<cluster>/<user>/<experiment>/<trial>, is the widest thing anybody may
 # clear: one more step up and a typing error takes the user's other trials with it.
 MIN_CLEAR_SEGMENTS = 6
+MAX_TXN_OPS = 120  # conditions, and writes, of one transaction: etcd refuses more than 128
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,10 +96,18 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Watch(Protocol):
-    """Changes below a prefix, in order of revision. Iterating ends when the watch is closed."""
+    """Changes below some prefixes, in order of revision. Iterating ends when the watch is closed."""
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """The next events, oldest first; ``[]`` when none came in ``timeout_s``."""
+        """The next events, oldest first; ``[]`` when none came in ``timeout_s``.
+
+        A store that does not answer is no error here: nothing comes until it is back, and then
+        everything that happened meanwhile.
+        """
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the store answers, so that no news means that nothing has happened."""
 
     def close(self) -> None: ...
     def __iter__(self) -> Iterator[Event]: ...
@@ -149,8 +158,8 @@ class NameResolve(Protocol):
             WaitTimeout: names every missing key and how long it was waited for.
         """
 
-    def watch(self, prefix: str, *, from_revision: int | None = None) -> Watch:
-        """Events from now on, or from ``from_revision`` (that one included).
+    def watch(self, *prefixes: str, from_revision: int | None = None) -> Watch:
+        """Events below any of the prefixes from now on, or from ``from_revision`` (that one included).
 
         To miss nothing: ``r = store.revision()``, list, then watch from ``r + 1``. Each key's last
         state always arrives; a watcher that falls thousands of events behind gets the difference
@@ -158,10 +167,11 @@ class NameResolve(Protocol):
         """
 
     def revision(self) -> int:
-        """The revision of the store's last write; 0 for a new store."""
+        """The revision of the store's last write; that of a new store is 0, or 1 on etcd."""
 
     def grant(self, ttl_s: float) -> Lease:
-        """A lease that ends ``ttl_s`` seconds after its last renewal."""
+        """A lease that ends ``ttl_s`` seconds after its last renewal, or somewhat later where a store
+        has whole seconds and a shortest lease: the lease's own ``ttl_s`` is what was granted."""
 
     def renewed_ago_s(self, lease_id: str) -> float | None:
         """About how long ago a lease was renewed, in seconds, for people to read: clocks of two hosts
@@ -172,7 +182,8 @@ class NameResolve(Protocol):
     ) -> bool:
         """All writes in one revision if every condition holds, else nothing and False.
 
-        Deleting a key that is not there is allowed. Raises LeaseLost as ``add`` does.
+        Deleting a key that is not there is allowed. At most MAX_TXN_OPS conditions, and as many writes.
+        Raises LeaseLost as ``add`` does.
         """
 
     def close(self) -> None:
@@ -214,6 +225,13 @@ def check_clearable(prefix: str) -> str:
             fix="clear one trial at a time: TrialKeys(...).root",
         )
     return prefix
+
+
+def check_prefixes(prefixes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the prefixes of a watch if they are proper and there is one."""
+    if not prefixes:
+        raise StoreError("a watch of nothing", where="watch", fix="name a key or a prefix")
+    return tuple(canonical(prefix) for prefix in prefixes)
 
 
 def is_under(key: str, prefix: str) -> bool:

@@ -8,11 +8,11 @@ PUT per changed key, and for a key that went away a DELETE without its last valu
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from realsys.name_resolve.keyspace import difference
-from realsys.name_resolve.store import Event, EventKind, is_under
+from realsys.name_resolve.keyspace import KeySpace, difference
+from realsys.name_resolve.store import Entry, Event, EventKind, is_under
 
 if TYPE_CHECKING:
     from realsys.name_resolve.keyspace_store import KeySpaceStore
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 class KeySpaceWatch:
     """A Watch of a KeySpaceStore. Used by one thread; ``close`` may come from another."""
 
-    def __init__(self, store: KeySpaceStore, prefix: str, from_revision: int | None) -> None:
-        self._store, self._prefix, self._closed = store, prefix, False
+    def __init__(
+        self, store: KeySpaceStore, prefixes: Sequence[str], from_revision: int | None
+    ) -> None:
+        self._store, self._prefixes, self._closed = store, prefixes, False
         with store.lock:
             space = store.opened()
             self._next = space.revision + 1 if from_revision is None else from_revision
-            older = [e for e in space.subtree(prefix) if e.revision < self._next]
+            older = [e for e in self._entries(space) if e.revision < self._next]
         self._known = {entry.key: entry.revision for entry in older}
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -38,6 +40,10 @@ class KeySpaceWatch:
                 break
             self._store.pause(left_s)
         return []
+
+    @property
+    def is_connected(self) -> bool:
+        return True  # asking is all it does, and then the store says what is wrong
 
     def close(self) -> None:
         self._closed = True
@@ -54,19 +60,25 @@ class KeySpaceWatch:
 
     def _take(self) -> list[Event]:
         with self._store.lock:
-            leases = self._store.opened().leases_under(self._prefix)
+            space = self._store.opened()
+            leases = {i for prefix in self._prefixes for i in space.leases_under(prefix)}
         self._store.end_dead(leases)
         with self._store.lock:
             space = self._store.opened()
             events = space.events_from(self._next)
             if events is None:
-                now = space.subtree(self._prefix)
-                events = difference(self._known, now, revision=space.revision)
+                events = difference(self._known, self._entries(space), revision=space.revision)
             self._next = space.revision + 1
-        events = [event for event in events if is_under(event.key, self._prefix)]
+        events = [event for event in events if self._is_ours(event.key)]
         for event in events:
             if event.kind is EventKind.PUT:
                 self._known[event.key] = event.revision
             else:
                 self._known.pop(event.key, None)
         return events
+
+    def _is_ours(self, key: str) -> bool:
+        return any(is_under(key, prefix) for prefix in self._prefixes)
+
+    def _entries(self, space: KeySpace) -> list[Entry]:
+        return [entry for key, entry in space.entries.items() if self._is_ours(key)]

@@ -1,7 +1,9 @@
 """Takes the next attempt of a trial: at most one incarnation runs, and each can be told apart.
 
-The number is taken by a compare-and-set on the trial's ``attempt`` key; the record carries a random
-token that everything written by this incarnation repeats, so that receivers can drop an older one's.
+The number is taken twice: by making the attempt's folder, which one process can do, and by a
+compare-and-set on the trial's ``attempt`` key. The folder decides where each attempt has a store of its
+own, the key decides for everything that is published. The record carries a random token that whatever
+this incarnation writes repeats, and the folder its own keys for sockets: an older one's open no door.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +31,9 @@ from realsys.api.trial import (
     write_record,
 )
 from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.lease_judge import MANY_TTL_S
 from realsys.name_resolve.store import Compare, NameResolve, Put
-from realsys.worker.runner import LEASE_TTL_S
+from realsys.transport.keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
@@ -70,27 +73,39 @@ class Job:
 
 
 def take_attempt(
-    files: TrialFiles, store: NameResolve, keys: TrialKeys, *, job: Job
+    files: TrialFiles,
+    store: NameResolve,
+    keys: TrialKeys,
+    *,
+    job: Job,
+    former: Callable[[AttemptFiles], NameResolve | None] | None = None,
 ) -> tuple[AttemptRecord, AttemptFiles]:
     """Takes attempt n + 1 and makes its folder.
 
     An attempt of another host that has left no exit marker is given the time that its workers' leases
     take to end.
 
+    Args:
+        former: the store in which an earlier attempt's workers are registered, where it is another
+            one; it may return None when that one is gone.
     Raises:
         TrialIsLive: attempt n still runs, or somebody else took n + 1 at the same moment.
     """
+    old = files.all_attempts()
+    number = old[-1].number + 1 if old else 1
+    previous = read_record(AttemptRecord, old[-1].record) if old else None
     try:
         entry = store.get(keys.attempt)
-        previous = loads(AttemptRecord, entry.value, where=keys.attempt)
         compare = Compare.at_revision(keys.attempt, entry.revision)
-        _refuse_if_live(files, previous, job, store, keys)
-        number = previous.number + 1
-    except KeyNotFound:
+        told = loads(AttemptRecord, entry.value, where=keys.attempt)
+        if previous is None or told.number >= previous.number:
+            previous, number = told, told.number + 1
+    except KeyNotFound:  # the store may be younger than the trial
         compare = Compare.absent(keys.attempt)
-        number = 1
-    if old := files.all_attempts():  # the store may be younger than the trial
-        number = max(number, old[-1].number + 1)
+    if previous is not None:
+        was = files.attempt(previous.number)
+        _refuse_if_live(files, previous, job, former(was) if former else store, keys)
+    attempt = _claim_folder(files, number)
     record = AttemptRecord(
         number=number,
         token=secrets.token_hex(16),
@@ -103,14 +118,12 @@ def take_attempt(
         nodes=job.nodes,
     )
     if not store.transaction([compare], puts=[Put(keys.attempt, dumps(record))]):
-        raise TrialIsLive(
-            f"somebody else took attempt {number} at the same moment",
-            where=str(files.root),
-            fix="look at it: realsys status",
-        )
-    attempt = files.attempt(number)
-    for folder in (attempt.logs, attempt.last_words):
-        folder.mkdir(parents=True, exist_ok=True)
+        attempt.root.rmdir()
+        raise _taken(files, number)
+    for folder in (attempt.logs, attempt.last_words, attempt.history):
+        folder.mkdir()
+    attempt.secrets.mkdir(mode=0o700)
+    TrialKeypairs.create(attempt.curve_keys)
     write_record(attempt.record, record)
     _point_latest(files, attempt.root)
     _forget_older_attempts(store, keys)
@@ -118,8 +131,30 @@ def take_attempt(
     return record, attempt
 
 
+def _claim_folder(files: TrialFiles, number: int) -> AttemptFiles:
+    attempt = files.attempt(number)
+    files.attempts.mkdir(exist_ok=True)
+    try:
+        attempt.root.mkdir()
+    except FileExistsError:
+        raise _taken(files, number) from None
+    return attempt
+
+
+def _taken(files: TrialFiles, number: int) -> TrialIsLive:
+    return TrialIsLive(
+        f"somebody else took attempt {number} at the same moment",
+        where=str(files.root),
+        fix="look at it: realsys status",
+    )
+
+
 def _refuse_if_live(
-    files: TrialFiles, previous: AttemptRecord, job: Job, store: NameResolve, keys: TrialKeys
+    files: TrialFiles,
+    previous: AttemptRecord,
+    job: Job,
+    store: NameResolve | None,
+    keys: TrialKeys,
 ) -> None:
     if read_record(ExitMarker, files.attempt(previous.number).exit) is not None:
         return
@@ -129,7 +164,9 @@ def _refuse_if_live(
     if socket.gethostname() == previous.host:
         live = is_alive(previous.supervisor_pid, previous.supervisor_start)
     else:
-        live = not _leases_end(store, keys, timeout_s=LEASE_TTL_S + LEASE_SLACK_S)
+        live = store is not None and not _leases_end(
+            store, keys, timeout_s=MANY_TTL_S + LEASE_SLACK_S
+        )
     if live:
         raise TrialIsLive(
             f"attempt {previous.number} runs as pid {previous.supervisor_pid} on {previous.host}",
@@ -156,5 +193,6 @@ def _point_latest(files: TrialFiles, attempt: Path) -> None:
 
 
 def _forget_older_attempts(store: NameResolve, keys: TrialKeys) -> None:
-    for prefix in (keys.workers, keys.worker_statuses, keys.progress, keys.stop, keys.done):
+    told = (keys.workers, keys.worker_statuses, keys.commands, keys.progress, keys.stop, keys.done)
+    for prefix in told:
         store.clear_subtree(prefix)

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from types import FrameType
 
+from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
-from realsys.api.trial import TrialFiles
-from realsys.name_resolve.open import open_store
+from realsys.api.trial import AttemptFiles, TrialFiles
+from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.trial_store import open_trial_store
 from realsys.supervisor.attempt import Job
 from realsys.supervisor.main import log_to
 from realsys.supervisor.order_follower import OrderFollower
 from realsys.supervisor.signals import SAVE_MARGIN_S, TERM_GRACE_S
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
 from realsys.worker.runner import trial_keys
+
+AWAIT_STORE_POLL_S = 1.0
 
 
 def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number: int) -> int:
@@ -34,7 +39,7 @@ def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number
     assert plan.job is not None
     job = Job.from_environment(os.environ)
     (nodes,) = component_nodes(plan.job, dict(os.environ))
-    store = open_store(plan.name_resolve_url)
+    store = _await_store(plan, files.attempt(attempt_number))
     steps = SlurmSteps(plan, plan_hash, files.attempt(attempt_number), {component: nodes})
     agent = OrderFollower(
         plan, component, attempt_number, job, files, store, trial_keys(plan), steps
@@ -47,6 +52,18 @@ def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number
     if not told:
         raise SystemExit(1)
     return 0
+
+
+def _await_store(plan: LaunchPlan, attempt: AttemptFiles) -> NameResolve:
+    """The trial's store. A job's own etcd starts with the first job: it is waited for."""
+    deadline_s = time.monotonic() + plan.cluster.slurm.rendezvous_seconds
+    while True:
+        try:
+            return open_trial_store(plan, attempt)
+        except StoreUnavailable:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(AWAIT_STORE_POLL_S)
 
 
 def _listen_to_signals(agent: OrderFollower, plan: LaunchPlan) -> None:

@@ -139,7 +139,7 @@ class ComponentBoard:
 def submitted_job_ids(files: TrialFiles, attempt: AttemptRecord) -> list[str]:
     """Job ids of all components in order, as the launch noted them down; empty if it is not ours."""
     try:
-        note = json.loads((files.submitit / "submission.json").read_bytes())
+        note = json.loads((files.submission).read_bytes())
         ids = [str(job_id) for job_id in note["job_ids"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -19,6 +20,7 @@ from realsys.api.trial import AttemptFiles
 from realsys.supervisor.steps import Task
 from realsys.worker.environment import worker_environment
 from realsys.worker.main import command
+from realsys.worker.oom_evidence import OomCounts, oom_evidence, read_oom_counts
 from realsys.worker.parent import PARENT_PID_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ class LocalTask:
     worker: str
     process: subprocess.Popen[bytes]
     host: str
+    memory: OomCounts
     ended_at: float | None = None
     hint: str = ""
 
@@ -44,6 +47,8 @@ class LocalTask:
         code = self.process.poll()
         if code is not None and self.ended_at is None:
             self.ended_at = time.time()
+            if code == -signal.SIGKILL:
+                self.hint = oom_evidence(self.memory, read_oom_counts())
         return code
 
 
@@ -99,6 +104,7 @@ class LocalSteps:
             **env_vars,
             PARENT_PID_VARIABLE: str(os.getpid()),
         }
+        memory = read_oom_counts()
         with log.open("ab") as output:
             process = subprocess.Popen(
                 argv,
@@ -108,4 +114,4 @@ class LocalSteps:
                 env=environment,
             )
         logger.info("worker started worker=%s pid=%d", worker, process.pid)
-        return LocalTask(worker, process, socket.gethostname())
+        return LocalTask(worker, process, socket.gethostname(), memory)

@@ -17,10 +17,11 @@ from realsys.api.errors import RealsysError
 from realsys.api.job import Layout
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
-from realsys.name_resolve.open import open_store
+from realsys.name_resolve.keys import TrialKeys
 from realsys.observability.logs import configure_logging
 from realsys.supervisor.attempt import Job, take_attempt
 from realsys.supervisor.component_board import ComponentBoard
+from realsys.supervisor.job_store import JobStore, former_store
 from realsys.supervisor.local_steps import LocalSteps
 from realsys.supervisor.signals import listen_to_signals, requeue_job
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
@@ -46,8 +47,26 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     if plan.job is None:  # Slurm ends a batch script and its steps together; a laptop does not
         die_with_parent(os.getppid(), signal.SIGTERM)
     job = Job.from_environment(os.environ)
-    store, keys = open_store(plan.name_resolve_url), trial_keys(plan)
-    record, attempt_files = take_attempt(files, store, keys, job=job)
+    opened, keys = JobStore.open(plan, job.nodes), trial_keys(plan)
+    try:
+        return _supervise(plan, plan_hash, files, job, opened, keys)
+    finally:
+        opened.close()
+
+
+def _supervise(
+    plan: LaunchPlan,
+    plan_hash: str,
+    files: TrialFiles,
+    job: Job,
+    opened: JobStore,
+    keys: TrialKeys,
+) -> int:
+    store = opened.store
+    record, attempt_files = take_attempt(
+        files, store, keys, job=job, former=former_store(plan, store)
+    )
+    opened.tell(attempt_files)
     log_to(attempt_files.log("supervisor"), "supervisor")
     board = ComponentBoard(record, store, keys, job.nodes)
     steps = make_steps(plan, plan_hash, files, attempt_files, board)
@@ -63,7 +82,6 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
         if isinstance(steps, SplitSteps):
             steps.close()  # whatever happened: the other jobs hold nodes
     _write_keepsakes(files)
-    store.close()
     if marker.result is Result.STOPPED and requeue.is_set():
         requeue_job(job.job_id)
     if plan.job is not None and marker.result is not Result.COMPLETED:

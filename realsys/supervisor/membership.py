@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from realsys.api.errors import KeyNotFound, StoreError
 from realsys.api.trial import dumps, loads
+from realsys.name_resolve.lease_judge import TTL_S, Standing
 from realsys.name_resolve.lease_keeper import LeaseKeeper
 from realsys.name_resolve.store import Lease, NameResolve
 from realsys.supervisor.components import ComponentRecord
-from realsys.worker.runner import LEASE_TTL_S
 
 logger = logging.getLogger(__name__)
 
@@ -27,28 +27,32 @@ class Membership:
     store: NameResolve
     key: str
     record: ComponentRecord
-    ttl_s: float = LEASE_TTL_S
-    _lease: Lease | None = None
+    ttl_s: float = TTL_S
     _keeper: LeaseKeeper | None = None
     _left: bool = False
 
     def hold(self) -> None:
         """Takes the key unless we have it or have left; call it now and then. Raises StoreError."""
-        if self._left or (self._keeper is not None and self._keeper.lost_reason is None):
+        if self._left or (self._keeper is not None and self._keeper.standing is not Standing.OVER):
             return
-        lease = self.store.grant(self.ttl_s)
-        self.store.add(self.key, dumps(self.record), lease=lease, replace=True)
         name = f"component/{self.record.index}"
-        self._lease = lease
-        self._keeper = LeaseKeeper(lease, name=name, on_lost=lambda reason: None).start()
+        self._keeper = LeaseKeeper(
+            self._take, name=name, on_change=lambda standing, reason: None
+        ).start()
         logger.info(
             "component registered component=%d job=%s", self.record.index, self.record.job_id
         )
 
+    def _take(self) -> Lease:
+        lease = self.store.grant(self.ttl_s)
+        self.store.add(self.key, dumps(self.record), lease=lease, replace=True)
+        return lease
+
     def tell_leaving(self, why: str, *, grace_s: float) -> None:
         """Says that this job is about to end. Raises StoreError."""
         record = replace(self.record, leaving=why, leaving_grace_s=grace_s)
-        self.store.add(self.key, dumps(record), lease=self._lease, replace=True)
+        lease = self._keeper.lease if self._keeper is not None else None
+        self.store.add(self.key, dumps(record), lease=lease, replace=True)
         self.record = record
 
     def leave(self) -> None:

@@ -38,10 +38,11 @@ def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Eve
         if not on_slurm:
             supervisor.request_stop(name, grace_s=LOCAL_GRACE_S)
         elif number == signal.SIGUSR2:
-            if plan.job is not None and plan.job.requeue:
-                requeue.set()
             grace_s = max(5.0, announced - SAVE_MARGIN_S)
-            supervisor.request_stop(_interruption(os.environ, announced), grace_s=grace_s)
+            by = _interruption(os.environ, announced)
+            is_first = supervisor.request_stop(by, grace_s=grace_s)
+            if is_first and plan.job is not None and plan.job.requeue:
+                requeue.set()  # whom somebody has stopped before does not want to come back
         else:
             supervisor.request_stop(f"Slurm ({name}: cancelled or preempted)", grace_s=TERM_GRACE_S)
 

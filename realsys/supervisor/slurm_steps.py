@@ -114,7 +114,7 @@ class Step:
         record = read_record(WorkerExit, self.attempt.exit_of(task.worker))
         if record is not None:
             task.returncode, task.host, task.pid = record.returncode, record.host, record.pid
-            task.ended_at = record.at
+            task.ended_at, task.hint = record.at, record.hint
         else:
             task.returncode, task.ended_at, task.hint = code, time.time(), hint
         return record is not None

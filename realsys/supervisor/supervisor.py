@@ -1,7 +1,8 @@
 """The supervisor of one attempt: runs the phases in order, watches every worker, says how it ended.
 
-Success is the master's own marker (``done.json`` with this attempt's token), never a return code
-alone. On the first failure all other workers are ended at once. It holds no lock and no socket.
+Success is the master's own marker (``done-<phase>.json`` in the attempt's folder), never a return code
+alone. A worker fails by ending, by losing its lease, or by standing still. On the first failure all other
+workers are ended at once. It holds no lock and no socket.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,15 +28,19 @@ from realsys.api.trial import (
     StopRequest,
     TrialFiles,
     WorkerExit,
-    WorkerRecord,
+    WorkerStatus,
     dumps,
     loads,
     read_record,
 )
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
-from realsys.supervisor.first_failure import describe_exit, log_tail, order_failures
+from realsys.supervisor.failure_report import FailureReporter, suspects
+from realsys.supervisor.first_failure import log_tail, order_failures
+from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
+from realsys.supervisor.worker_leases import WorkerLeases
 from realsys.worker import exit_codes
 
 logger = logging.getLogger(__name__)
@@ -43,8 +49,7 @@ POLL_S = 0.05
 MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
 STOP_POLL_S = 0.25
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
-LEASE_POLL_S = 1.0
-LOST_S = 2.0  # after a lease has ended: srun may be about to say how the process did
+STACKS_S = 2.0  # how long workers may take to write their stacks
 END_GRACE_S = 5.0
 BALLAST_BYTES = 1 << 20
 GOODBYE_S = 20.0  # how long workers may take to leave after the master is done
@@ -66,9 +71,18 @@ class Supervisor:
     _stop_deadline: float | None = None
     _next_stop_poll: float = 0.0
     _failures: list[Failure] = field(default_factory=list)
-    _registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
-    _gone_since_s: dict[str, float] = field(default_factory=dict)
-    _next_lease_poll: float = 0.0
+    leases: WorkerLeases = field(init=False)
+    _reporter: FailureReporter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reporter = FailureReporter(self.attempt, self.attempt_files)
+        self.leases = WorkerLeases(
+            self.store,
+            self.keys,
+            self.attempt,
+            judges_leases=self.plan.job is not None,
+            has_left=self._has_left,
+        )
 
     def run(self) -> ExitMarker:
         """Runs every phase that is not done yet; returns what the exit marker says."""
@@ -104,35 +118,40 @@ class Supervisor:
         """Frees that space."""
         self.attempt_files.ballast.unlink(missing_ok=True)
 
-    def request_stop(self, by: str, *, grace_s: float) -> None:
-        """Asks the master to end after its step (called from a signal handler: sets, no I/O)."""
-        self._stop = self._stop or StopRequest(
+    def request_stop(self, by: str, *, grace_s: float) -> bool:
+        """Asks the master to end after its step (called from a signal handler: sets, no I/O).
+
+        False when somebody has asked before: then their request stands.
+        """
+        if self._stop is not None or self._stop_deadline is not None:
+            return False
+        self._stop = StopRequest(
             grace_seconds=grace_s, by=by, at=time.time(), attempt=self.attempt.number
         )
+        return True
 
     # ---- one phase --------------------------------------------------------------------------
 
     def _run_phase(self, phase: PhasePlan) -> Result:
         phase_files = TrialFiles.phase(phase.folder)
         Path(phase.folder).mkdir(parents=True, exist_ok=True)
-        phase_files.done.unlink(missing_ok=True)
         for old in self.attempt_files.last_words.glob("*.json"):  # of an earlier phase
             old.unlink(missing_ok=True)
         logger.info("phase started phase=%s", phase.name)
         tasks: list[Task] = []
-        self._registered.clear()
-        self._gone_since_s.clear()
+        self.leases.begin_phase()
         try:
             tasks = self.steps.start(phase)
-            result = self._watch(tasks, phase_files)
+            result = self._watch(tasks, phase)
         finally:
             self.steps.end(tasks, grace_s=END_GRACE_S)
         if result is Result.COMPLETED and phase.publish is not None:
+            AttemptFence(self.store, self.keys, self.attempt).check()
             _publish(phase_files, Path(phase.publish))
         logger.info("phase ended phase=%s result=%s", phase.name, result)
         return result
 
-    def _watch(self, tasks: list[Task], phase_files: PhaseFiles) -> Result:
+    def _watch(self, tasks: list[Task], phase: PhasePlan) -> Result:
         """Until the master is done or somebody fails."""
         master = next(t for t in tasks if t.worker.startswith("master_worker/"))
         while True:
@@ -141,48 +160,29 @@ class Supervisor:
                 logger.warning("stop grace over; ending the workers")
                 return Result.STOPPED
             ended = [t for t in tasks if t.poll() is not None]
-            if master.poll() == exit_codes.DONE and self._is_done(phase_files):
+            if master.poll() == exit_codes.DONE and self._is_done(phase):
                 return self._wait_for_goodbyes(tasks)
             if master.poll() == exit_codes.STOPPED:
                 return Result.STOPPED
             bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
-            lost = self._lost(tasks) if not bad else []
+            lost = self.leases.lost(tasks) if not bad else []
             if bad or lost:
                 self._collect_failures(tasks, lost)
                 return Result.FAILED
+            if stalled := self.leases.stalled():
+                self._collect_stalls(tasks, stalled)
+                return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
-
-    def _lost(self, tasks: list[Task]) -> list[Task]:
-        """Workers whose lease has ended though nobody saw their process end: the node is lost or cut
-        off, or the worker stands still. Slurm itself needs minutes to notice (SlurmdTimeout)."""
-        if self.plan.job is None or time.monotonic() < self._next_lease_poll:
-            return []
-        self._next_lease_poll = time.monotonic() + LEASE_POLL_S
-        try:
-            entries = self.store.get_subtree(self.keys.workers)
-        except StoreError as error:
-            logger.warning("leases not readable error=%s", error.what)
-            return []  # a store that does not answer says nothing about anybody
-        found = [loads(WorkerRecord, entry.value, where=entry.key) for entry in entries]
-        present = {record.worker: record for record in found if record.token == self.attempt.token}
-        self._registered |= present
-        now_s = time.monotonic()
-        for worker in present:
-            self._gone_since_s.pop(worker, None)
-        missing = self._registered.keys() - present.keys()
-        gone = [t for t in tasks if t.worker in missing and t.poll() is None]
-        gone = [t for t in gone if not self._has_left(t)]
-        return [t for t in gone if now_s - self._gone_since_s.setdefault(t.worker, now_s) > LOST_S]
 
     def _has_left(self, task: Task) -> bool:
         """Whether its parent says that it left well: srun does not, until the last of its tasks ends."""
         told = read_record(WorkerExit, self.attempt_files.exit_of(task.worker))
         return told is not None and told.returncode == exit_codes.DONE
 
-    def _is_done(self, phase_files: PhaseFiles) -> bool:
+    def _is_done(self, phase: PhasePlan) -> bool:
         """True when the master's own marker says so, with this attempt's token."""
         try:
-            marker = json.loads(phase_files.done.read_text())
+            marker = json.loads(self.attempt_files.done(phase.name).read_text())
         except (OSError, ValueError):
             return False
         return bool(marker.get("token") == self.attempt.token)
@@ -229,38 +229,31 @@ class Supervisor:
             time.sleep(POLL_S)
         failed = [t for t in tasks if t.poll() not in (None, exit_codes.DONE)]
         for task in failed or lost or [t for t in tasks if t.poll() is not None]:
-            self._failures.append(self._failure(task))
+            known = self.leases.registered.get(task.worker)
+            self._failures.append(self._reporter.of_task(task, known))
+        self._end_all(tasks)
+
+    def _collect_stalls(self, tasks: list[Task], stalled: Mapping[str, WorkerStatus]) -> None:
+        """Everybody's stack, then those who do not just wait for another one."""
+        self.give_room()
+        asked = [t.worker for t in tasks if t.poll() is None]
+        ask_for_stacks(self.store, self.keys, self.attempt, asked)
+        time.sleep(STACKS_S)
+        by_name = {t.worker: t for t in tasks}
+        for worker in suspects(stalled):
+            if worker in by_name:
+                known = self.leases.registered.get(worker)
+                failure = self._reporter.of_stall(by_name[worker], known, stalled[worker])
+                self._failures.append(failure)
+        self._end_all(tasks)
+
+    def _end_all(self, tasks: list[Task]) -> None:
         self.steps.end(tasks, grace_s=END_GRACE_S)
         first, _ = order_failures(self._failures)
         if first is not None:
             logger.error(
                 "first failure worker=%s pid=%d why=%s", first.worker, first.pid, first.why
             )
-
-    def _failure(self, task: Task) -> Failure:
-        log = self.attempt_files.log(task.worker)
-        words = read_record(Failure, self.attempt_files.words(task.worker))
-        ended = task.poll()
-        returncode = ended or 0
-        why = words.why if words is not None else describe_exit(returncode)
-        if words is None and ended is None:
-            why = "its lease has ended: its node is lost or cut off, or it stands still"
-        elif words is None and returncode == exit_codes.DONE:
-            why = "left without finishing its work"
-        elif words is None and task.hint:
-            why = f"{why} ({task.hint})"
-        known = self._registered.get(task.worker)
-        return Failure(
-            worker=task.worker,
-            host=task.host or (known.host if known else "") or self.attempt.host,
-            pid=task.pid or (known.pid if known else 0),
-            why=why,
-            at=words.at if words is not None else (task.ended_at or time.time()),
-            kind=words.kind if words is not None else "",
-            fix=words.fix if words is not None else "",
-            log=str(log),
-            log_tail=log_tail(log),
-        )
 
 
 def _publish(phase_files: PhaseFiles, target: Path) -> None:

@@ -64,6 +64,7 @@ class RequestClient:
         sender: str,
         trial: str,
         attempt: int,
+        token: str = "",
         keypairs: TrialKeypairs,
         reply_type: Any,
         context: zmq.asyncio.Context,
@@ -71,7 +72,7 @@ class RequestClient:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.endpoint, self.peer_name = endpoint, peer_name
-        self._sender, self._trial, self._attempt = sender, trial, attempt
+        self._sender, self._trial, self._attempt, self._token = sender, trial, attempt, token
         self._keypairs, self._reply_type, self._context = keypairs, reply_type, context
         self._resend_s, self._max_bytes = resend_s, max_message_bytes
         self._waiting: dict[str, asyncio.Future[Any]] = {}
@@ -220,6 +221,7 @@ class RequestClient:
             version=PROTOCOL_VERSION,
             trial=self._trial,
             attempt=self._attempt,
+            token=self._token,
             request_id=request_id,
             sender=self._sender,
             deadline_s=left_s,

@@ -13,7 +13,7 @@ import msgspec
 
 from realsys.api.errors import RealsysError, RemoteError
 
-PROTOCOL_VERSION = 1  # taken up by one whenever a frame or a body changes its meaning
+PROTOCOL_VERSION = 2  # taken up by one whenever a frame or a body changes its meaning
 
 MAX_TRACEBACK_CHARS = 20_000
 
@@ -24,6 +24,7 @@ class RequestFrame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     version: int
     trial: str  # "<experiment>/<trial>"; a server drops other trials' frames
     attempt: int  # of the sender; older ones are refused (fencing)
+    token: str  # the attempt's: two incarnations that both call themselves attempt 2 are told apart
     request_id: str  # the same in each re-sending: the server runs it once
     sender: str  # worker name, e.g. "master_worker/0"
     deadline_s: float  # remaining seconds; relative, since hosts' clocks are never compared

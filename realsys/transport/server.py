@@ -50,7 +50,7 @@ class RequestServer:
 
     Args:
         name: of this worker, in logs and errors.
-        trial, attempt: whose requests are taken.
+        trial, attempt, token: whose requests are taken.
         request_type: a Struct or a union of tagged ones: what bodies are decoded to.
         bind_host: name or address of the interface to listen on; 0.0.0.0 for all.
         publish_host: what others connect to, where it differs from ``bind_host``.
@@ -63,6 +63,7 @@ class RequestServer:
         name: str,
         trial: str,
         attempt: int,
+        token: str = "",
         keypairs: TrialKeypairs,
         request_type: Any,
         bind_host: str = "127.0.0.1",
@@ -70,7 +71,7 @@ class RequestServer:
         ports: Iterable[int] | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        self.name, self.trial, self.attempt = name, trial, attempt
+        self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
         self._keypairs, self._request_type = keypairs, request_type
         self._bind_host, self._publish_host, self._ports = bind_host, publish_host, ports
         self._max_bytes = max_message_bytes
@@ -171,9 +172,9 @@ class RequestServer:
                 ),
             )
             return None
-        if frame.attempt != self.attempt:
+        if (frame.attempt, frame.token) != (self.attempt, self._token):
             self._refusals.count("stale", f"{frame.sender} attempt {frame.attempt}")
-            older = frame.sender if frame.attempt < self.attempt else self.name
+            older = self.name if frame.attempt > self.attempt else frame.sender
             await self._refuse(
                 peer,
                 frame.request_id,

@@ -26,9 +26,9 @@ from realsys.api.trial import (
     read_record,
     write_record,
 )
-from realsys.name_resolve.open import open_store
 from realsys.observability.logs import configure_logging
 from realsys.worker import exit_codes
+from realsys.worker.heartbeat_messages import Over
 from realsys.worker.lifecycle import FINAL, WorkerEvent
 from realsys.worker.parent import PARENT_PID_VARIABLE, die_with_parent
 from realsys.worker.runner import WorkerRunner
@@ -69,6 +69,12 @@ def main() -> int:
     runner: WorkerRunner | None = None
     try:
         runner = _make_runner(args, files)
+        # Before all that is slow: it is ready when there is something to register.
+        runner.start_heartbeat(
+            on_over=lambda over: _leave_words_of(files, args.attempt, name, over)
+        )
+        registry.load_plugins(runner.plan.imports)
+        runner.config = runner.phase.config.resolve_worker_config(args.worker_type, args.index)
         runner.set_log_step = lambda step: setattr(context, "step", step)
         module, _, function = ROLES[args.worker_type].partition(":")
         code: int = getattr(importlib.import_module(module), function)(runner)
@@ -97,7 +103,6 @@ def _parse() -> argparse.Namespace:
 
 def _make_runner(args: argparse.Namespace, files: TrialFiles) -> WorkerRunner:
     plan = read_plan(files.plan, expected_hash=args.plan_hash)
-    registry.load_plugins(plan.imports)
     attempt = read_record(AttemptRecord, files.attempt(args.attempt).record)
     newest = files.all_attempts()[-1].number if files.all_attempts() else 0
     if attempt is None or newest != args.attempt:
@@ -106,18 +111,17 @@ def _make_runner(args: argparse.Namespace, files: TrialFiles) -> WorkerRunner:
             where=str(files.attempts),
             fix="nothing: a newer attempt runs the trial",
         )
-    phase = plan.phase(args.phase)
     return WorkerRunner(
         plan=plan,
-        phase=phase,
+        phase=plan.phase(args.phase),
         attempt=attempt,
-        config=phase.config.resolve_worker_config(args.worker_type, args.index),
-        store=open_store(plan.name_resolve_url),
+        worker_type=args.worker_type,
+        index=args.index,
     )
 
 
 def _say_goodbye(runner: WorkerRunner) -> None:
-    """Ends threads and lease. A store that refuses (a full disk) must not hide why we ended."""
+    """Ends the lease. A store that refuses (a full disk) must not hide why we ended."""
     try:
         runner.goodbye()
     except RealsysError as error:
@@ -137,8 +141,27 @@ def _leave_last_words(files: TrialFiles, attempt: int, name: str, error: Excepti
         kind="RemoteError" if known and known.from_worker else type(error).__name__,
         fix=known.fix if known else "",
     )
+    _write_words(files.attempt(attempt).words(name), words)
+
+
+def _leave_words_of(files: TrialFiles, attempt: int, name: str, over: Over) -> None:
+    """Why this process must exit, unless it has failed and said so already."""
+    path = files.attempt(attempt).words(name)
+    if not path.exists():
+        words = Failure(
+            worker=name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            why=over.why,
+            at=time.time(),
+            kind=over.kind,
+        )
+        _write_words(path, words)
+
+
+def _write_words(path: Path, words: Failure) -> None:
     try:
-        write_record(files.attempt(attempt).words(name), words)
+        write_record(path, words)
     except OSError as disk_error:
         logger.error("last words not written error=%s", disk_error)
 

@@ -1,8 +1,8 @@
 """What every worker does around its own work: register, keep its lease, tell its state, stop.
 
-``main.py`` makes one per process and hands it to the role's ``run``. Threads it owns: the lease
-keeper's, and one that looks at the stop key and at the keys this worker depends on. Neither is ever
-blocked by compute.
+``main.py`` makes one per process and hands it to the role's ``run``. All that name resolution must hear
+of a worker, and the other way round, goes through its heartbeat process (heartbeat.py), which no
+computation of ours can hold up. Only the master has a connection to the store of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from realsys.api.errors import KeyNotFound, StoreError
+from realsys.api.errors import InternalError, TrialError
 from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.progress import tick
 from realsys.api.trial import (
     AttemptFiles,
     AttemptRecord,
@@ -26,49 +29,61 @@ from realsys.api.trial import (
     TrialFiles,
     WorkerRecord,
     WorkerStatus,
-    dumps,
     loads,
     process_start,
 )
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.lease_keeper import LeaseKeeper
+from realsys.name_resolve.lease_judge import TTL_S, lease_ttl_s
 from realsys.name_resolve.store import NameResolve
-from realsys.worker import exit_codes
+from realsys.name_resolve.trial_store import open_trial_store
+from realsys.worker.commands import Command, Verb, parse_command, refusal
+from realsys.worker.controls import Controls
+from realsys.worker.heartbeat_link import Heartbeat
+from realsys.worker.heartbeat_messages import Begin, Over
 from realsys.worker.lifecycle import WorkerEvent, WorkerState, next_state
 from realsys.worker.network import listening_address, ports
 
 logger = logging.getLogger(__name__)
 
-LEASE_TTL_S = 15.0
-WATCH_EVERY_S = 0.25
+LEASE_TTL_S = TTL_S
+REGISTER_S = 120.0  # for a store that is just being started
+GOODBYE_S = 10.0
+PAUSE_POLL_S = 0.5
 
 
 @dataclass
 class WorkerRunner:
-    """One worker's place in its trial. ``config`` is its own part of the experiment."""
+    """One worker's place in its trial. ``config`` is its own part of the experiment.
+
+    Attributes:
+        controls: what commands have asked for; the role says which ones it carries out.
+    """
 
     plan: LaunchPlan
     phase: PhasePlan
     attempt: AttemptRecord
-    config: Any
-    store: NameResolve
+    worker_type: str
+    index: int
+    config: Any = None
     set_log_step: Callable[[int], None] = lambda step: None
     state: WorkerState = WorkerState.STARTING
-    on_stop: Callable[[StopRequest], None] | None = None
-    _keeper: LeaseKeeper | None = None
-    _watcher: threading.Thread | None = None
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _status_lock: threading.Lock = field(default_factory=threading.Lock)
+    controls: Controls = field(default_factory=Controls)
+    _heartbeat: Heartbeat | None = None
+    _store: NameResolve | None = None
+    _status: WorkerStatus = field(init=False)
+    _telling: threading.RLock = field(default_factory=threading.RLock)
+    _stop: StopRequest | None = None
+    _on_stop: Callable[[StopRequest], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._status = WorkerStatus(
+            state=self.state.value, attempt=self.attempt.number, token=self.attempt.token
+        )
 
     @property
     def name(self) -> str:
         """``model_worker/3``."""
-        return str(self.config.worker_info.name)
-
-    @property
-    def index(self) -> int:
-        """Index among the workers of its type."""
-        return int(self.config.worker_info.worker_index)
+        return f"{self.worker_type}/{self.index}"
 
     @property
     def keys(self) -> TrialKeys:
@@ -76,10 +91,20 @@ class WorkerRunner:
         return trial_keys(self.plan)
 
     @property
+    def store(self) -> NameResolve:
+        """The master's own connection to name resolution, made when it is first asked for.
+
+        A model worker must not depend on the store's being there.
+        """
+        if self._store is None:
+            if self.worker_type != "master_worker":
+                raise InternalError("only the master opens the store", where=self.name)
+            self._store = open_trial_store(self.plan, self.attempt_files)
+        return self._store
+
+    @property
     def trial_files(self) -> TrialFiles:
         """The trial's files."""
-        from pathlib import Path
-
         return TrialFiles(Path(self.plan.trial_dir))
 
     @property
@@ -104,10 +129,34 @@ class WorkerRunner:
 
     # ---- registration -----------------------------------------------------------------------
 
+    def start_heartbeat(self, *, on_over: Callable[[Over], None]) -> None:
+        """Starts the heartbeat process, which gets ready while this one goes on.
+
+        Args:
+            on_over: called before this process exits because it must.
+        """
+        begin = Begin(
+            worker_type=self.worker_type,
+            index=self.index,
+            pid=os.getpid(),
+            attempt=self.attempt.number,
+            token=self.attempt.token,
+            store_url=self.plan.name_resolve_url,
+            etcd=asdict(self.plan.cluster.etcd),
+            attempt_dir=str(self.attempt_files.root),
+            **asdict(self.keys),
+        )
+        self._heartbeat = Heartbeat.start(
+            begin, on_stop=self._stop_asked, on_command=self._commanded, on_over=on_over
+        )
+
     def register(self, *, control: str = "", data: str = "") -> None:
-        """Publishes where this worker listens, under a lease that it keeps from now on."""
-        info = self.config.worker_info
-        lease = self.store.grant(LEASE_TTL_S)
+        """Publishes where this worker listens, under a lease that is kept from now on.
+
+        Raises:
+            StaleAttempt: another attempt has taken over.
+            StoreUnavailable: the store did not answer in two minutes.
+        """
         record = WorkerRecord(
             worker=self.name,
             host=socket.gethostname(),
@@ -118,12 +167,17 @@ class WorkerRunner:
             control=control,
             data=data,
         )
-        key = self.keys.worker(info.worker_type, info.worker_index)
-        self.store.add(key, dumps(record), lease=lease, replace=True)
-        self._keeper = LeaseKeeper(lease, name=self.name, on_lost=self._fence).start()
-        self._watcher = threading.Thread(target=self._watch, name="stop-watch", daemon=True)
-        self._watcher.start()
-        self.move(WorkerEvent.REGISTERED)
+        num_workers = sum(group.count for group in self.phase.scheduling.groups().values())
+        with self._telling:
+            self._move(WorkerEvent.REGISTERED)
+            status = self._status
+        self.heartbeat.register(
+            record,
+            status,
+            ttl_s=lease_ttl_s(num_workers),
+            timeout_s=REGISTER_S,
+            watch_keys=[f"{self.keys.root}/{key}" for key in self.config.worker_info.watch_keys],
+        )
         logger.info("registered control=%s data=%s pid=%d", control, data, os.getpid())
 
     def peers(self, worker_type: str, count: int, *, timeout_s: float) -> list[WorkerRecord]:
@@ -141,83 +195,157 @@ class WorkerRunner:
         logs = ", ".join(str(self.attempt_files.log(name)) for name in names[:3])
         return f"not registered: {', '.join(names)}; their logs: {logs}"
 
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """The heartbeat process's near end."""
+        if self._heartbeat is None:
+            raise InternalError("the heartbeat process was not started", where=self.name)
+        return self._heartbeat
+
+    def check_lease(self, *, timeout_s: float) -> None:
+        """Before a side effect that others see: waits while the lease is in doubt.
+
+        Raises:
+            LeaseLost: it is over. WaitTimeout: it stayed in doubt for ``timeout_s``.
+        """
+        self.heartbeat.check(timeout_s=timeout_s)
+
     def goodbye(self) -> None:
-        """Ends the threads and the lease."""
-        self._ended.set()
-        if self._watcher is not None:
-            self._watcher.join(5.0)
-        if self._keeper is not None:
-            self._keeper.stop()
+        """Leaves in the state that was told last, and ends the heartbeat process.
+
+        Raises:
+            StoreError, WaitTimeout: the store was not told; the lease runs out by itself.
+        """
+        try:
+            if self._heartbeat is not None:
+                self._heartbeat.goodbye(self._status, timeout_s=GOODBYE_S)
+        finally:
+            if self._store is not None:
+                self._store.close()
 
     # ---- state ------------------------------------------------------------------------------
 
-    def move(self, event: WorkerEvent, *, mfc: str = "", step: int = 0, reason: str = "") -> None:
-        """Moves this worker by the lifecycle table and publishes its new state."""
-        with self._status_lock:
-            self.state = next_state(self.state, event)
-        self.tell(mfc=mfc, step=step, reason=reason)
+    def move(
+        self,
+        event: WorkerEvent,
+        *,
+        mfc: str = "",
+        step: int = 0,
+        reason: str = "",
+        may_take_s: float = 0.0,
+    ) -> None:
+        """Moves this worker by the lifecycle table and tells its new state.
+
+        Args:
+            may_take_s: what begins may go on for so long without a tick.
+        """
+        with self._telling:
+            self._move(event, mfc=mfc, step=step, reason=reason)
+            self._tell(may_take_s)
 
     def tell(self, *, mfc: str = "", step: int = 0, reason: str = "") -> None:
-        """Publishes what this worker is at, in the state that it is in."""
-        with self._status_lock:
-            status = WorkerStatus(
-                state=self.state.value, mfc=mfc, step=step, since=time.time(), reason=reason
+        """Tells what this worker is at, in the state that it is in."""
+        with self._telling:
+            self._status = replace(
+                self._status, mfc=mfc, step=step, reason=reason, since=time.time()
             )
-            info = self.config.worker_info
-            key = self.keys.worker_status(info.worker_type, info.worker_index)
-            try:
-                self.store.add(key, dumps(status), replace=True)
-            except StoreError as error:  # a state nobody sees is no reason to stop computing
-                logger.warning("status not published error=%s", error.what)
+            self._tell()
+
+    @contextmanager
+    def waiting_for(self, text: str) -> Iterator[None]:
+        """Tells what another worker must do first, while the block runs."""
+        with self._telling:
+            self._status = replace(self._status, waits_for=text)
+            self._tell()
+        try:
+            yield
+        finally:
+            with self._telling:
+                self._status = replace(self._status, waits_for="")
+                self._tell()
+
+    def _move(self, event: WorkerEvent, *, mfc: str = "", step: int = 0, reason: str = "") -> None:
+        self.state = next_state(self.state, event)
+        self._status = replace(
+            self._status,
+            state=self.state.value,
+            mfc=mfc,
+            step=step,
+            reason=reason,
+            since=time.time(),
+            waits_for="",
+        )
+
+    def _tell(self, may_take_s: float = 0.0) -> None:
+        tick()
+        if self._heartbeat is not None:
+            self._heartbeat.tell(self._status, may_take_s=may_take_s)
+
+    # ---- stop and commands --------------------------------------------------------------------
 
     def stop_request(self) -> StopRequest | None:
         """The stop request for this attempt, if there is one."""
+        return self._stop
+
+    @property
+    def on_stop(self) -> Callable[[StopRequest], None] | None:
+        """Gets the stop request, once, from another thread; also one that came before it was set."""
+        return self._on_stop
+
+    @on_stop.setter
+    def on_stop(self, on_stop: Callable[[StopRequest], None] | None) -> None:
+        with self._telling:
+            self._on_stop, request = on_stop, self._stop
+        if on_stop is not None and request is not None:
+            on_stop(request)
+
+    def between_requests(self, *, until: Callable[[], bool]) -> None:
+        """Where a pause takes effect: returns when it is over, or ``until`` says so."""
+        command = self.controls.pause_asked
+        if command is None:
+            return
+        self.move(WorkerEvent.PAUSE)
+        self._answer(command)
+        logger.info("paused by=%s", command.by)
+        while not until() and not self.controls.wait_for_resume(PAUSE_POLL_S):
+            pass
+        self.move(WorkerEvent.RESUME)
+        logger.info("resumed")
+
+    def _stop_asked(self, request: StopRequest) -> None:
+        with self._telling:
+            first, self._stop = self._stop is None, self._stop or request
+            on_stop = self._on_stop
+        if first and on_stop is not None:
+            on_stop(request)
+
+    def _commanded(self, value: bytes) -> None:
         try:
-            entry = self.store.get(self.keys.stop)
-        except KeyNotFound:
-            return None
-        except StoreError as error:
-            logger.warning("stop key not readable error=%s", error.what)
-            return None
-        request = loads(StopRequest, entry.value, where=self.keys.stop)
-        return request if request.attempt == self.attempt.number else None
+            command = parse_command(value, where=self.keys.command(self.worker_type, self.index))
+        except TrialError as error:
+            logger.warning("command not understood error=%s", error.what)
+            return
+        why = refusal(
+            command, attempt=self.attempt.number, token=self.attempt.token, state=self.state
+        )
+        if not why and command.verb not in self.controls.can:
+            why = f"a {self.worker_type} takes no {command.verb}"
+        if why:
+            logger.warning("command refused verb=%s by=%s why=%s", command.verb, command.by, why)
+            self._answer(command, refused=why)
+            return
+        logger.info("command taken verb=%s by=%s id=%s", command.verb, command.by, command.id)
+        if command.verb is Verb.CONFIGURE:
+            logging.getLogger().setLevel(command.args["log_level"].upper())
+        else:
+            self.controls.ask(command)
+        if command.verb is not Verb.PAUSE or self.state is WorkerState.PAUSED:
+            self._answer(command)  # a pause is answered when it has begun
 
-    # ---- the two reasons to leave that are not our own --------------------------------------
-
-    def _watch(self) -> None:
-        seen: set[str] = set()
-        stop_told = False
-        while not self._ended.wait(WATCH_EVERY_S):
-            if not stop_told and self.on_stop is not None:
-                request = self.stop_request()
-                if request is not None:
-                    stop_told = True
-                    self.on_stop(request)
-            if self._is_orphaned(seen):
-                logger.error("workers gone watch_keys=%s", self.config.worker_info.watch_keys)
-                os._exit(exit_codes.ORPHANED)
-
-    def _is_orphaned(self, seen: set[str]) -> bool:
-        """True when keys that this worker watches were there once and all are gone now.
-
-        A store that does not answer says nothing: then nobody is orphaned.
-        """
-        watched = [f"{self.keys.root}/{k}" for k in self.config.worker_info.watch_keys]
-        present = set()
-        for key in watched:
-            try:
-                self.store.get(key)
-                present.add(key)
-            except KeyNotFound:
-                continue
-            except StoreError:
-                return False
-        seen |= present
-        return bool(watched) and not present and bool(seen)
-
-    def _fence(self, reason: str) -> None:
-        logger.error("fenced reason=%s", reason)
-        os._exit(exit_codes.FENCED)
+    def _answer(self, command: Command, *, refused: str = "") -> None:
+        with self._telling:
+            self._status = replace(self._status, last_command=command.id, command_refused=refused)
+            self._tell()
 
 
 def trial_keys(plan: LaunchPlan) -> TrialKeys:

@@ -29,6 +29,7 @@ from realsys.worker import exit_codes
 from realsys.worker.environment import task_environment
 from realsys.worker.main import command
 from realsys.worker.network import interface_variables
+from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
 from realsys.worker.parent import PARENT_PID_VARIABLE
 
 
@@ -39,6 +40,7 @@ def main() -> int:
     index = int(os.environ["SLURM_PROCID"])
     worker = f"{args.worker_type}/{index}"
     attempt = TrialFiles(Path(args.trial_dir)).attempt(args.attempt)
+    memory = read_oom_counts()
     try:
         child = _start(args, index)
     except RealsysError as error:
@@ -47,7 +49,12 @@ def main() -> int:
         return exit_codes.FAILED
     code = child.wait()
     ended = WorkerExit(
-        worker=worker, host=socket.gethostname(), pid=child.pid, returncode=code, at=time.time()
+        worker=worker,
+        host=socket.gethostname(),
+        pid=child.pid,
+        returncode=code,
+        at=time.time(),
+        hint=oom_evidence(memory, read_oom_counts()) if code == -signal.SIGKILL else "",
     )
     try:
         write_record(attempt.exit_of(worker), ended)

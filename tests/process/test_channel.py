@@ -26,7 +26,8 @@ from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFram
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
-TRIAL, ATTEMPT = "ppo-math/run1", 3
+TRIAL, ATTEMPT, TOKEN = "ppo-math/run1", 3, "5f" * 16
+WHO = {"trial": TRIAL, "attempt": ATTEMPT, "token": TOKEN}
 KEYS = TrialKeypairs.generate()
 
 
@@ -59,7 +60,7 @@ class Counting:
 
 @asynccontextmanager
 async def serving(handler: Handler = echo, **overrides: Any) -> AsyncIterator[RequestServer]:
-    options = {"trial": TRIAL, "attempt": ATTEMPT, "keypairs": KEYS, "request_type": Ask}
+    options = {**WHO, "keypairs": KEYS, "request_type": Ask}
     async with RequestServer(name="model_worker/0", **{**options, **overrides}) as server:
         task = asyncio.create_task(server.serve(handler))
         try:
@@ -73,7 +74,7 @@ async def serving(handler: Handler = echo, **overrides: Any) -> AsyncIterator[Re
 @asynccontextmanager
 async def calling(endpoint: str, **overrides: Any) -> AsyncIterator[RequestClient]:
     context = client_context()
-    options = {"trial": TRIAL, "attempt": ATTEMPT, "keypairs": KEYS, "reply_type": Answer}
+    options = {**WHO, "keypairs": KEYS, "reply_type": Answer}
     names = {"peer_name": "model_worker/0", "sender": "master_worker/0", "context": context}
     try:
         async with RequestClient(endpoint, **{**names, **options, **overrides}) as client:
@@ -101,8 +102,7 @@ async def raw_dealer(endpoint: str, keys: TrialKeypairs = KEYS) -> AsyncIterator
 def frame(request_id: str = "r1", **overrides: Any) -> RequestFrame:
     fields: dict[str, Any] = {
         "version": PROTOCOL_VERSION,
-        "trial": TRIAL,
-        "attempt": ATTEMPT,
+        **WHO,
         "request_id": request_id,
         "sender": "master_worker/0",
         "deadline_s": 5.0,
@@ -344,6 +344,34 @@ async def test_other_attempts_are_refused():
                 await client.call(Ask("x"), timeout_s=10, what="x")
             assert new.value.fix == "model_worker/0 was superseded and must exit"
         assert server.refused == {"stale": 2}
+
+
+@in_a_loop
+async def test_another_incarnation_of_the_same_attempt_is_refused():
+    handler = Counting()
+    handler.may_answer.set()
+    async with serving(handler) as server:
+        for token in ("", "5e" * 16, TOKEN + "5"):
+            async with calling(server.endpoint, token=token) as client:
+                with pytest.raises(
+                    StaleAttempt, match="attempt 3, model_worker/0 of attempt 3"
+                ) as e:
+                    await client.call(Ask("x"), timeout_s=10, what="x")
+                assert e.value.fix == "master_worker/0 was superseded and must exit"
+                for text in (str(e.value), *e.value.__notes__):
+                    assert TOKEN not in text
+        assert (handler.num_calls, server.refused) == (0, {"stale": 3})
+
+
+@in_a_loop
+async def test_a_repeat_under_a_known_id_needs_the_token_too():
+    async with serving() as server, raw_dealer(server.endpoint) as socket:
+        await socket.send(encode(frame("r1")))
+        assert (await reply_to(socket)).ok
+        await socket.send(encode(frame("r1", token="")))
+        reply = await reply_to(socket)
+        assert not reply.ok
+        assert reply.body == b""
 
 
 @in_a_loop

@@ -23,6 +23,7 @@ from realsys.api.trial import (
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.supervisor.attempt import Job, take_attempt
+from realsys.transport.keys import TrialKeypairs
 
 KEYS = TrialKeys(cluster="local", user="anna", experiment="ppo-math", trial="run1")
 
@@ -199,13 +200,63 @@ def test_who_is_overtaken_gets_nothing(files, store, earlier):
     for number in range(1, earlier + 1):
         take(files, store)
         end(files, number)
-    winners = []
-    with pytest.raises(TrialIsLive) as lost:
-        take(files, Overtaken(store, lambda: winners.append(take(files, store)[0])))
     number = earlier + 1
+    winner = dumps(attempt_of(number, pid=os.getpid(), start=1, host="another"))
+    with pytest.raises(TrialIsLive) as lost:
+        take(files, Overtaken(store, lambda: store.add(KEYS.attempt, winner, replace=True)))
     assert lost.value.what == f"somebody else took attempt {number} at the same moment"
-    assert [w.number for w in winners] == [number]
-    assert read_record(AttemptRecord, files.attempt(number).record) == winners[0]
+    assert store.get(KEYS.attempt).value == winner
+    assert not files.attempt(number).root.exists()
+
+
+def test_whose_folder_is_taken_gets_nothing(files, store, monkeypatch):
+    """As where each attempt has a store of its own: the folder is all they share."""
+    monkeypatch.setattr(TrialFiles, "all_attempts", lambda self: [])
+    files.attempt(1).root.mkdir(parents=True)
+    with pytest.raises(TrialIsLive, match="somebody else took attempt 1"):
+        take(files, store)
+    with pytest.raises(KeyNotFound):
+        store.get(KEYS.attempt)
+
+
+def test_an_attempt_that_got_no_further_than_its_folder_does_not_stop_the_next(files, store):
+    files.attempt(1).root.mkdir(parents=True)
+    assert take(files, store)[0].number == 2
+
+
+def test_each_attempt_has_its_own_keys_for_sockets(files, store):
+    keys = []
+    for number in (1, 2):
+        attempt = take(files, store)[1]
+        keys.append(TrialKeypairs.load(attempt.curve_keys))
+        assert attempt.secrets.stat().st_mode & 0o777 == 0o700
+        end(files, number)
+    assert keys[0].server_public != keys[1].server_public
+    assert keys[0].client_public != keys[1].client_public
+
+
+def elsewhere(files, number):
+    """An attempt that another host began and that has said nothing since."""
+    root = files.attempt(number).root
+    root.mkdir(parents=True)
+    write_record(files.attempt(number).record, attempt_of(number, pid=1, start=1, host="other"))
+
+
+def test_a_former_store_with_leases_means_that_it_lives(files, store, monkeypatch):
+    monkeypatch.setattr("realsys.supervisor.attempt.MANY_TTL_S", 0.0)
+    monkeypatch.setattr("realsys.supervisor.attempt.LEASE_SLACK_S", 0.1)
+    elsewhere(files, 1)
+    former = open_store("memory://former")
+    former.add(KEYS.worker("model_worker", 0), b"x", lease=former.grant(60.0), replace=True)
+    with pytest.raises(TrialIsLive, match="attempt 1 runs as pid 1 on other"):
+        take_attempt(files, store, KEYS, job=Job(), former=lambda attempt: former)
+    former.delete(KEYS.worker("model_worker", 0))
+    assert take_attempt(files, store, KEYS, job=Job(), former=lambda attempt: former)[0].number == 2
+
+
+def test_a_former_store_that_is_gone_means_that_it_is_over(files, store):
+    elsewhere(files, 1)
+    assert take_attempt(files, store, KEYS, job=Job(), former=lambda attempt: None)[0].number == 2
 
 
 def test_of_many_at_the_same_moment_one_wins(files, store):

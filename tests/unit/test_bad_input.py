@@ -31,18 +31,10 @@ from realsys.api.experiment import (
 from realsys.api.model import ModelName
 from realsys.api.options import MathDatasetOptions, WandbOptions
 
+pytestmark = pytest.mark.usefixtures("file_root")
+
 GOOD = {"prompt": "1 + 1 =", "answer": "2"}
 Refused = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a file root of our own."""
-    for name in ("REALSYS_CLUSTER", "FORCE_COLOR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))
-    return tmp_path / "root"
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def handed_over(files: TrialFiles, *job_ids: str, folder: str = "") -> None:
         at=1.0,
         folder=folder,
     )
-    write_record(files.submitit / "submission.json", note)
+    write_record(files.submission, note)
 
 
 def writes(folder: Path, name: str, *lines: str) -> None:

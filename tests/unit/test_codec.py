@@ -53,6 +53,7 @@ FRAME = RequestFrame(
     version=PROTOCOL_VERSION,
     trial="ppo-math/run1",
     attempt=2,
+    token="5f" * 16,
     request_id="0123456789abcdef",
     sender="master_worker/0",
     deadline_s=12.5,
@@ -80,6 +81,15 @@ def test_a_head_reads_frames_of_versions_to_come():
     assert (head.version, head.trial, head.request_id) == (99, FRAME.trial, FRAME.request_id)
     with pytest.raises(ProtocolError):
         decode(msgspec.msgpack.encode(later), RequestFrame)
+
+
+def test_a_head_reads_frames_of_the_version_before_tokens():
+    before = {**msgspec.to_builtins(FRAME), "version": 1, "body": FRAME.body}
+    del before["token"]
+    data = msgspec.msgpack.encode(before)
+    assert decode(data, FrameHead).version == 1
+    with pytest.raises(ProtocolError, match="token"):
+        decode(data, RequestFrame)
 
 
 @given(st.binary(max_size=300))

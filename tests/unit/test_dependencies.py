@@ -15,15 +15,7 @@ from launcher.trial_view import TrialView
 from realsys.api.errors import ConfigError, NoSuchTrial
 from realsys.api.trial import TrialFiles, TrialRecord, trial_dir, write_record
 
-
-@pytest.fixture(autouse=True)
-def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a file root of our own."""
-    for name in ("REALSYS_CLUSTER", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))
-    return tmp_path / "root"
+pytestmark = pytest.mark.usefixtures("file_root")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +53,7 @@ def trial(
         note = Submission(
             job_id=jobs[0], scheduler=scheduler, job_ids=jobs, host="h", after_attempt=0, at=1.0
         )
-        write_record(files.submitit / "submission.json", note)
+        write_record(files.submission, note)
     return files
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import typer
 
 from launcher import verbs_site
 from launcher.clusters import write_spec
+from launcher.slurm import canary
 from launcher.slurm import node_job as jobs
 from launcher.slurm.doctor import examine, space_finding
 from launcher.slurm.findings import Finding
@@ -19,7 +21,8 @@ from launcher.slurm.images import pull
 from launcher.slurm.login_checks import version_finding
 from launcher.slurm.node_checks import NEEDED, names, node_findings
 from launcher.slurm.node_job import PACKAGES, Seen, node_job, parse, script, small_request
-from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
+from launcher.slurm.store_checks import asked_there, there_finding
+from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError
 
 # Stands in for Slurm's programs: `bin/NAME` for each, all this script. FAKE_BUSY: no node is free.
@@ -112,6 +115,55 @@ def test_a_healthy_site(calls: Callable[[], list[str]], spec: ClusterSpec, tmp_p
     assert findings["GPU"].what == "Slurm gave 0; GPU 0: NVIDIA H200 (UUID: GPU-1)"
     assert calls() == ["srun", "scontrol", "sinfo", "sacct", "sbatch", "salloc", "srun"]
     assert list((tmp_path / "root").iterdir()) == []  # canaries are gone
+
+
+def test_a_jobs_own_etcd_needs_its_program_on_the_node(
+    calls: Callable[[], list[str]], spec: ClusterSpec, tmp_path: Path
+) -> None:
+    spec = replace(spec, name_resolve="etcd+job://")
+    (tmp_path / "bin/etcd").unlink(missing_ok=True)
+    asked = asked_there(spec)
+    assert asked == {"folder": None, "endpoints": [], "files": [], "programs": ["etcd"]}
+    assert canary.store({**asked, "programs": ["no-such-program"]}) == [
+        "no program no-such-program on PATH there"
+    ]
+    add_program(tmp_path / "bin/etcd", "#!/bin/sh\n")
+    findings = found(spec)
+    assert findings["name resolution"].ok
+    assert findings["name resolution there"].what == "etcd is on PATH there"
+
+
+def test_on_this_machine_a_jobs_own_etcd_is_looked_for_here(
+    spec: ClusterSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = replace(spec, scheduler="local", name_resolve="etcd+job://")
+    finding = found(spec)["name resolution"]
+    assert (finding.ok, "install etcd" in finding.fix) == (False, True)
+    add_program(tmp_path / "etcd", "#!/bin/sh\n")
+    assert found(spec)["name resolution"].ok
+
+
+def test_a_node_says_which_server_it_does_not_reach_and_which_file_it_does_not_see(
+    spec: ClusterSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        up, down = (f"127.0.0.1:{one.getsockname()[1]}" for one in (server, closed))
+        section = EtcdSpec(
+            user="me", password_file=f"{tmp_path}/none", ca_file=f"{tmp_path}/ca.pem"
+        )
+        spec = replace(spec, name_resolve=f"etcd://{up},{down}", etcd=section)
+        problems = canary.store(asked_there(spec))
+    assert problems == [
+        f"{tmp_path}/none can't be read there: No such file or directory",
+        f"{down} is not reached from there: [Errno 111] Connection refused",
+    ]
+    finding = there_finding(spec, problems)
+    assert not finding.ok
+    assert "firewall" in finding.fix
+    assert there_finding(spec, []).ok
 
 
 def test_a_gpu_that_nobody_can_ask_is_not_called_ok(
@@ -264,7 +316,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "visible": "0",
         "programs": ["apptainer"],
         "shared": {"read": "token", "wrote": True, "error": "", "seen_back": True},
-        "store": True,
+        "store": [],
         "packages": dict.fromkeys(PACKAGES, "1.0"),
         "ports": [32, 32],
         "addresses": [["lo", "127.0.0.1"], ["ib0", "10.1.0.7"]],
@@ -295,7 +347,8 @@ SHARED = {"read": "token", "wrote": True, "error": "", "seen_back": True}
          "the node can't write: read-only"),
         ("shared file root", {"shared": {**SHARED, "seen_back": False}},
          "what the node wrote in /f is not seen here"),
-        ("name resolution there", {"store": False}, "file:///f/n can't be written there"),
+        ("name resolution there", {"store": ["it can't be written there"]},
+         "file:///f/n: it can't be written there"),
         ("clock", {"begin": 90.0, "end": 90.1},
          "the node's clock is at least 10.0 s behind of this one"),
         ("clock", {"begin": 104.0, "end": 104.5},

@@ -124,7 +124,7 @@ def test_a_running_trial_names_who_is_missing_gone_failed_and_slow():
         "Slurm says of job 7: RUNNING, on n1, started again 2 times",
         "1 of 6 workers not registered yet: m/0",
         "  what they say: realsys logs ppo-math/run1 'm/0'",
-        "1 of 6 workers have lost their leases (dead, hung or cut off): m/1",
+        "1 of 6 workers have lost their leases (dead or cut off): m/1",
         "1 of 6 workers failed: m/2",
         "m/3 has been in actor_train for 3 min 05 s",
         "m/5 has been running for 3 min 05 s",

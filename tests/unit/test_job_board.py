@@ -172,7 +172,7 @@ def test_a_run_that_ends_while_slurm_is_asked_does_not_look_lost(tmp_path):
     handed_over = Submission(
         job_id="7", scheduler="slurm", job_ids=("7",), host="login", after_attempt=0, at=time.time()
     )
-    write_record(files.submitit / "submission.json", handed_over)
+    write_record(files.submission, handed_over)
 
     def ends_meanwhile(ids, **more):
         end = ExitMarker(result=Result.COMPLETED, attempt=1, ended_at=time.time(), phase="main")

@@ -1,40 +1,41 @@
-"""One conformance suite for all name-resolution stores, and the pure parts beside them.
+"""The conformance suite over the memory and the file store, and what is theirs alone.
 
-Each test runs over the memory and the file store. ``store`` is open; ``clock`` is the one that judges
-its leases, moved by hand.
+The cases are in tests/name_resolve_cases.py. ``clock`` judges the leases here and is moved by hand.
 """
 
 import os
+import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from name_resolve_cases import *  # noqa: F403 (the suite)
+from name_resolve_cases import run_threads
+
+from realsys.api.cluster import EtcdSpec
 from realsys.api.errors import (
     ConfigError,
     KeyExists,
-    KeyNotFound,
     LeaseLost,
-    StoreError,
     StoreUnavailable,
-    WaitTimeout,
 )
 from realsys.name_resolve import file as file_store
 from realsys.name_resolve.commit_log import file_system_of
+from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
+from realsys.name_resolve.etcd.failures import judge
 from realsys.name_resolve.file import FileStore
 from realsys.name_resolve.keys import KEY_TABLE, TrialKeys
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS
 from realsys.name_resolve.keyspace_store import KeySpaceStore
-from realsys.name_resolve.lease_keeper import LeaseKeeper
 from realsys.name_resolve.memory import MemoryStore, SharedMemory
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.process_identity import is_known_dead, this_process
-from realsys.name_resolve.store import Compare, EventKind, NameResolve, Put, canonical
+from realsys.name_resolve.store import EventKind, Lease, NameResolve, canonical
 
 ROOT = "realsys/v1/site/anna/ppo-math/run1"
-PUT, DELETE, EXPIRE = EventKind.PUT, EventKind.DELETE, EventKind.EXPIRE
+PUT, DELETE = EventKind.PUT, EventKind.DELETE
 OpenAnother = Callable[[], KeySpaceStore]
 
 
@@ -49,6 +50,21 @@ class HandClock:
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()
+
+
+class PassingByHand:
+    """See Passing in the cases."""
+
+    ttl_s = 10.0
+
+    def __init__(self, clock: HandClock) -> None:
+        self._clock = clock
+
+    def most_of(self, lease: Lease) -> None:
+        self._clock.now_s += 0.7 * lease.ttl_s
+
+    def all_of(self, lease: Lease) -> None:
+        self._clock.now_s += lease.ttl_s + 0.5
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -73,58 +89,18 @@ def open_another(
 
 
 @pytest.fixture
+def root() -> str:
+    return ROOT
+
+
+@pytest.fixture
+def passing(clock: HandClock) -> PassingByHand:
+    return PassingByHand(clock)
+
+
+@pytest.fixture
 def store(open_another: OpenAnother) -> NameResolve:
     return open_another()
-
-
-# --- keys ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "why"),
-    [
-        ("", "empty"),
-        ("/etc/passwd", "absolute"),
-        ("a//b", "empty segment"),
-        ("a/", "empty segment"),
-        ("a/./b", "'.'"),
-        ("../a", "'..'"),
-        ("a/../../b", "'..'"),
-        ("a\0b", "NUL"),
-        ("a/\ud800", "UTF-8"),
-        ("a" * 5000, "5000 bytes"),
-        (None, "not a string"),
-        (b"a", "not a string"),
-    ],
-)
-def test_improper_keys_are_refused_by_every_call(store: NameResolve, key, why):
-    calls = [
-        lambda: canonical(key),
-        lambda: store.add(key, b"x"),
-        lambda: store.get(key),
-        lambda: store.delete(key),
-        lambda: store.get_subtree(key),
-        lambda: store.clear_subtree(key),
-        lambda: store.watch(key),
-        lambda: store.wait([key], timeout_s=0),
-        lambda: store.transaction([], puts=[Put(key, b"x")]),
-        lambda: store.transaction([], deletes=[key]),
-        lambda: store.transaction([Compare.absent(key)]),
-    ]
-    for call in calls:
-        with pytest.raises(StoreError, match=why):
-            call()
-
-
-@pytest.mark.parametrize(
-    "segment",
-    ["two words", "naïve-Ω-日本", 'it\'s "quoted"', "line\nbreak", "%2F", "...", "-rf", "*"],
-)
-def test_odd_segments_come_back_as_they_were(open_another: OpenAnother, segment: str):
-    key = f"{ROOT}/{segment}"
-    open_another().add(key, segment.encode())
-    assert open_another().find_subtree(ROOT) == [key]
-    assert open_another().get(key).value == segment.encode()
 
 
 def test_the_table_has_every_key_of_a_trial_and_its_pattern():
@@ -140,7 +116,7 @@ def test_the_table_has_every_key_of_a_trial_and_its_pattern():
             expected = expected.replace(blank, str(value))
         assert key == canonical(f"{ROOT}/{expected}")
     prefixes = {"root", "workers", "worker_statuses", "gen_servers", "streams"}
-    prefixes |= {"components", "component_reports"}
+    prefixes |= {"components", "component_reports", "commands"}
     slots = set(TrialKeys.__slots__)
     members = {name for name in dir(TrialKeys) if not name.startswith("_")} - slots
     assert members - prefixes == {row.name for row in KEY_TABLE}
@@ -150,211 +126,6 @@ def test_the_table_has_every_key_of_a_trial_and_its_pattern():
 def test_names_that_would_break_keys_are_refused(name: str):
     with pytest.raises(ConfigError, match="trial"):
         TrialKeys(cluster="site", user="anna", experiment="ppo", trial=name)
-
-
-# --- add, get, delete ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [b"", b" x \n", bytes(range(256)), "Ω".encode(), b"y" * 100_000])
-def test_values_are_exact_bytes(open_another: OpenAnother, value: bytes):
-    open_another().add(f"{ROOT}/a", value)
-    assert open_another().get(f"{ROOT}/a").value == value
-
-
-@pytest.mark.parametrize(
-    ("value", "why"), [("text", "str"), (None, "NoneType"), (b"x" * 2**20 + b"x", "1048577 bytes")]
-)
-def test_other_values_are_refused(store: NameResolve, value, why):
-    with pytest.raises(StoreError, match=why):
-        store.add(f"{ROOT}/a", value)
-
-
-def test_add_is_exclusive_and_names_the_holder(open_another: OpenAnother):
-    first, second = open_another(), open_another()
-    first.add(f"{ROOT}/a", b"node7:4000")
-    with pytest.raises(KeyExists, match="node7:4000"):
-        second.add(f"{ROOT}/a", b"node8:4000")
-    assert second.get(f"{ROOT}/a").value == b"node7:4000"
-    first.add(f"{ROOT}/long", b"x" * 1000)
-    with pytest.raises(KeyExists) as caught:
-        second.add(f"{ROOT}/long", b"")
-    assert "xxx" not in str(caught.value)
-
-
-def test_revisions_grow_over_the_store_and_versions_per_key(open_another: OpenAnother):
-    first, second = open_another(), open_another()
-    assert first.revision() == 0
-    r1 = first.add(f"{ROOT}/a", b"1")
-    r2 = second.add(f"{ROOT}/b", b"1")
-    r3 = first.add(f"{ROOT}/a", b"2", replace=True)
-    assert r1 < r2 < r3 == second.revision()
-    entry = second.get(f"{ROOT}/a")
-    assert (entry.value, entry.revision, entry.version, entry.lease_id) == (b"2", r3, 2, None)
-    second.delete(f"{ROOT}/a")
-    first.add(f"{ROOT}/a", b"3")
-    assert first.get(f"{ROOT}/a").version == 1
-
-
-def test_missing_keys_are_said_to_be_missing(store: NameResolve):
-    with pytest.raises(KeyNotFound, match=f"{ROOT}/a"):
-        store.get(f"{ROOT}/a")
-    with pytest.raises(KeyNotFound, match=f"{ROOT}/a"):
-        store.delete(f"{ROOT}/a")
-    store.delete(f"{ROOT}/a", missing_ok=True)
-    assert store.get_subtree(ROOT) == []
-    assert store.clear_subtree(ROOT) == 0
-    assert store.revision() == 0  # what changes nothing takes no revision
-
-
-def test_a_key_may_hold_a_value_and_have_keys_below(store: NameResolve):
-    for key in (f"{ROOT}/a/b/c", f"{ROOT}/a", f"{ROOT}/a/b"):
-        store.add(key, key.encode())
-    assert store.find_subtree(f"{ROOT}/a") == [f"{ROOT}/a", f"{ROOT}/a/b", f"{ROOT}/a/b/c"]
-    store.delete(f"{ROOT}/a/b")
-    assert store.find_subtree(f"{ROOT}/a") == [f"{ROOT}/a", f"{ROOT}/a/b/c"]
-
-
-def test_subtrees_are_sorted_and_exclude_neighbours(store: NameResolve):
-    for name in ("run1/b", "run1/a", "run10/a", "run1-b/a", "run1.x"):
-        store.add(f"realsys/v1/site/anna/ppo-math/{name}", name.encode())
-    assert [entry.value for entry in store.get_subtree(ROOT)] == [b"run1/a", b"run1/b"]
-    assert store.clear_subtree(ROOT) == 2
-    left = store.find_subtree("realsys/v1/site/anna/ppo-math")
-    assert [key.rsplit("math/")[1] for key in left] == ["run1-b/a", "run1.x", "run10/a"]
-
-
-@pytest.mark.parametrize("prefix", ["realsys", "realsys/v1/site/anna", "realsys/v1/site/anna/ppo"])
-def test_more_than_a_trial_is_never_cleared(store: NameResolve, prefix: str):
-    store.add(f"{ROOT}/a", b"x")
-    with pytest.raises(StoreError, match="one trial at a time"):
-        store.clear_subtree(prefix)
-    assert store.get(f"{ROOT}/a").value == b"x"
-
-
-def test_one_of_64_threads_wins_a_key(open_another: OpenAnother):
-    stores, start, winners, losers = [open_another() for _ in range(4)], threading.Event(), [], []
-
-    def contend(i: int) -> None:
-        start.wait()
-        try:
-            stores[i % 4].add(f"{ROOT}/leader", b"%d" % i)
-        except KeyExists:
-            losers.append(i)
-        else:
-            winners.append(i)
-
-    run_threads([lambda i=i: contend(i) for i in range(64)], start)
-    assert (len(winners), len(losers)) == (1, 63)
-    assert stores[0].get(f"{ROOT}/leader").value == b"%d" % winners[0]
-
-
-def test_deleting_a_sibling_never_takes_one_just_added(open_another: OpenAnother):
-    stores, start = [open_another() for _ in range(2)], threading.Event()
-
-    def add_all() -> None:
-        start.wait()
-        for i in range(100):
-            stores[0].add(f"{ROOT}/folder/a{i}", b"x")
-
-    def add_and_delete_all() -> None:
-        start.wait()
-        for i in range(100):
-            stores[1].add(f"{ROOT}/folder/b{i}", b"x")
-            stores[1].delete(f"{ROOT}/folder/b{i}")
-
-    run_threads([add_all, add_and_delete_all], start)
-    assert len(stores[0].find_subtree(f"{ROOT}/folder")) == 100
-
-
-def test_concurrent_increments_by_transaction_lose_none(open_another: OpenAnother):
-    stores, start = [open_another() for _ in range(4)], threading.Event()
-    stores[0].add(f"{ROOT}/attempt", b"0")
-
-    def increment(store: NameResolve) -> None:
-        start.wait()
-        for _ in range(20):
-            while True:
-                now = store.get(f"{ROOT}/attempt")
-                put = Put(f"{ROOT}/attempt", b"%d" % (int(now.value) + 1))
-                if store.transaction([Compare.at_revision(now.key, now.revision)], puts=[put]):
-                    break
-
-    run_threads([lambda s=s: increment(s) for s in stores], start)
-    assert stores[0].get(f"{ROOT}/attempt").value == b"80"
-
-
-def test_a_closed_store_says_so(store: NameResolve):
-    store.close()
-    store.close()
-    with pytest.raises(StoreError, match="closed"):
-        store.get(f"{ROOT}/a")
-    with pytest.raises(StoreError, match="closed"):
-        store.add(f"{ROOT}/a", b"x")
-
-
-# --- transactions -------------------------------------------------------------------------------
-
-
-def test_a_transaction_happens_whole_or_not_at_all(store: NameResolve):
-    revision = store.add(f"{ROOT}/a", b"1")
-    puts, deletes = [Put(f"{ROOT}/b", b"2"), Put(f"{ROOT}/c", b"3")], [f"{ROOT}/a", f"{ROOT}/none"]
-    assert not store.transaction(
-        [Compare.holds(f"{ROOT}/a", b"1"), Compare.at_revision(f"{ROOT}/a", revision + 1)],
-        puts=puts,
-        deletes=deletes,
-    )
-    assert store.find_subtree(ROOT) == [f"{ROOT}/a"]
-    assert store.transaction(
-        [Compare.at_revision(f"{ROOT}/a", revision)], puts=puts, deletes=deletes
-    )
-    entries = store.get_subtree(ROOT)
-    assert [entry.key for entry in entries] == [f"{ROOT}/b", f"{ROOT}/c"]
-    assert {entry.revision for entry in entries} == {revision + 1}
-
-
-def test_conditions_mean_what_they_say(store: NameResolve):
-    key = f"{ROOT}/a"
-    assert store.transaction([Compare.absent(key)])
-    assert not store.transaction([Compare.holds(key, b"")])
-    revision = store.add(key, b"")
-    assert not store.transaction([Compare.absent(key)])
-    assert store.transaction([Compare.holds(key, b"")])
-    assert store.transaction([Compare.at_revision(key, revision)])
-    assert not store.transaction([Compare.holds(key, b"x")])
-
-
-def test_a_transaction_writes_each_key_once(store: NameResolve):
-    with pytest.raises(StoreError, match="twice"):
-        store.transaction([], puts=[Put(f"{ROOT}/a", b"")], deletes=[f"{ROOT}/a"])
-
-
-# --- leases -------------------------------------------------------------------------------------
-
-
-def test_keys_end_with_their_lease(open_another: OpenAnother, clock: HandClock):
-    holder, reader = open_another(), open_another()
-    lease = holder.grant(ttl_s=10)
-    holder.add(f"{ROOT}/worker/0", b"x", lease=lease)
-    holder.add(f"{ROOT}/free", b"x")
-    assert reader.get(f"{ROOT}/worker/0").lease_id == lease.id
-    clock.now_s += 10
-    assert reader.get(f"{ROOT}/worker/0").value == b"x"
-    clock.now_s += 0.5
-    with pytest.raises(KeyNotFound):
-        reader.get(f"{ROOT}/worker/0")
-    assert holder.find_subtree(ROOT) == [f"{ROOT}/free"]
-    with pytest.raises(LeaseLost, match=lease.id):
-        holder.add(f"{ROOT}/worker/0", b"x", lease=lease)
-
-
-def test_a_renewed_lease_lives_on(open_another: OpenAnother, clock: HandClock):
-    holder, reader = open_another(), open_another()
-    lease = holder.grant(ttl_s=10)
-    holder.add(f"{ROOT}/worker/0", b"x", lease=lease)
-    for _ in range(5):
-        clock.now_s += 7
-        lease.keep_alive()
-        assert reader.find_subtree(ROOT) == [f"{ROOT}/worker/0"]
 
 
 def test_a_lease_renewed_too_late_is_lost_though_nobody_looked(
@@ -395,117 +166,6 @@ def test_a_reader_that_looks_for_the_first_time_waits_a_whole_ttl(
     assert not reader.find_subtree(ROOT)
 
 
-def test_a_revoked_lease_deletes_its_keys_once(store: NameResolve):
-    lease = store.grant(ttl_s=10)
-    store.add(f"{ROOT}/a", b"x", lease=lease)
-    with store.watch(ROOT) as watch:
-        lease.revoke()
-        lease.revoke()
-        assert [(e.kind, e.key) for e in watch.poll(1)] == [(DELETE, f"{ROOT}/a")]
-        assert watch.poll(0) == []
-    with pytest.raises(LeaseLost):
-        lease.keep_alive()
-
-
-def test_a_replaced_key_leaves_its_old_lease(store: NameResolve):
-    lease = store.grant(ttl_s=10)
-    store.add(f"{ROOT}/a", b"x", lease=lease)
-    store.add(f"{ROOT}/a", b"y", replace=True)
-    lease.revoke()
-    assert store.get(f"{ROOT}/a").value == b"y"
-
-
-def test_the_place_of_a_dead_holder_can_be_taken(open_another: OpenAnother, clock: HandClock):
-    holder, heir = open_another(), open_another()
-    holder.add(f"{ROOT}/a", b"old", lease=holder.grant(ttl_s=10))
-    with pytest.raises(KeyExists):
-        heir.add(f"{ROOT}/a", b"new")
-    clock.now_s += 10.5
-    heir.add(f"{ROOT}/a", b"new")
-    clock.now_s += 10.5
-    assert holder.get(f"{ROOT}/a").value == b"new"
-
-
-@pytest.mark.parametrize("ttl_s", [0, -1, float("nan")])
-def test_a_lease_needs_time(store: NameResolve, ttl_s: float):
-    with pytest.raises(StoreError, match="ttl_s"):
-        store.grant(ttl_s)
-
-
-# --- wait ---------------------------------------------------------------------------------------
-
-
-def test_wait_returns_when_all_are_there(open_another: OpenAnother):
-    store, other = open_another(), open_another()
-    store.add(f"{ROOT}/a", b"1")
-    adder = threading.Timer(0.05, lambda: other.add(f"{ROOT}/b", b"2"))
-    adder.start()
-    found = store.wait([f"{ROOT}/b", f"{ROOT}/a", f"{ROOT}/a"], timeout_s=10)
-    adder.join()
-    assert found == {f"{ROOT}/a": b"1", f"{ROOT}/b": b"2"}
-    assert store.wait([], timeout_s=0) == {}
-
-
-def test_a_wait_that_ends_names_all_who_are_missing(store: NameResolve):
-    store.add(f"{ROOT}/a", b"1")
-    began_s = time.monotonic()
-    with pytest.raises(WaitTimeout) as caught:
-        store.wait(
-            [f"{ROOT}/a", f"{ROOT}/b", f"{ROOT}/c"],
-            timeout_s=0.1,
-            describe_missing=lambda keys: f"{len(keys)} workers of 3; node7 is DOWN",
-        )
-    assert 0.1 <= time.monotonic() - began_s < 5
-    assert caught.value.what == (
-        f"2 of 3 keys did not come in 0.1 s: {ROOT}/b, {ROOT}/c\n  2 workers of 3; node7 is DOWN"
-    )
-
-
-# --- watch --------------------------------------------------------------------------------------
-
-
-def test_a_watch_tells_every_change_in_order_and_no_other(open_another: OpenAnother):
-    store, other = open_another(), open_another()
-    store.add(f"{ROOT}/before", b"x")
-    with store.watch(ROOT) as watch:
-        other.add(f"{ROOT}/a", b"1")
-        other.add("realsys/v1/site/anna/ppo-math/run10/a", b"neighbour")
-        other.add(f"{ROOT}/a", b"2", replace=True)
-        other.delete(f"{ROOT}/a")
-        other.transaction([], puts=[Put(f"{ROOT}/b", b"3")], deletes=[f"{ROOT}/before"])
-        events = watch.poll(1)
-        assert [(e.kind, e.key.removeprefix(ROOT), e.value) for e in events] == [
-            (PUT, "/a", b"1"),
-            (PUT, "/a", b"2"),
-            (DELETE, "/a", b"2"),
-            (DELETE, "/before", b"x"),
-            (PUT, "/b", b"3"),
-        ]
-        assert [e.revision for e in events] == [2, 4, 5, 6, 6]
-        assert watch.poll(0.01) == []
-
-
-def test_a_watch_from_a_revision_misses_nothing(store: NameResolve):
-    store.add(f"{ROOT}/a", b"1")
-    revision = store.revision()
-    store.add(f"{ROOT}/b", b"2")
-    store.delete(f"{ROOT}/a")
-    with store.watch(ROOT, from_revision=revision + 1) as watch:
-        assert [(e.kind, e.value) for e in watch.poll(1)] == [(PUT, b"2"), (DELETE, b"1")]
-
-
-def test_the_end_of_a_lease_is_told_as_expired(open_another: OpenAnother, clock: HandClock):
-    holder, reader = open_another(), open_another()
-    lease = holder.grant(ttl_s=10)
-    for name in ("b", "a"):
-        holder.add(f"{ROOT}/{name}", name.encode(), lease=lease)
-    with reader.watch(ROOT) as watch:
-        assert watch.poll(0) == []
-        clock.now_s += 10.5
-        events = watch.poll(1)
-        assert [(e.kind, e.value) for e in events] == [(EXPIRE, b"a"), (EXPIRE, b"b")]
-
-
 @pytest.mark.parametrize("open_another", ["memory"], indirect=True)  # thousands of writes
 def test_a_watcher_far_behind_gets_the_difference(store: NameResolve):
     store.add(f"{ROOT}/gone", b"x")
@@ -526,85 +186,7 @@ def test_a_watcher_far_behind_gets_the_difference(store: NameResolve):
         assert [e.value for e in watch.poll(1)] == [b"on"]
 
 
-def test_iterating_a_watch_ends_when_it_is_closed(open_another: OpenAnother):
-    store, other = open_another(), open_another()
-    watch = store.watch(ROOT)
-    other.add(f"{ROOT}/a", b"1")
-    values = []
-    for event in watch:
-        values.append(event.value)
-        watch.close()
-    assert values == [b"1"]
-    assert watch.poll(5) == []
-
-
-# --- the keeper ---------------------------------------------------------------------------------
-
-
-def test_the_keeper_keeps_a_lease_and_gives_it_back(tmp_path: Path):
-    store = FileStore(tmp_path / "store", poll_s=0.01)
-    lease = store.grant(ttl_s=0.3)
-    store.add(f"{ROOT}/a", b"x", lease=lease)
-    lost: list[str] = []
-    with LeaseKeeper(lease, name="model_worker/0", on_lost=lost.append) as keeper:
-        began_s = keeper.last_renewed_s
-        time.sleep(0.8)
-        assert store.get(f"{ROOT}/a").value == b"x"
-        assert keeper.last_renewed_s > began_s
-        keeper.check()
-    assert store.find_subtree(ROOT) == []
-    assert lost == []
-    assert not [t for t in threading.enumerate() if "lease" in t.name]
-    store.close()
-
-
-class BrokenLease:
-    """A lease whose renewal does ``renew``."""
-
-    id, ttl_s = "0123", 0.3
-
-    def __init__(self, renew: Callable[[], None]) -> None:
-        self.keep_alive = renew
-
-    def revoke(self) -> None:
-        raise AssertionError("a lost lease is not revoked")
-
-
-def refuse() -> None:
-    raise StoreUnavailable("no answer", where="store", fix="none")
-
-
-def lose() -> None:
-    raise LeaseLost("lease 0123 has ended", where="store", fix="none")
-
-
-@pytest.mark.parametrize(
-    ("renew", "reason"),
-    [
-        (lambda: time.sleep(0.6), "could not be renewed for 0.2 s"),  # a hung file system
-        (refuse, "could not be renewed for 0.2 s"),
-        (lose, "lease 0123 has ended"),
-        (lambda: 1 / 0, "ZeroDivisionError"),
-    ],
-    ids=["hangs", "refuses", "lost", "broken"],
-)
-def test_the_keeper_fences_itself_before_the_ttl_is_over(renew, reason):
-    heard, told = [], threading.Event()
-
-    def on_lost(why: str) -> None:
-        heard.append((why, time.monotonic()))
-        told.set()
-
-    with LeaseKeeper(BrokenLease(renew), name="w/0", on_lost=on_lost) as keeper:
-        assert told.wait(5)
-        with pytest.raises(LeaseLost, match=reason):
-            keeper.check()
-        time.sleep(0.2)
-    assert len(heard) == 1
-    assert reason in heard[0][0]
-
-
-# --- the file store alone -----------------------------------------------------------------------
+# --- the file store alone -------------------------------------------------------------------------
 
 
 def test_snapshots_replace_old_files_and_readers_follow(tmp_path: Path, monkeypatch):
@@ -746,9 +328,6 @@ def test_the_file_system_of_a_path_is_found():
     assert file_system_of(Path("/proc/self")) == "proc"
 
 
-# --- opening ------------------------------------------------------------------------------------
-
-
 def test_stores_open_by_address(tmp_path: Path):
     for url in (f"file://{tmp_path}/a%20store", "memory://test_stores_open_by_address"):
         first, second = open_store(url), open_store(url)
@@ -759,7 +338,7 @@ def test_stores_open_by_address(tmp_path: Path):
     assert (tmp_path / "a store").is_dir()
 
 
-@pytest.mark.parametrize("url", ["etcd://a:2379", "fiel:///tmp/x", "/tmp/x", "", "file://host/x"])
+@pytest.mark.parametrize("url", ["redis://a:2379", "fiel:///tmp/x", "/tmp/x", "", "file://host/x"])
 def test_unknown_addresses_are_explained(url: str):
     with pytest.raises(ConfigError, match=r"file:///") as caught:
         open_store(url)
@@ -767,11 +346,99 @@ def test_unknown_addresses_are_explained(url: str):
         assert "did you mean 'file'" in caught.value.fix
 
 
-def run_threads(calls: list[Callable[[], None]], start: threading.Event) -> None:
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    start.set()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+@pytest.mark.parametrize(
+    ("url", "endpoints"),
+    [
+        ("etcd://a", ("a:2379",)),
+        ("etcd://node1:23790,10.0.0.2/", ("node1:23790", "10.0.0.2:2379")),
+        ("etcd://[fe80::1],[::1]:4001", ("[fe80::1]:2379", "[::1]:4001")),
+    ],
+)
+def test_addresses_of_etcd_name_its_servers(url: str, endpoints: tuple[str, ...]):
+    assert endpoints_of(url) == endpoints
+
+
+@pytest.mark.parametrize("url", ["etcd://", "etcd://a,", "etcd://me:secret@a", "etcd://a:port"])
+def test_addresses_without_a_server_are_refused(url: str):
+    with pytest.raises(ConfigError, match="host:port"):
+        open_store(url)
+
+
+def test_a_jobs_own_etcd_needs_its_access():
+    with pytest.raises(ConfigError, match="access file"):
+        open_store("etcd+job://")
+
+
+# --- the access to an etcd ----------------------------------------------------------------------
+
+ACCESS = EtcdAccess(endpoints=("a:1", "b:2"), user="anna", password="secret", ca_pem="CA")
+
+
+def test_an_access_is_handed_on_in_a_file_of_its_owner(tmp_path: Path):
+    path = tmp_path / "access"
+    ACCESS.to_file(path)
+    assert EtcdAccess.from_file(path) == ACCESS
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["access"]
+    assert "secret" not in repr(ACCESS) + ACCESS.where
+    with pytest.raises(ConfigError, match="File exists"):
+        ACCESS.to_file(path)
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="mode 0640"):
+        EtcdAccess.from_file(path)
+    path.chmod(0o600)
+    path.write_text('{"endpoints": "secret"}')
+    with pytest.raises(ConfigError, match="can't be understood"):
+        EtcdAccess.from_file(path)
+
+
+def test_an_access_is_read_from_the_files_of_a_cluster(tmp_path: Path):
+    for name, text in (("password", "secret\n"), ("ca", "CA"), ("cert", "CERT"), ("key", "KEY")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "password").chmod(0o600)
+    spec = EtcdSpec(
+        user="anna",
+        password_file=str(tmp_path / "password"),
+        ca_file=str(tmp_path / "ca"),
+        cert_file=str(tmp_path / "cert"),
+        key_file=str(tmp_path / "key"),
+    )
+    (tmp_path / "key").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"key has mode 0644.*"):
+        EtcdAccess.from_spec(("a:1",), spec)
+    (tmp_path / "key").chmod(0o600)
+    access = EtcdAccess.from_spec(("a:1",), spec)
+    assert (access.user, access.password, access.ca_pem) == ("anna", "secret", "CA")
+    assert (access.cert_pem, access.key_pem) == ("CERT", "KEY")
+    (tmp_path / "ca").unlink()
+    with pytest.raises(ConfigError, match="authority can't be read: No such file"):
+        EtcdAccess.from_spec(("a:1",), spec)
+    with pytest.raises(ConfigError, match="only one of user and password"):
+        EtcdAccess.from_spec(("a:1",), EtcdSpec(user="anna"))
+
+
+# --- what a failed call of etcd's means ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "verdict"),
+    [
+        ("UNAVAILABLE", "failed to connect to all addresses; Connection refused", "never sent"),
+        ("UNAVAILABLE", "etcdserver: no leader", "never sent"),
+        ("UNAVAILABLE", "Socket closed", "unsure"),
+        ("UNAVAILABLE", "etcdserver: request timed out", "unsure"),
+        ("UNAVAILABLE", "etcdserver: leader changed", "unsure"),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", "unsure"),
+        ("CANCELLED", "Channel closed!", "unsure"),
+        ("UNKNOWN", "Stream removed", "unsure"),
+        ("UNAUTHENTICATED", "etcdserver: invalid auth token", "log in"),
+        ("INVALID_ARGUMENT", "etcdserver: revision of auth store is old", "log in"),
+        ("RESOURCE_EXHAUSTED", "etcdserver: too many requests", "never sent"),
+        ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", "final"),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", "final"),
+        ("NOT_FOUND", "etcdserver: requested lease not found", "final"),
+        ("UNKNOWN", "etcdserver: corrupt cluster", "final"),
+    ],
+)
+def test_only_what_may_heal_is_tried_again(code: str, details: str, verdict: str):
+    assert judge(code, details) == verdict

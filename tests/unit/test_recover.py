@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from realsys.api.errors import ClusterError
-from realsys.master.recover import MANIFEST, begin, commit, newest_whole
+from realsys.api.errors import ClusterError, StaleAttempt
+from realsys.api.trial import TrialFiles
+from realsys.master.recover import (
+    MANIFEST,
+    begin,
+    commit,
+    dead_after,
+    newest_whole,
+    read_resumed,
+    write_resumed,
+)
 from realsys.transport.requests import RecoverSaved
 
 WORKERS = ("model_worker/0", "model_worker/1")
@@ -29,9 +38,10 @@ def write_states(folder: Path, step: int, workers=WORKERS) -> dict[str, RecoverS
     return saved
 
 
-def checkpoint(root: Path, step: int, *, attempt=1, keep=2, workers=WORKERS) -> Path:
+def checkpoint(root: Path, step: int, *, attempt=1, keep=2, workers=WORKERS, resumed=0) -> Path:
     folder = begin(root, step=step, attempt=attempt)
-    return commit(folder, step=step, saved=write_states(folder, step, workers), keep=keep)
+    saved = write_states(folder, step, workers)
+    return commit(folder, step=step, attempt=attempt, saved=saved, keep=keep, resumed_step=resumed)
 
 
 def newest_step(root: Path, workers=WORKERS) -> int | None:
@@ -213,7 +223,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch, 
     with monkeypatch.context() as dying:
         crash_at(dying, place)
         try:
-            commit(folder, step=2, saved=saved, keep=keep)
+            commit(folder, step=2, attempt=1, saved=saved, keep=keep)
         except Crash:
             pass
     assert newest_step(tmp_path) in (1, 2)
@@ -230,7 +240,7 @@ def test_a_crash_while_the_same_step_is_written_again_leaves_one(tmp_path, monke
     with monkeypatch.context() as dying:
         crash_at(dying, place)
         try:
-            commit(folder, step=5, saved=saved, keep=1)
+            commit(folder, step=5, attempt=2, saved=saved, keep=1, resumed_step=5)
         except Crash:
             pass
     assert newest_step(tmp_path) == 5
@@ -270,6 +280,66 @@ def test_what_is_being_written_is_not_taken(tmp_path):
     assert newest_step(tmp_path) == 1
 
 
+# ---- who was cut off writes no more -----------------------------------------------------------------
+
+
+def test_what_an_older_attempt_wrote_after_a_newer_one_went_on_is_not_taken(tmp_path):
+    checkpoint(tmp_path, 10, attempt=1)
+    checkpoint(tmp_path, 12, attempt=1, keep=9)  # late: attempt 2 had gone on from step 10
+    assert newest_step(tmp_path) == 12
+    assert newest_whole(tmp_path, workers=WORKERS, resumed={1: 0, 2: 10}).step == 10
+
+
+def test_what_the_newer_one_wrote_is_taken(tmp_path):
+    checkpoint(tmp_path, 10, attempt=1)
+    checkpoint(tmp_path, 14, attempt=2, keep=9)
+    assert newest_whole(tmp_path, workers=WORKERS, resumed={1: 0, 2: 10}).step == 14
+
+
+@pytest.mark.parametrize(
+    ("attempt", "resumed", "last"),
+    [
+        (1, {}, None),
+        (1, {1: 0}, None),
+        (1, {1: 0, 2: 10}, 10),
+        (1, {2: 10, 3: 4}, 4),  # the checkpoint of step 10 was torn when attempt 3 looked
+        (2, {2: 10, 3: 14}, 14),
+        (0, {1: 0}, 0),
+    ],
+)
+def test_the_last_step_that_counts(attempt, resumed, last):
+    assert dead_after(attempt, resumed) == last
+
+
+def test_a_dead_branch_in_the_way_is_replaced(tmp_path):
+    checkpoint(tmp_path, 12, attempt=1)
+    checkpoint(tmp_path, 12, attempt=2, resumed=10)
+    found = newest_whole(tmp_path, workers=WORKERS, resumed={1: 0, 2: 10})
+    assert (found.step, found.folder.name) == (12, "step-000012")
+
+
+def test_a_checkpoint_that_is_not_allowed_is_none(tmp_path):
+    checkpoint(tmp_path, 1)
+    folder = begin(tmp_path, step=2, attempt=1)
+
+    def refuse():
+        raise StaleAttempt("attempt 2 has taken over", where="here", fix="exit")
+
+    with pytest.raises(StaleAttempt):
+        commit(folder, step=2, attempt=1, saved=write_states(folder, 2), keep=2, allow=refuse)
+    assert newest_step(tmp_path) == 1
+
+
+def test_where_each_attempt_went_on_is_written_down(tmp_path):
+    files = TrialFiles(tmp_path)
+    for number in (1, 2, 3):
+        files.attempt(number).root.mkdir(parents=True)
+    write_resumed(files.attempt(1), "main", 0)
+    write_resumed(files.attempt(3), "main", 7)
+    write_resumed(files.attempt(3), "sft", 2)
+    assert read_resumed(files, "main") == {1: 0, 3: 7}
+
+
 # ---- a disk that refuses --------------------------------------------------------------------------
 
 
@@ -287,7 +357,7 @@ def test_a_full_disk_is_told_and_the_older_one_stays(tmp_path, monkeypatch, call
     saved = write_states(folder, 2)
     monkeypatch.setattr(os, call, refusing(errno.ENOSPC))
     with pytest.raises(ClusterError) as full:
-        commit(folder, step=2, saved=saved, keep=2)
+        commit(folder, step=2, attempt=1, saved=saved, keep=2)
     assert "No space left on device" in full.value.what
     assert full.value.where == str(tmp_path / "step-000002")
     assert "resume" in full.value.fix

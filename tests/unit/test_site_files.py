@@ -14,7 +14,7 @@ from launcher.settings import read_words, read_yaml
 from launcher.site_problems import cluster_problems
 from launcher.slurm.discover import Discovered, discovered, gpus_of
 from launcher.slurm.site_yaml import scalar, site_yaml
-from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
+from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, ConfigErrors
 
 SHIPPED = sorted((Path(__file__).parents[2] / "cluster_specs").glob("*.yaml"))
@@ -122,6 +122,8 @@ def test_shipped_site_files_are_right(path: Path) -> None:
 def test_there_is_an_example_of_each_kind() -> None:
     kinds = {read_spec(p).container.runtime for p in SHIPPED if p.stem.startswith("example_")}
     assert kinds == {"none", "pyxis", "apptainer"}
+    stores = {(read_spec(p).name_resolve or "").partition("://")[0] for p in SHIPPED}
+    assert stores == {"file", "etcd", "etcd+job"}
 
 
 def test_an_example_is_not_launched_on(home: Path) -> None:
@@ -161,7 +163,17 @@ def test_names_that_are_no_file(name: str) -> None:
         ("interface: much-too-long-name", "interface", "interface is 'much-too-long-name'"),
         ("name_resolve: fil:///x", "name_resolve", "no name-resolution store for 'fil:///x'"),
         ("name_resolve: /x", "name_resolve", "no name-resolution store for '/x'"),
-        ("name_resolve: etcd://h:1", "name_resolve", "no name-resolution store for 'etcd://h:1'"),
+        ("name_resolve: etc://h:1", "name_resolve", "no name-resolution store for 'etc://h:1'"),
+        (
+            "name_resolve: etcd://me:pw@h",
+            "name_resolve",
+            "'me:pw@h' in 'etcd://me:pw@h' is no host:port",
+        ),
+        (
+            "name_resolve: etcd+job://h:1",
+            "name_resolve",
+            "'etcd+job://h:1' names a place, and the job chooses it: its own first node",
+        ),
         (
             "name_resolve: file://x/y",
             "name_resolve",
@@ -204,6 +216,40 @@ def test_bad_times_and_hostlists(tmp_path: Path) -> None:
     text = "slurm.time_limit: 1h\npartitions.p:\n  max_time: soon\n  nodelist: n[3-1]\n"
     wheres = [p.where.partition(",")[0] for p in problems_of(tmp_path, text).values()]
     assert wheres == ["slurm.time_limit", "partitions.p.max_time", "partitions.p.nodelist"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["etcd://h", "etcd://h:1,h2:2379", "etcd://10.0.0.1", "etcd://[::1]:2379,h", "etcd+job://"],
+)
+def test_addresses_of_an_etcd(url: str) -> None:
+    assert list(cluster_problems(ClusterSpec(name_resolve=url))) == []
+
+
+def test_an_etcd_section_that_cant_be_right(tmp_path: Path) -> None:
+    text = (
+        "name_resolve: etcd://h\netcd:\n  user: me\n  cert_file: cert.pem\n  key_file: ~/key.pem\n"
+    )
+    found = problems_of(tmp_path, text)
+    assert {p.where.partition(",")[0]: what for what, p in found.items()} == {
+        "etcd.user": "the etcd section has only one of user and password_file",
+        "etcd.cert_file": "etcd.cert_file is 'cert.pem'",
+    }
+    assert found["etcd.cert_file is 'cert.pem'"].where.endswith("site.yaml:4")
+
+
+def test_a_password_is_never_sent_in_the_clear() -> None:
+    section = EtcdSpec(user="me", password_file="~/pw")
+    spec = ClusterSpec(name_resolve="etcd://h", etcd=section)
+    assert [p.where for p in cluster_problems(spec)] == ["etcd.password_file"]
+    section = dataclasses.replace(section, ca_file="/etc/etcd/ca.pem")
+    assert list(cluster_problems(dataclasses.replace(spec, etcd=section))) == []
+
+
+@pytest.mark.parametrize("url", [None, "file:///f", "etcd+job://"])
+def test_a_section_without_the_etcd_that_it_is_for(url: str | None) -> None:
+    spec = ClusterSpec(name_resolve=url, etcd=EtcdSpec(ca_file="/etc/etcd/ca.pem"))
+    assert [p.where for p in cluster_problems(spec)] == ["etcd"]
 
 
 def test_memory_is_no_store_of_several_nodes() -> None:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.slurm import answer_cache
-from launcher.slurm.commands import requeue, run_slurm, scancel, scrubbed, slurm_version
+from launcher.slurm.commands import run_slurm, scancel, scrubbed
 from launcher.slurm.job_rows import SQUEUE_FIELDS, JobInfo, read_sacct, read_squeue
 from launcher.slurm.query import SQUEUE_FORMAT, ask
 from launcher.slurm.states import JobState
@@ -625,27 +625,3 @@ def test_a_refused_cancel_says_why(slurm):
         caught.value.what
         == "scancel refused: Kill job error on job id 12: Access/permission denied"
     )
-
-
-def test_requeue_says_when_slurm_refuses(slurm):
-    slurm.says("scontrol")
-    requeue("12")
-    assert slurm.calls == ["scontrol requeue 12"]
-    slurm.says("scontrol", stderr="Job is pending execution for job 12", code=1)
-    with pytest.raises(ClusterError) as caught:
-        requeue("12")
-    assert caught.value.what == "scontrol refused: Job is pending execution for job 12"
-
-
-@pytest.mark.parametrize(
-    ("printed", "version"),
-    [("slurm-wlm 22.05.8\n", (22, 5)), ("slurm 26.05.0-0rc1\n", (26, 5)), ("?", None)],
-)
-def test_the_version_is_two_numbers(slurm, printed, version):
-    slurm.says("sinfo", printed)
-    assert slurm_version() == version
-
-
-def test_without_slurm_there_is_no_version(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert slurm_version() is None

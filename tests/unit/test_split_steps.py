@@ -107,7 +107,7 @@ class Trial:
         self.plan = make_plan(tmp_path)
         self.files = TrialFiles(Path(self.plan.trial_dir))
         self.files.submitit.mkdir(parents=True)
-        (self.files.submitit / "submission.json").write_text('{"job_ids": ["120", "121"]}')
+        (self.files.submission).write_text('{"job_ids": ["120", "121"]}')
         self.store, self.keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
         self.left: list[bool] = []
         self.threads: list[threading.Thread] = []
@@ -380,7 +380,7 @@ def supervisor_of(trial: Trial, steps: SplitSteps) -> Supervisor:
 
 def test_both_jobs_run_to_the_end(trial: Trial):
     steps = trial.split_steps()
-    done = f'echo \'{{"token": "{trial.attempt.token}"}}\' > "$REALSYS_TRIAL_DIR/done.json"'
+    done = f'echo \'{{"token": "{trial.attempt.token}"}}\' > {trial.attempt_files.done("main")}'
     fake_srun.task_program(trial.bin, "master_worker", done)
     fake_srun.task_program(
         trial.bin, "rollout_worker", 'echo "task $SLURM_PROCID on $SLURMD_NODENAME"'

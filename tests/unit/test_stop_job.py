@@ -49,7 +49,7 @@ class Trial:
         )
         self.told: list[str] = []
         self.honours_the_request = False
-        write_record(self.files.submitit / "submission.json", self.submission)
+        write_record(self.files.submission, self.submission)
         self.store = open_store(self.plan.name_resolve_url)
         program(self.bin, "squeue", f'cat "{self.bin}/queue"')
         program(self.bin, "sacct", "exit 1")

@@ -33,7 +33,6 @@ from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import TrialFiles, TrialRecord, read_record
-from realsys.transport.keys import TrialKeypairs
 
 SUPERVISOR = """
 import os, signal, socket, subprocess, sys, time
@@ -138,7 +137,7 @@ def wait_until_started(files: TrialFiles, attempt: int = 1) -> TrialView:
     return view
 
 
-def test_a_submitted_trial_has_its_records_and_keys(
+def test_a_submitted_trial_has_its_records(
     make_plan: Callable[..., LaunchPlan], stand_in: Callable[[str], None]
 ) -> None:
     stand_in("completes")
@@ -149,8 +148,6 @@ def test_a_submitted_trial_has_its_records_and_keys(
     assert record.command == ("realsys", "launch", "ppo-math")
     assert read_plan(files.plan, expected_hash=record.plan_hash) == plan
     assert files.secrets.stat().st_mode & 0o777 == 0o700
-    assert files.curve_keys.stat().st_mode & 0o777 == 0o600
-    TrialKeypairs.load(files.curve_keys)
     assert wait_for(files, State.COMPLETED).state is State.COMPLETED
 
 

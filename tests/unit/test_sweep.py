@@ -50,15 +50,7 @@ from realsys.api.job import JobComponent, JobPlan, Layout
 from realsys.api.scheduling import WorkerType
 from realsys.api.trial import Progress, TrialFiles, TrialRecord, read_record, write_record
 
-
-@pytest.fixture(autouse=True)
-def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a file root of our own, and no colours."""
-    for name in ("REALSYS_CLUSTER", "FORCE_COLOR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))
-    return tmp_path / "root"
+pytestmark = pytest.mark.usefixtures("file_root")
 
 
 # ---- axes and points ------------------------------------------------------------------------
@@ -606,7 +598,7 @@ def test_waiting_jobs_are_cancelled_by_one_command(
             after_attempt=0,
             at=1.0,
         )
-        write_record(files.submitit / "submission.json", note)
+        write_record(files.submission, note)
     stops = Stops(monkeypatch, {})
 
     class Board:

@@ -144,7 +144,7 @@ def test_every_path_lies_under_the_trial():
     assert attempt.log("model_worker/3").name == "model_worker-3.log"
     assert attempt.words("model_worker/3").parent == attempt.last_words
     assert str(TrialFiles.phase("/p").recover) == "/p/recover"
-    assert files.curve_keys.parent == files.secrets
+    assert attempt.curve_keys.parent == attempt.secrets == attempt.root / "secrets"
 
 
 def test_attempts_are_listed_oldest_first(tmp_path):

@@ -62,7 +62,7 @@ def reader(
             after_attempt=0,
             at=1.0,
         )
-        write_record(files.submitit / "submission.json", submission)
+        write_record(files.submission, submission)
     return SimpleNamespace(records=lambda: records, files=files, plan=plan)
 
 

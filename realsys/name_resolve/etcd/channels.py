@@ -1,0 +1,272 @@
+"""The way to the servers: connections, which server is asked next, logging in, trying again.
+
+For client.py. One gRPC channel a server, shared by all threads; a call goes to the server that
+answered last and moves to the next when that one does not answer. Each try has a deadline of its own,
+so that a dead server costs a part of the call's time and not all of it. A channel whose calls time out
+is replaced: the connection may lead to a host that is gone without a goodbye. Knows no keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from realsys.api.errors import StoreError
+from realsys.name_resolve.etcd import protocol
+from realsys.name_resolve.etcd.access import EtcdAccess
+from realsys.name_resolve.etcd.failures import (
+    Verdict,
+    final_error,
+    is_hopeless,
+    judge,
+    unavailable,
+)
+from realsys.name_resolve.etcd.protocol import Method, grpc
+
+logger = logging.getLogger(__name__)
+
+PAUSES_S = (0.02, 0.05, 0.1, 0.2)  # after a round of all servers; the last one from then on
+SHORTEST_TRY_S = 0.5
+MAX_LOGINS = 3  # within one call; a token that is refused right after login stays refused
+OPTIONS = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1000,
+    "grpc.min_reconnect_backoff_ms": 2000,  # in spite of its name: how long one connect may take
+    "grpc.keepalive_time_ms": 10_000,  # etcd cuts off who pings more often than every 5 s
+    "grpc.keepalive_timeout_ms": 4_000,
+    "grpc.http2.max_pings_without_data": 0,  # a silent watch must be checked, too
+    "grpc.use_local_subchannel_pool": 1,  # a replaced channel shall not get the old connection
+    "grpc.enable_http_proxy": 0,  # a site's web proxy is not for the cluster's inside
+    "grpc.max_receive_message_length": -1,
+    "grpc.max_send_message_length": -1,
+}
+
+
+class Unsure(Exception):
+    """A write was sent and not answered: it may have happened, or may yet. ``details`` say why."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__(details)
+        self.details = details
+
+
+class Channels:
+    """The servers of one EtcdAccess. For all threads of the process that made it, and no other."""
+
+    def __init__(self, access: EtcdAccess) -> None:
+        self.access = access
+        self._pid, self._closed = os.getpid(), False
+        self._lock, self._login_lock = threading.Lock(), threading.RLock()
+        self._channels: list[Channel | None] = [None] * len(access.endpoints)
+        self._now = random.randrange(len(access.endpoints))  # spreads a site's clients
+        self._token: str | None = None
+
+    def call(self, method: Method, request: Any, *, deadline_s: float, resend: bool = True) -> Any:
+        """The reply of the first server that answers.
+
+        Args:
+            deadline_s: on ``time.monotonic()``.
+            resend: the request may reach etcd twice without harm.
+        Raises:
+            Unsure: without ``resend``, when it is not known whether it happened.
+            StoreUnavailable: nobody answered in time. StoreError, LeaseLost: etcd refused.
+        """
+        began_s, tries, logins, details = time.monotonic(), 0, 0, ""
+        while (left_s := deadline_s - time.monotonic()) > 0 or tries == 0:
+            channel, token, try_s = self._channel(), self._token, time.monotonic()
+            try:
+                if token is None and self.access.user is not None and method is not _LOGIN:
+                    token = self._log_in(None, deadline_s)
+                timeout_s = self._try_s(left_s, deadline_s - began_s)
+                reply = channel.stub(method)(request, timeout=timeout_s, metadata=_metadata(token))
+                channel.heard_s = time.monotonic()
+                return reply
+            except _FAILURES as error:
+                code, details = _read(error)
+                verdict = judge(code, details)
+                tries += 1
+                is_silent = code == "DEADLINE_EXCEEDED" and channel.was_silent_since(try_s)
+                if verdict is Verdict.LOG_IN and self.access.user and logins < MAX_LOGINS:
+                    logins += 1
+                    self._forget_token(token)
+                    continue
+                if verdict in (Verdict.FINAL, Verdict.LOG_IN):
+                    raise self._refusal(code, details) from error
+                self.move_on(channel, is_silent=is_silent)
+                if verdict is Verdict.UNSURE and not resend:
+                    raise Unsure(details) from error
+                if is_hopeless(details) and tries >= 2 * len(self._channels):
+                    break
+                self._pause(tries, deadline_s)
+        raise unavailable(details, waited_s=time.monotonic() - began_s, where=self.access.where)
+
+    def stream(self, method: Method, request: Any, *, deadline_s: float) -> Stream:
+        """Starts a call with many replies, on the server in turn; it is tried once."""
+        channel, token = self._channel(), self._token
+        if token is None and self.access.user is not None:
+            token = self._log_in(None, deadline_s)
+        return Stream(self, channel, method, request, token)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            channels, self._channels = self._channels, [None] * len(self._channels)
+        if os.getpid() == self._pid:  # in a forked child they are the parent's
+            for channel in channels:
+                if channel is not None:
+                    channel.grpc_channel.close()
+
+    def move_on(self, channel: Channel, *, is_silent: bool) -> None:
+        """Takes the next server, unless another thread has done so already."""
+        with self._lock:
+            index = channel.index
+            if self._channels[index] is not channel:
+                return
+            if index == self._now:
+                self._now = (index + 1) % len(self._channels)
+            if not is_silent:
+                return
+            self._channels[index] = None
+        logger.warning(
+            "etcd connection given up endpoint=%s reason=no answer", self.access.endpoints[index]
+        )
+        channel.grpc_channel.close()
+
+    def _channel(self) -> Channel:
+        if os.getpid() != self._pid:
+            raise StoreError(
+                "an etcd client of a parent process can't be used in its forked child",
+                where=self.access.where,
+                fix="open the store after the fork: gRPC's threads do not live on in a child",
+            )
+        with self._lock:
+            if self._closed:
+                raise StoreError(
+                    "the store is closed", where=self.access.where, fix="open it again"
+                )
+            if (channel := self._channels[self._now]) is None:
+                channel = self._channels[self._now] = Channel(self.access, self._now)
+            return channel
+
+    def _try_s(self, left_s: float, whole_s: float) -> float:
+        """A part of the call's time that leaves a second try, or one for each other server."""
+        part_s = whole_s / (len(self._channels) + 1)
+        return max(0.001, min(left_s, max(part_s, SHORTEST_TRY_S)))
+
+    def _pause(self, tries: int, deadline_s: float) -> None:
+        rounds, place = divmod(tries, len(self._channels))
+        if place == 0:
+            pause_s = PAUSES_S[min(rounds, len(PAUSES_S)) - 1]
+            time.sleep(max(0.0, min(pause_s, deadline_s - time.monotonic())))
+
+    def _log_in(self, refused: str | None, deadline_s: float) -> str:
+        with self._login_lock:
+            if self._token is None or self._token == refused:
+                request = protocol.AuthenticateRequest(
+                    name=self.access.user, password=self.access.password
+                )
+                self._token = self.call(_LOGIN, request, deadline_s=deadline_s).token
+            return str(self._token)
+
+    def _forget_token(self, refused: str | None) -> None:
+        with self._login_lock:
+            if self._token == refused:
+                self._token = None
+
+    def _refusal(self, code: str, details: str) -> Exception:
+        return final_error(code, details, where=self.access.where, user=self.access.user)
+
+
+class Channel:
+    """The connection to one server."""
+
+    def __init__(self, access: EtcdAccess, index: int) -> None:
+        self.index, self.heard_s = index, time.monotonic()
+        options: dict[str, object] = {**OPTIONS}
+        target = access.endpoints[index]
+        if not access.is_encrypted:
+            self.grpc_channel = grpc.insecure_channel(target, list(options.items()))
+        else:
+            if access.server_name is not None:
+                options["grpc.ssl_target_name_override"] = access.server_name
+            credentials = grpc.ssl_channel_credentials(
+                _bytes(access.ca_pem), _bytes(access.key_pem), _bytes(access.cert_pem)
+            )
+            self.grpc_channel = grpc.secure_channel(target, credentials, list(options.items()))
+        self._stubs: dict[str, Any] = {}
+
+    def was_silent_since(self, try_s: float) -> bool:
+        """Whether nobody heard anything during a try that began then and was long enough."""
+        return self.heard_s < try_s and time.monotonic() - try_s >= SHORTEST_TRY_S * 0.9
+
+    def stub(self, method: Method) -> Any:
+        """The call, as one request and one reply.
+
+        That also serves a call that etcd defines as a stream of both, such as keep-alives: on the wire
+        they differ in nothing but who ends the stream, and no thread is needed to feed it.
+        """
+        if (stub := self._stubs.get(method.path)) is None:
+            stub = self.grpc_channel.unary_unary(method.path, method.to_bytes, method.from_bytes)
+            self._stubs[method.path] = stub
+        return stub
+
+
+class Stream:
+    """Replies of one call, until the connection breaks or somebody cancels it."""
+
+    def __init__(
+        self, channels: Channels, channel: Channel, method: Method, request: Any, token: str | None
+    ) -> None:
+        self._channels, self._channel, self._token = channels, channel, token
+        start = channel.grpc_channel.unary_stream(method.path, method.to_bytes, method.from_bytes)
+        self._call = start(request, metadata=_metadata(token))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises Unsure when it breaks, a StoreError when etcd refuses."""
+        try:
+            yield from self._call
+        except _FAILURES as error:
+            code, details = _read(error)
+            verdict = judge(code, details)
+            if verdict is Verdict.LOG_IN and self._channels.access.user:
+                self.log_in_again()
+            elif verdict in (Verdict.FINAL, Verdict.LOG_IN):
+                raise self._channels._refusal(code, details) from error
+            else:
+                self._channels.move_on(self._channel, is_silent=False)
+            raise Unsure(details) from error
+
+    def log_in_again(self) -> None:
+        """The next stream logs in first."""
+        self._channels._forget_token(self._token)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+_LOGIN = protocol.AUTHENTICATE
+# A channel that another thread closed raises ValueError.
+_FAILURES = (grpc.RpcError, ValueError)
+
+
+def _read(error: Any) -> tuple[str, str]:
+    if isinstance(error, grpc.RpcError):
+        return error.code().name, error.details() or ""
+    if "closed channel" in str(error).lower():
+        return "CANCELLED", str(error)
+    raise error
+
+
+def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    # A member that has lost the others shall say so at once, and end its watches.
+    needed = (("hasleader", "true"),)
+    return needed if token is None else (*needed, ("token", token))
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()

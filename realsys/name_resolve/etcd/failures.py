@@ -1,0 +1,133 @@
+"""What a failed call means: which errors of etcd and gRPC are worth another try, which are final.
+
+Pure; for channels.py and client.py. etcd tells its errors apart by their text, gRPC by a code.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from realsys.api.errors import ConfigError, LeaseLost, StoreError, StoreUnavailable
+
+
+class Verdict(StrEnum):
+    NEVER_SENT = "never sent"  # no connection: it can't have happened
+    UNSURE = "unsure"  # it may have happened, or may yet
+    LOG_IN = "log in"  # the token is not known (any more): nothing happened
+    FINAL = "final"  # etcd has answered, or nobody will
+
+
+class Compacted(StoreError):
+    """The revision asked for is no longer kept."""
+
+
+class FutureRevision(StoreError):
+    """The revision asked for has not been written yet."""
+
+
+class LeaseExists(StoreError):
+    """A lease of that number was granted already."""
+
+
+_NO_LOGIN = ("invalid auth token", "revision of auth store is old", "auth: revision in header")
+# The certificate or its key is wrong. It will be wrong on the next try as well.
+_TLS = ("handshake", "CERTIFICATE", "SSL", "certificate", "WRONG_VERSION_NUMBER", "Peer name")
+
+
+def judge(code: str, details: str) -> Verdict:
+    """Args: ``code`` is the name of a gRPC status; ``details`` the text that came with it."""
+    if any(text in details for text in _NO_LOGIN) or code == "UNAUTHENTICATED":
+        return Verdict.LOG_IN
+    if code == "UNAVAILABLE":
+        if "failed to connect" in details or "no leader" in details or _is_tls(details):
+            return Verdict.NEVER_SENT
+        return Verdict.UNSURE
+    if code in ("DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"):
+        return Verdict.UNSURE
+    if code == "RESOURCE_EXHAUSTED" and "too many requests" in details:
+        return Verdict.NEVER_SENT
+    if code in ("UNKNOWN", "INTERNAL") and "etcdserver:" not in details:
+        return Verdict.UNSURE  # a stream that was torn, e.g. RST_STREAM
+    return Verdict.FINAL
+
+
+def final_error(
+    code: str, details: str, *, where: str, user: str | None
+) -> StoreError | ConfigError:
+    """What to raise for an answer that no other try will change."""
+    if "requested lease not found" in details:
+        return LeaseLost(
+            "the lease has ended",
+            where=where,
+            fix="stop this process's side effects and let it exit; others take it for dead",
+        )
+    if "database space exceeded" in details:
+        return StoreUnavailable(
+            "etcd is full (alarm NOSPACE): it reads and deletes, and takes no writes",
+            where=where,
+            fix="its administrator compacts, defragments and disarms: etcdctl compact <revision>; "
+            "etcdctl defrag; etcdctl alarm disarm. See also --quota-backend-bytes, "
+            "--auto-compaction-retention",
+        )
+    for text, kind in _INTERNAL.items():
+        if text in details:
+            return kind(details, where=where, fix="none is needed")
+    for text, what, fix in _LOGIN_PROBLEMS:
+        if text in details:
+            return StoreError(what.format(user=user), where=where, fix=fix)
+    return StoreError(
+        f"etcd refused: {details or 'no reason given'} ({code})",
+        where=where,
+        fix="look at etcd's log for the reason",
+    )
+
+
+def unavailable(details: str, *, waited_s: float, where: str) -> StoreUnavailable:
+    """What to raise when no try was answered in time."""
+    last = f"; last error: {details}" if details else ""
+    if _is_tls(details):
+        fix = (
+            "the certificates do not fit: is ca_file the authority of this etcd, does its certificate "
+            "name this host, is our certificate of an authority that it trusts?"
+        )
+    else:
+        fix = "is etcd running there (etcdctl endpoint health), and does a firewall let us through?"
+    return StoreUnavailable(f"etcd did not answer in {waited_s:.1f} s{last}", where=where, fix=fix)
+
+
+def is_hopeless(details: str) -> bool:
+    """Whether waiting for this server is in vain: it is there, and TLS does not come about."""
+    return _is_tls(details)
+
+
+def _is_tls(details: str) -> bool:
+    return any(text in details for text in _TLS)
+
+
+_INTERNAL: dict[str, type[StoreError]] = {
+    "required revision has been compacted": Compacted,
+    "required revision is a future revision": FutureRevision,
+    "lease already exists": LeaseExists,
+}
+_LOGIN_PROBLEMS = (
+    (
+        "permission denied",
+        "etcd does not let the user {user!r} do that with this key",
+        "give the user readwrite on its prefix: `realsys etcd roles` prints the commands",
+    ),
+    (
+        "authentication failed",
+        "etcd does not know the user {user!r} with this password",
+        "look at the user and the password file in the cluster's etcd section",
+    ),
+    (
+        "user name is empty",
+        "etcd wants a user and a password, and none was given",
+        "set user and password_file in the cluster's etcd section",
+    ),
+    (
+        "authentication is not enabled",
+        "etcd asks for no password, yet the user {user!r} is configured",
+        "switch authentication on (etcdctl auth enable), or remove the user from the etcd section",
+    ),
+)

@@ -1,0 +1,69 @@
+"""Gives a new etcd its first user, and makes it ask everybody who they are from then on.
+
+For supervisor/private_etcd.py, which has just started one that nobody else can enter yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from realsys.api.errors import StoreError, StoreUnavailable
+from realsys.name_resolve.etcd import protocol
+from realsys.name_resolve.etcd.access import EtcdAccess
+
+ADMINISTRATOR = "root"  # etcd's name for the user and the role that may do everything
+OPTIONS = (
+    ("grpc.enable_http_proxy", 0),  # to our own node
+    ("grpc.initial_reconnect_backoff_ms", 50),  # it has been started just now
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
+CALL_TIMEOUT_S = 20.0  # each is a write: a busy disk may take its time
+
+
+def make_administrator(access: EtcdAccess, *, timeout_s: float) -> None:
+    """Makes ``root`` with the password of ``access`` and switches authentication on.
+
+    Args:
+        timeout_s: of the connection. Where it does not come about nothing has happened: try again.
+    Raises:
+        StoreUnavailable: no answer in time, or by somebody whose certificate is of another authority.
+        StoreError: etcd refuses; it is not new.
+    """
+    assert access.user == ADMINISTRATOR, access.user
+    grpc = protocol.grpc
+    credentials = grpc.ssl_channel_credentials(
+        _bytes(access.ca_pem), _bytes(access.key_pem), _bytes(access.cert_pem)
+    )
+    with grpc.secure_channel(access.endpoints[0], credentials, OPTIONS) as channel:
+        try:
+            # The first call comes once and waits for the server; the others find it there.
+            grpc.channel_ready_future(channel).result(timeout=timeout_s)
+            for method, request in _calls(access):
+                call = channel.unary_unary(method.path, method.to_bytes, method.from_bytes)
+                call(request, timeout=CALL_TIMEOUT_S)
+        except grpc.FutureTimeoutError:
+            raise StoreUnavailable(
+                f"etcd did not answer in {timeout_s:g} s",
+                where=access.where,
+                fix="look at its log; does another program listen there?",
+            ) from None
+        except grpc.RpcError as error:
+            raise StoreError(
+                f"etcd refused its first user: {error.details()}",  # names no password
+                where=access.where,
+                fix="look at its log",
+            ) from error
+
+
+def _calls(access: EtcdAccess) -> Iterator[tuple[protocol.Method, Any]]:
+    user = protocol.AuthUserAddRequest(name=ADMINISTRATOR, password=access.password)
+    role = protocol.AuthUserGrantRoleRequest(user=ADMINISTRATOR, role=ADMINISTRATOR)
+    yield protocol.USER_ADD, user
+    yield protocol.USER_GRANT_ROLE, role
+    yield protocol.AUTH_ENABLE, protocol.AuthEnableRequest()
+
+
+def _bytes(pem: str | None) -> bytes | None:
+    return None if pem is None else pem.encode()

@@ -1,0 +1,85 @@
+"""Reading many keys as they were at one revision, page by page.
+
+For store.py and watch.py. A page is of up to 500 keys, so that no single request holds etcd for long;
+all pages of a listing are of the revision of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from realsys.name_resolve.etcd.client import EtcdClient
+from realsys.name_resolve.etcd.keys import (
+    PAGE_KEYS,
+    below,
+    entry,
+    found_by,
+    from_etcd,
+    is_marker,
+    read_operation,
+    to_etcd,
+)
+from realsys.name_resolve.store import MAX_TXN_OPS, Entry, is_under
+
+
+def entries_under(
+    client: EtcdClient, prefixes: Sequence[str], *, revision: int = 0
+) -> tuple[list[Entry], int]:
+    """The entries at and below the prefixes, sorted by key, and the revision they are of.
+
+    Args:
+        revision: of then; 0 is now. Raises Compacted, FutureRevision.
+    """
+    found, revision = _under(client, prefixes, revision=revision, keys_only=False)
+    return sorted((entry(kv) for kv in found), key=lambda e: e.key), revision
+
+
+def revisions_under(
+    client: EtcdClient, prefixes: Sequence[str], *, revision: int = 0
+) -> tuple[dict[str, int], int]:
+    """The keys of ``entries_under`` with the revision of each, without the values."""
+    found, revision = _under(client, prefixes, revision=revision, keys_only=True)
+    return {from_etcd(kv.key): kv.mod_revision for kv in found}, revision
+
+
+def entries_of(client: EtcdClient, keys: Sequence[str]) -> tuple[dict[str, Entry], int]:
+    """Those of the keys that are there, and the revision at which they are."""
+    found: dict[str, Entry] = {}
+    revision = 0
+    for start in range(0, len(keys), MAX_TXN_OPS):
+        page = keys[start : start + MAX_TXN_OPS]
+        reply = client.read([read_operation(to_etcd(key), revision=revision) for key in page])
+        revision = revision or reply.header.revision
+        found |= {from_etcd(kv.key): entry(kv) for kv in found_by(reply) if kv is not None}
+    return found, revision
+
+
+def _under(
+    client: EtcdClient, prefixes: Sequence[str], *, revision: int, keys_only: bool
+) -> tuple[list[Any], int]:
+    found: list[Any] = []
+    # Below another one it would be listed twice.
+    tops = [p for p in prefixes if not any(is_under(p, other) for other in prefixes if p != other)]
+    for prefix in tops:
+        key, (start, end) = to_etcd(prefix), below(prefix)
+        itself_read = read_operation(key, revision=revision, keys_only=keys_only)
+        page_read = read_operation(
+            start, end, revision=revision, limit=PAGE_KEYS, keys_only=keys_only
+        )
+        reply = client.read([itself_read, page_read])
+        revision = revision or reply.header.revision
+        itself, page = (response.response_range for response in reply.responses)
+        found += itself.kvs
+        found += _pages(client, page, end, revision=revision, keys_only=keys_only)
+    return [kv for kv in found if not is_marker(kv.key)], revision
+
+
+def _pages(
+    client: EtcdClient, page: Any, end: bytes, *, revision: int, keys_only: bool
+) -> Iterator[Any]:
+    yield from page.kvs
+    while page.more:
+        after = page.kvs[-1].key + b"\0"
+        page = client.range(after, end, revision=revision, limit=PAGE_KEYS, keys_only=keys_only)
+        yield from page.kvs

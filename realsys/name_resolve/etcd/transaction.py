@@ -1,0 +1,144 @@
+"""A write that happens once: sent, and when no reply comes, looked for before it is sent again.
+
+For store.py and lease.py. A transaction is known by what it wrote: the value and the lease of its first
+put. Where that could be another process's as well (a deletion, or a condition and no lease), it writes
+its own random name to the trial's marker (keys.py) in the same revision. Its traces are looked for in the
+key's history, back to the revision that was the newest before it was sent.
+
+The marker has a second reader: watch.py asks it whether a key's end was somebody's deed or its lease's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from realsys.api.errors import StoreUnavailable
+from realsys.name_resolve.etcd import protocol
+from realsys.name_resolve.etcd.channels import Unsure
+from realsys.name_resolve.etcd.client import EtcdClient
+from realsys.name_resolve.etcd.failures import Compacted
+from realsys.name_resolve.etcd.keys import (
+    delete_operation,
+    marker_of,
+    put_operation,
+    to_etcd,
+)
+from realsys.name_resolve.store import Put
+
+MAX_LOOKS_BACK = 64  # values of one key since the first try
+RESEND_AFTER_S = 0.05
+
+
+class Outcome(NamedTuple):
+    """``responses`` is None where the reply was lost and the writes were found."""
+
+    happened: bool
+    revision: int
+    responses: Sequence[Any] | None
+
+
+class Transaction:
+    """One transaction of a store; ``run`` it once.
+
+    Args:
+        conditions: etcd's Compares.
+        ranges: deleted, as (key, end); an empty end for a single key.
+        deletes_of: keys, one of each trial in which something is deleted.
+        otherwise: reads that are answered when a condition does not hold.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        *,
+        conditions: Sequence[Any] = (),
+        puts: Sequence[Put] = (),
+        ranges: Sequence[tuple[bytes, bytes]] = (),
+        deletes_of: Sequence[str] = (),
+        otherwise: Sequence[Any] = (),
+    ) -> None:
+        self._client = client
+        name = secrets.token_hex(8).encode()
+        markers = {marker_of(key) for key in deletes_of}
+        is_plain = not conditions or any(put.lease is not None for put in puts)
+        if puts and not is_plain:
+            markers.add(marker_of(puts[0].key))
+        signed = [Put(marker, name) for marker in sorted(markers)]
+        written = [*signed, *puts]
+        self._trace = put_operation(written[0]).request_put if written else None
+        self._request = protocol.TxnRequest(
+            compare=conditions,
+            # Deletions first: within a revision, watchers get events in this order.
+            success=[
+                *(delete_operation(key, end) for key, end in ranges),
+                *(put_operation(put) for put in (*puts, *signed)),
+            ],
+            failure=otherwise,
+        )
+
+    def run(self) -> Outcome:
+        """Raises StoreUnavailable when nobody answers, and when it can't be told whether it happened."""
+        client, deadline_s = self._client, self._client.deadline_s()
+        before, was_lost = client.newest_revision, False
+        while True:
+            try:
+                reply = client.transaction(self._request, deadline_s=deadline_s)
+            except Unsure as error:
+                was_lost = True
+                if found := self._find(before, deadline_s):
+                    return Outcome(True, found, None)
+                if time.monotonic() + RESEND_AFTER_S > deadline_s:
+                    raise self._unknown(error.details) from error
+                time.sleep(RESEND_AFTER_S)
+                continue
+            except StoreUnavailable as error:
+                if was_lost:
+                    raise self._unknown(error.what) from error
+                raise
+            # A condition that fails now may fail because the first try made it so.
+            if was_lost and not reply.succeeded and (found := self._find(before, deadline_s)):
+                return Outcome(True, found, None)
+            return Outcome(reply.succeeded, reply.header.revision, reply.responses)
+
+    def _find(self, before: int, deadline_s: float) -> int | None:
+        """The revision in which our writes stand, None if they are nowhere after ``before``."""
+        if self._trace is None:
+            return None  # nothing is written: it can be sent again
+        key, revision = self._trace.key, 0
+        try:
+            for _ in range(MAX_LOOKS_BACK):
+                kvs = self._client.range(key, revision=revision, deadline_s=deadline_s).kvs
+                if not kvs or kvs[0].mod_revision <= before:
+                    return None
+                if (kvs[0].value, kvs[0].lease) == (self._trace.value, self._trace.lease):
+                    return int(kvs[0].mod_revision)
+                revision = kvs[0].mod_revision - 1
+        except Compacted:
+            pass
+        except StoreUnavailable as error:
+            raise self._unknown(error.what) from error
+        raise self._unknown("its key was written too often since")
+
+    def _unknown(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"it is unknown whether a write happened: {why}",
+            where=f"key {self._key_text()} in {self._client.where}",
+            fix="read the key when etcd answers again, and then decide",
+        )
+
+    def _key_text(self) -> str:
+        operations = self._request.success
+        if not operations:
+            return "none"
+        first = operations[0]
+        key = first.request_put.key or first.request_delete_range.key
+        return repr(key.decode(errors="backslashreplace")[1:])
+
+
+def delete_keys(client: EtcdClient, keys: Sequence[str], conditions: Sequence[Any]) -> Outcome:
+    """Deletes keys if the conditions hold, as somebody's deed."""
+    ranges = [(to_etcd(key), b"") for key in keys]
+    return Transaction(client, conditions=conditions, ranges=ranges, deletes_of=keys).run()

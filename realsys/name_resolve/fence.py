@@ -1,0 +1,83 @@
+"""Writes that count only while this attempt is the trial's newest.
+
+For everything an attempt shows to the outside: checkpoints, published models, the done mark, progress.
+The condition and the write are one transaction, so a process that was cut off or stood still while
+another attempt took over can't be believed afterwards, whatever it thinks of itself: the store decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from realsys.api.errors import KeyNotFound, StaleAttempt, StoreUnavailable
+from realsys.api.trial import AttemptRecord, loads
+from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.store import Compare, NameResolve, Put
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+class AttemptFence:
+    """The border between this attempt and all others. ``attempt`` is ours."""
+
+    def __init__(self, store: NameResolve, keys: TrialKeys, attempt: AttemptRecord) -> None:
+        self._store, self._keys, self._attempt = store, keys, attempt
+        self._revision = 0  # of the attempt key, once it has been seen to be ours
+
+    def write(self, puts: Sequence[Put], *, deletes: Sequence[str] = ()) -> None:
+        """All of it, or nothing.
+
+        Raises:
+            StaleAttempt: another attempt has taken over.
+            StoreUnavailable: the store did not answer; whether it was written is then not known.
+        """
+        if not self._revision:
+            self.check()
+        ours = Compare.at_revision(self._keys.attempt, self._revision)
+        if not self._store.transaction([ours], puts=puts, deletes=deletes):
+            self._revision = 0
+            self.check()  # names who took over
+            self.write(puts, deletes=deletes)
+
+    def publish(self, puts: Sequence[Put], *, timeout_s: float, what: str) -> None:
+        """As ``write``, for what must not be lost: tries again while the store is away.
+
+        Raises:
+            StaleAttempt, or StoreUnavailable when it was away for all of ``timeout_s``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self.write(puts)
+            except StoreUnavailable as error:
+                if time.monotonic() > deadline_s:
+                    raise
+                logger.warning(
+                    "waiting for the store to publish what=%s error=%s", what, error.what
+                )
+                time.sleep(RETRY_S)
+
+    def check(self) -> None:
+        """Raises StaleAttempt if another attempt has taken over."""
+        where = f"trial {self._keys.experiment}/{self._keys.trial}"
+        try:
+            entry = self._store.get(self._keys.attempt)
+        except KeyNotFound:
+            raise StaleAttempt(
+                f"the store knows no attempt, we are {self._attempt.number}",
+                where=where,
+                fix="the trial was cleared while it ran: this process must exit",
+            ) from None
+        newest = loads(AttemptRecord, entry.value, where=self._keys.attempt)
+        if (newest.number, newest.token) != (self._attempt.number, self._attempt.token):
+            raise StaleAttempt(
+                f"attempt {newest.number} on {newest.host} has taken over, "
+                f"we are attempt {self._attempt.number}",
+                where=where,
+                fix="nothing: this process must exit, the newer attempt runs the trial",
+            )
+        self._revision = entry.revision

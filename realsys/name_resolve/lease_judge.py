@@ -1,0 +1,91 @@
+"""How a lease's holder stands, from when it renewed and what the store answered (pure).
+
+For lease_keeper.py, and for the simulation that plays thousands of outages against it. Two dangers pull
+apart: a holder that goes on after others took it for dead, and one that ends itself because the store
+was away for a moment. So there are two steps. *Suspended*: not renewed for a while, no side effects until
+it is. *Over*: stop and exit, for good.
+
+Why that is safe: others count the ttl from when the store *received* a renewal, which is never before
+it was sent. A lease can't run out before ``sent + ttl``, and by then its holder has been suspended for a
+fifth of the ttl. What a suspended or cut-off holder still writes, the attempt's token fences off.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+TTL_S = 15.0
+MANY_WORKERS, MANY_TTL_S = 1000, 30.0  # one small store must carry all renewals
+RENEWALS_PER_TTL = 7.5  # a store that is back after 10 s must be reached before 0.8 of 15 s are over
+SUSPEND_AT = 0.8
+GIVE_UP_S = 120.0
+
+
+class Standing(StrEnum):
+    """What the holder may do."""
+
+    HELD = "held"  # everything
+    SUSPENDED = "suspended"  # compute, but publish nothing
+    OVER = "over"  # exit
+
+
+class LeaseJudge:
+    """Judges one lease. All times are seconds of the holder's monotonic clock.
+
+    Args:
+        ttl_s: as the store granted it.
+        granted_s: when the request for it was sent.
+        give_up_s: over when the store has not acknowledged a renewal for this long. A store that
+            answers decides earlier.
+    """
+
+    def __init__(self, ttl_s: float, *, granted_s: float, give_up_s: float = GIVE_UP_S) -> None:
+        self.ttl_s, self.give_up_s = ttl_s, max(give_up_s, ttl_s)
+        self.renewed_s = granted_s
+        self.reason = ""
+
+    def renewed(self, sent_s: float) -> None:
+        """A renewal that was sent at ``sent_s`` was acknowledged."""
+        self.renewed_s = max(self.renewed_s, sent_s)
+
+    def gone(self, now_s: float) -> bool:
+        """The store says that the lease has ended. True: take a new one and go on.
+
+        A lease that ended before its time was ended by the store's own trouble (data lost, a revoking
+        old leader), and nobody may have acted on it yet. After its time somebody may: it is over.
+        """
+        before_its_time = now_s < self.renewed_s + self.ttl_s
+        if not before_its_time:
+            self.reason = (
+                f"the lease was not renewed for {now_s - self.renewed_s:.1f} s "
+                f"(ttl {self.ttl_s:g} s) and has ended"
+            )
+        return before_its_time
+
+    def replaced(self, ttl_s: float, *, granted_s: float) -> None:
+        """A new lease is held in its place."""
+        self.ttl_s, self.renewed_s = ttl_s, granted_s
+
+    def end(self, reason: str) -> None:
+        """Over, whatever the clock says: another attempt runs, or the key is somebody else's."""
+        self.reason = reason
+
+    def standing(self, now_s: float) -> Standing:
+        """How the holder stands at ``now_s``."""
+        unheard_s = now_s - self.renewed_s
+        if not self.reason and unheard_s > self.give_up_s:
+            self.reason = f"the store has not answered for {unheard_s:.0f} s"
+        if self.reason:
+            return Standing.OVER
+        return Standing.HELD if unheard_s < SUSPEND_AT * self.ttl_s else Standing.SUSPENDED
+
+    def next_change_s(self, now_s: float) -> float:
+        """How long the standing stays as it is if nothing is heard."""
+        ends = (self.renewed_s + SUSPEND_AT * self.ttl_s, self.renewed_s + self.give_up_s)
+        return min((end - now_s for end in ends if end > now_s), default=0.0)
+
+
+def lease_ttl_s(num_workers: int) -> float:
+    """The ttl for a trial of this size: renewals of all must stay far below what one store can take
+    (docs/reliability.md has the formula)."""
+    return TTL_S if num_workers <= MANY_WORKERS else MANY_TTL_S

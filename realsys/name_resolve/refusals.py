@@ -1,0 +1,98 @@
+"""What every store says in the same words: a key is taken, missing, or did not come in time.
+
+For the stores; so that the conformance suite and a user see one message wherever a store keeps its keys.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from realsys.api.errors import KeyExists, KeyNotFound, StoreError, WaitTimeout
+from realsys.name_resolve.store import (
+    MAX_TXN_OPS,
+    Compare,
+    Entry,
+    Put,
+    canonical,
+    check_value,
+)
+
+logger = logging.getLogger(__name__)
+
+SHORT_VALUE_BYTES = 200  # a holder's value up to this length is shown in KeyExists
+ANNOUNCE_EVERY_S = 30.0  # a long wait says so in the log
+
+
+def taken(held: Entry, *, where: str) -> KeyExists:
+    shown = f", held with {held.value!r}" if len(held.value) <= SHORT_VALUE_BYTES else ""
+    return KeyExists(
+        f"key {held.key!r} exists since revision {held.revision}{shown}",
+        where=where,
+        fix="another process was first; pass replace=True only if you own the key",
+    )
+
+
+def not_there(key: str, *, where: str) -> KeyNotFound:
+    return KeyNotFound(
+        f"no key {key!r}", where=where, fix="its writer has not come yet, or has ended"
+    )
+
+
+def not_there_to_delete(key: str, *, where: str) -> KeyNotFound:
+    return KeyNotFound(f"no key {key!r} to delete", where=where, fix="pass missing_ok=True if so")
+
+
+def closed(*, where: str) -> StoreError:
+    return StoreError("the store is closed", where=where, fix="open it again")
+
+
+def check_ttl(ttl_s: float) -> float:
+    if not ttl_s > 0:
+        raise StoreError(f"ttl_s={ttl_s} is not above 0", where="grant", fix="15 is usual")
+    return ttl_s
+
+
+def check_transaction(
+    compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str], *, where: str
+) -> None:
+    """Raises StoreError for a transaction that some store could not do."""
+    for compare in compares:
+        canonical(compare.key)
+    written = [canonical(k) for k in (*(p.key for p in puts), *deletes)]
+    if len(set(written)) < len(written):
+        raise StoreError(
+            f"a transaction writes a key twice: {sorted(written)}",
+            where=where,
+            fix="put or delete each key once",
+        )
+    for what, number in (("conditions", len(compares)), ("writes", len(written))):
+        if number > MAX_TXN_OPS:
+            raise StoreError(
+                f"a transaction has {number} {what}, the limit is {MAX_TXN_OPS}",
+                where=where,
+                fix="cut it into several, and let the last one say that all are there",
+            )
+    for put in puts:
+        check_value(put.key, put.value)
+
+
+def announce(missing: Sequence[str], keys: Sequence[str], *, timeout_s: float) -> None:
+    """Tells the log about a wait that has been long."""
+    text = f"{', '.join(missing[:5])} ({len(missing)} of {len(keys)})"
+    logger.info("waiting for=%s timeout_s=%g", text, timeout_s)
+
+
+def timed_out(
+    missing: list[str],
+    keys: Sequence[str],
+    *,
+    timeout_s: float,
+    describe_missing: Callable[[list[str]], str] | None,
+    where: str,
+) -> WaitTimeout:
+    what = f"{len(missing)} of {len(keys)} keys did not come in {timeout_s:g} s: "
+    what += ", ".join(missing)
+    if describe_missing is not None:
+        what += f"\n  {describe_missing(missing)}"
+    return WaitTimeout(what, where=where, fix="look at the logs of the workers that write them")

@@ -1,0 +1,91 @@
+"""What the processes of a trial did, one line an operation, so that fencing can be judged afterwards.
+
+``attempts/NNNN/history/<type>-<i>.jsonl``, one file a process. history_check.py says whether a history
+could have come from a system that keeps its promises; tests and chaos runs read it, nothing else does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from realsys.api.trial import TrialFiles
+from realsys.observability.jsonl import JsonlAppender, read_jsonl
+
+
+class Op(StrEnum):
+    """What a row says."""
+
+    TOOK_ATTEMPT = "took_attempt"  # supervisor: the store gave it this attempt
+    REGISTERED = "registered"  # worker: its key is in the store
+    RESUMED = (
+        "resumed"  # master: goes on after ``step``; everything later of older attempts is dead
+    )
+    STEP = "step"  # master: the metrics row of ``step`` is written
+    CHECKPOINT = "checkpoint"  # master: the store accepted the recovery checkpoint of ``step``
+    SAVE = "save"  # the store accepted a published model
+    DONE = "done"  # master: the store accepted that all steps are done
+    REFUSED = "refused"  # a fenced write was refused: another attempt runs
+    EXITED = "exited"  # a process ended: says so itself, or its parent does
+    LOST = "lost"  # supervisor: declares ``worker`` lost
+    DIED = "died"  # test harness: it killed ``worker`` or its node
+    CUT_OFF = "cut_off"  # test harness: it cut ``worker`` off
+    HUNG = "hung"  # test harness: it stopped ``worker``
+
+
+class HistoryLog:
+    """Appends the operations of one process.
+
+    Args:
+        path: of its own file; made with its folder.
+        worker, attempt, token: who speaks, in every row unless a row says otherwise.
+        clock: seconds since the epoch.
+    Raises:
+        ClusterError: the file can't be written (also in ``note``).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        worker: str,
+        attempt: int,
+        token: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._who = {"worker": worker, "attempt": attempt, "token": token}
+        self._clock = clock
+        self._file = JsonlAppender(path)
+
+    def note(self, op: Op, *, step: int = 0, **more: Any) -> None:
+        """Writes one row, whole.
+
+        Args:
+            more: ``began`` = when the operation was sent, for a write that the store judged: it may
+                have been accepted long before the row is written, but never before it was sent.
+        """
+        self._file.append({"at": self._clock(), "op": str(op), **self._who, "step": step, **more})
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def history_file(folder: Path, worker: str) -> Path:
+    """The file of ``model_worker/3`` in an attempt's history folder."""
+    return folder / (worker.replace("/", "-") + ".jsonl")
+
+
+def read_history(trial_dir: Path) -> list[dict[str, Any]]:
+    """All rows of all attempts, oldest first.
+
+    Raises:
+        DataError: a damaged line; a torn last one of a killed process is left out.
+    """
+    rows: list[dict[str, Any]] = []
+    for attempt in TrialFiles(trial_dir).all_attempts():
+        for path in sorted(attempt.history.glob("*.jsonl")):
+            rows += read_jsonl(path)
+    return sorted(rows, key=lambda row: float(row["at"]))

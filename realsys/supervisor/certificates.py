@@ -1,0 +1,152 @@
+"""A certificate authority for one run, and the certificates that it signs.
+
+For private_etcd.py. The authority lives in memory only: nobody can sign another certificate once it is
+forgotten, not even who reads every file of the run. Elliptic keys (P-256), as files in PEM.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+# Clocks of nodes differ; a run is over before the other end.
+EARLY = datetime.timedelta(days=1)
+LIFE = datetime.timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A certificate and its private key, in PEM."""
+
+    cert_pem: str
+    key_pem: str = field(repr=False)
+
+    def to_files(self, cert: Path, key: Path) -> None:
+        """Writes both; the key can be read by its owner only. Neither file may be there."""
+        write_private(cert, self.cert_pem)
+        write_private(key, self.key_pem)
+
+
+class Authority:
+    """Signs certificates of one purpose; ``ca_pem`` is what others check them with."""
+
+    def __init__(self, name: str) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        key_id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        builder = _builder(name, name, self._key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        builder = builder.add_extension(_usage(signs=True), True).add_extension(key_id, False)
+        self._cert = _signed(builder, self._key)
+        self._name = name
+
+    @property
+    def ca_pem(self) -> str:
+        return _pem(self._cert)
+
+    def server(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
+        """For who listens as ``hosts`` (names or addresses). Servers that call each other need it too."""
+        return self._issue(name, hosts)
+
+    def client(self, name: str) -> KeyPair:
+        """For who calls; it can't be used to listen."""
+        return self._issue(name, ())
+
+    def _issue(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        purposes = [Purpose.CLIENT_AUTH, *([Purpose.SERVER_AUTH] if hosts else [])]
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = _builder(name, self._name, key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        builder = builder.add_extension(_usage(signs=False), True).add_extension(signer, False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
+        if hosts:
+            names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+            builder = builder.add_extension(names, False)
+        key_pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        return KeyPair(_pem(_signed(builder, self._key)), key_pem.decode())
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a new file that only its owner can read, whatever the umask. Raises FileExistsError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _builder(subject: str, issuer: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .issuer_name(_name(issuer))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLY)
+        .not_valid_after(now + LIFE)
+    )
+
+
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    from cryptography.hazmat.primitives import hashes
+
+    return builder.sign(key, hashes.SHA256())
+
+
+def _pem(cert: x509.Certificate) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    return cert.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _name(common_name: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,83 @@
+"""Who is lost, from what the store shows (pure): for worker_leases.py, and for the simulation.
+
+A worker is lost when its key has been away for longer than ``lost_s``. Nobody is declared lost while the
+store itself is in doubt: it does not answer, has just come back (its leases start anew then), or many
+leases of several hosts ended at one moment. After such trouble decisions wait ``settle_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LOST_S = 3.0  # after a key went away: srun may be about to say how, a worker may be taking it anew
+SETTLE_S = 30.0
+AT_ONCE_S = 1.0
+MANY = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What follows from a look. ``frozen`` says why nobody is declared lost, "" when decisions are made."""
+
+    lost: tuple[str, ...] = ()
+    frozen: str = ""
+
+
+@dataclass(kw_only=True)
+class FailureDetector:
+    """Looks again and again. Times are seconds of one monotonic clock, the looker's.
+
+    Attributes:
+        hosts: worker → host, of all that were ever seen.
+        gone_since_s: worker → when its key was first missed, of those that are away.
+    """
+
+    lost_s: float = LOST_S
+    settle_s: float = SETTLE_S
+    hosts: dict[str, str] = field(default_factory=dict)
+    gone_since_s: dict[str, float] = field(default_factory=dict)
+    _frozen_until_s: float = float("-inf")
+    _frozen_why: str = ""
+
+    def look(self, present: Mapping[str, str] | None, *, now_s: float) -> Verdict:
+        """Judges one answer of the store.
+
+        Args:
+            present: worker → host of all that hold their key; None when the store did not answer.
+            now_s: when it was asked.
+        """
+        if present is None:
+            self._freeze("the store does not answer", now_s)
+            return Verdict(frozen=self._frozen_why)
+        self.hosts |= present
+        for worker in present:
+            self.gone_since_s.pop(worker, None)
+        for worker in self.hosts.keys() - present.keys():
+            self.gone_since_s.setdefault(worker, now_s)
+        if trouble := self._mass_loss(now_s):
+            self._freeze(trouble, now_s)
+        if now_s < self._frozen_until_s:
+            return Verdict(frozen=self._frozen_why)
+        gone = self.gone_since_s.items()
+        return Verdict(
+            lost=tuple(sorted(w for w, since_s in gone if now_s - since_s > self.lost_s))
+        )
+
+    def forget(self, worker: str) -> None:
+        """``worker`` has left as it should: nobody misses it."""
+        self.hosts.pop(worker, None)
+        self.gone_since_s.pop(worker, None)
+
+    def _mass_loss(self, now_s: float) -> str:
+        """A node that dies takes the leases of one host. Those of several, at one moment, point to the
+        store."""
+        at_once = [w for w, since_s in self.gone_since_s.items() if now_s - since_s <= AT_ONCE_S]
+        hosts = {self.hosts[worker] for worker in at_once}
+        many = len(at_once) >= MANY or len(at_once) == len(self.hosts)
+        if len(hosts) < 2 or not many:
+            return ""
+        return f"{len(at_once)} leases on {len(hosts)} hosts ended at one moment"
+
+    def _freeze(self, why: str, now_s: float) -> None:
+        self._frozen_until_s, self._frozen_why = now_s + self.settle_s, why

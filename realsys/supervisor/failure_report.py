@@ -1,0 +1,103 @@
+"""Why workers ended or stand still: one Failure a worker, from all that is known of it.
+
+For supervisor.py. A worker's own last words come first, then how its parent saw it end, then what the
+one who started it was told (srun, the kernel's count of memory kills), then what its lease and its
+heartbeat process said. Which of several failures was first is decided in first_failure.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from realsys.api.trial import (
+    AttemptFiles,
+    AttemptRecord,
+    Failure,
+    WorkerRecord,
+    WorkerStatus,
+    read_record,
+)
+from realsys.supervisor.first_failure import describe_exit, log_tail
+from realsys.supervisor.steps import Task
+from realsys.worker import exit_codes
+
+STALLED = "Stalled"
+# What the main thread's innermost frames look like while a rank waits for its peers.
+_WAITS = ("distributed", "process_group", "all_reduce", "all_gather", "broadcast", "barrier")
+
+
+@dataclass(frozen=True)
+class FailureReporter:
+    """Writes Failures for one attempt."""
+
+    attempt: AttemptRecord
+    files: AttemptFiles
+
+    def of_task(self, task: Task, known: WorkerRecord | None) -> Failure:
+        """Of a worker that has ended, or whose lease has."""
+        words = read_record(Failure, self.files.words(task.worker))
+        return self._failure(
+            task,
+            known,
+            why=words.why if words is not None else _why(task),
+            at=words.at if words is not None else (task.ended_at or time.time()),
+            kind=words.kind if words is not None else "",
+            fix=words.fix if words is not None else "",
+        )
+
+    def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
+        """Of a worker that lives and does not get on."""
+        doing = f" in {status.mfc}" if status.mfc else ""
+        where = f", {status.stalled_where}" if status.stalled_where else ""
+        return self._failure(
+            task,
+            known,
+            why=f"stands still: no progress for {status.stalled_s:.0f} s{doing} "
+            f"of step {status.step}{where}",
+            at=time.time() - status.stalled_s,
+            kind=STALLED,
+            fix=f"stacks of all workers: {self.files.stacks}; a step may really take this long: raise "
+            "REALSYS_STALL_FLOOR_S",
+        )
+
+    def _failure(
+        self, task: Task, known: WorkerRecord | None, *, why: str, at: float, kind: str, fix: str
+    ) -> Failure:
+        log = self.files.log(task.worker)
+        return Failure(
+            worker=task.worker,
+            host=task.host or (known.host if known else "") or self.attempt.host,
+            pid=task.pid or (known.pid if known else 0),
+            why=why,
+            at=at,
+            kind=kind,
+            fix=fix,
+            log=str(log),
+            log_tail=log_tail(log),
+        )
+
+
+def suspects(stalled: Mapping[str, WorkerStatus]) -> Sequence[str]:
+    """Of the workers that stand still, those that do not just wait for another one. Pure.
+
+    One rank that hangs stops all that share a collective with it: those stand in the collective, or wait
+    for a peer's tensors, and say so. When all of them do, all are named.
+    """
+    own = [w for w, status in stalled.items() if not _is_waiting(status)]
+    return sorted(own or stalled, key=lambda worker: -stalled[worker].stalled_s)
+
+
+def _is_waiting(status: WorkerStatus) -> bool:
+    where = status.stalled_where.lower()
+    return bool(status.waits_for) or any(word in where for word in _WAITS)
+
+
+def _why(task: Task) -> str:
+    returncode = task.poll()
+    if returncode is None:
+        return "its lease has ended: its node is lost or cut off, or it stands still"
+    if returncode == exit_codes.DONE:
+        return "left without finishing its work"
+    return describe_exit(returncode) + (f" ({task.hint})" if task.hint else "")

@@ -1,0 +1,205 @@
+"""What a worker and its heartbeat process say to each other, and the memory that both see.
+
+Messages are tagged Structs, one a packet of a socket pair: the kernel keeps their borders, a packet is
+sent whole or not at all, and an end of either process is an end of the stream. What must be seen however
+busy or stopped the other side is stands in shared memory: the worker's ticks, and when the lease was
+last renewed. Both read one monotonic clock, the machine's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+
+from realsys.api.progress import count_in, ticks
+from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
+from realsys.name_resolve.lease_judge import LeaseJudge, Standing
+
+MAX_PACKET = 128 * 1024
+PULSE_BYTES = 4096
+_RENEWED_AT = 64  # the ticks stand at 0, in a cache line of their own
+_RENEWED = struct.Struct("<dd")  # when the newest acknowledged renewal was sent; the lease's ttl
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message to a heartbeat process: whose it is, and where the store is."""
+
+    worker_type: str
+    index: int
+    pid: int
+    attempt: int
+    token: str
+    store_url: str
+    cluster: str  # the four that make a trial's keys
+    user: str
+    experiment: str
+    trial: str
+    attempt_dir: str  # for last words and stacks
+    etcd: dict[str, str | None] = {}  # EtcdSpec as plain values
+    log_level: int = 20
+
+    @property
+    def name(self) -> str:
+        """``model_worker/3``."""
+        return f"{self.worker_type}/{self.index}"
+
+
+class Register(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take a lease and publish the worker. Answered by Registered or Refused."""
+
+    record: WorkerRecord
+    status: WorkerStatus
+    ttl_s: float
+    timeout_s: float
+    watch_keys: tuple[str, ...] = ()  # whole keys
+
+
+class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker's newest status.
+
+    Attributes:
+        may_take_s: what it does now may go on for so long without a tick, whatever its steps take: a
+            checkpoint is written, models are made. 0: judged by its steps.
+    """
+
+    status: WorkerStatus
+    may_take_s: float = 0.0
+
+
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker leaves in this final status. Answered by GoodbyeSaid; then the process ends."""
+
+    status: WorkerStatus
+    timeout_s: float
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker is registered."""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """It is not: the error to raise."""
+
+    kind: str
+    what: str
+    where: str
+    fix: str
+
+
+class StopAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Somebody asks this attempt to stop."""
+
+    request: StopRequest
+
+
+class Commanded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A command came, as its sender wrote it."""
+
+    value: bytes
+
+
+class Over(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker must exit with ``code``, now. ``kind`` and ``why`` are its last words."""
+
+    code: int
+    kind: str
+    why: str
+
+
+class GoodbyeSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The store knows that the worker has left; ``trouble`` says why not."""
+
+    trouble: str = ""
+
+
+FromWorker = Begin | Register | Tell | Goodbye
+ToWorker = Registered | Refused | StopAsked | Commanded | Over | GoodbyeSaid
+
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+
+
+@dataclass
+class Line:
+    """One end of the socket pair."""
+
+    end: socket.socket
+
+    @classmethod
+    def pair(cls) -> tuple[Line, Line]:
+        """Two ends, kept from children unless passed on by number."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(here), cls(there)
+
+    def fileno(self) -> int:
+        """For polls, and to pass it on."""
+        return self.end.fileno()
+
+    def try_send(self, message: FromWorker | ToWorker) -> bool:
+        """Sends unless the other side is behind; False then. Never blocks.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        try:
+            self.end.send(msgspec.msgpack.encode(message), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive_from_worker(self) -> FromWorker | None:
+        """The next message; None at the end of the stream. Blocks."""
+        return _from_worker.decode(data) if (data := self._receive()) else None
+
+    def receive_to_worker(self) -> ToWorker | None:
+        """The next message; None at the end of the stream. Blocks."""
+        return _to_worker.decode(data) if (data := self._receive()) else None
+
+    def close(self) -> None:
+        """Ends the stream for both."""
+        self.end.close()
+
+    def _receive(self) -> bytes:
+        try:
+            return self.end.recv(MAX_PACKET)
+        except ConnectionResetError:
+            return b""
+
+
+class Pulse:
+    """The shared memory. ``make`` in the worker, ``at`` in its heartbeat process."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._memory: Any = mmap.mmap(fd, PULSE_BYTES)
+
+    @classmethod
+    def make(cls) -> Self:
+        """New memory, not seen by other children; from now on this process's ticks count in it."""
+        fd = os.memfd_create("realsys-pulse")
+        os.ftruncate(fd, PULSE_BYTES)
+        pulse = cls(fd)
+        count_in(pulse._memory)
+        return pulse
+
+    @property
+    def ticks(self) -> int:
+        """How often the worker said that it gets on."""
+        return ticks(self._memory)
+
+    def renewed(self, sent_s: float, ttl_s: float) -> None:
+        """Notes a renewal."""
+        _RENEWED.pack_into(self._memory, _RENEWED_AT, sent_s, ttl_s)
+
+    def standing(self, now_s: float) -> Standing:
+        """How the worker stands at ``now_s``; suspended until it is registered."""
+        sent_s, ttl_s = _RENEWED.unpack_from(self._memory, _RENEWED_AT)
+        if not ttl_s:
+            return Standing.SUSPENDED
+        return LeaseJudge(ttl_s, granted_s=sent_s).standing(now_s)

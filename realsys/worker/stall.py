@@ -1,0 +1,71 @@
+"""Does a worker get on? Judged from its ticks and its steps (pure), for heartbeat.py.
+
+Alive and getting on are two things: a process in a deadlock, in an endless loop or waiting for a peer
+that never comes keeps its lease. A worker that says it computes and has not ticked for longer than two
+and a half of its usual steps is *stalled*. That is published, and taken back when it ticks again; what
+follows from it is for others to decide.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+FLOOR_S = 30.0
+FACTOR = 2.5  # so that a hang is seen, with its stacks, before three steps' time is over
+UNKNOWN_S = 1800.0
+KNOWN_STEPS = 3  # before so many step times are known, nothing is usual
+KEPT_STEPS = 20
+GAP_S = 5.0  # between two looks: more, and it was we who stood still
+
+
+@dataclass(kw_only=True)
+class StallJudge:
+    """Judges one worker. Times are seconds of one monotonic clock.
+
+    Attributes:
+        floor_s: never stalled before that.
+        unknown_s: the limit while the worker's steps are not known yet.
+    """
+
+    floor_s: float = FLOOR_S
+    unknown_s: float = UNKNOWN_S
+    _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    _step: int = 0
+    _step_began_s: float = 0.0
+    _had_pause: bool = False
+    _busy: bool = False
+    _may_take_s: float = 0.0
+    _ticks: int = -1
+    _moved_s: float = 0.0
+    _looked_s: float = 0.0
+
+    def told(self, *, busy: bool, step: int, now_s: float, may_take_s: float = 0.0) -> None:
+        """The worker told its status: that it computes (``busy``) in ``step`` (0: none)."""
+        if step > self._step:
+            if self._step and not self._had_pause:
+                self._steps_s.append((now_s - self._step_began_s) / (step - self._step))
+            self._step, self._step_began_s, self._had_pause = step, now_s, False
+        self._busy, self._may_take_s, self._moved_s = busy, may_take_s, now_s
+
+    def paused(self) -> None:
+        """The time of this step is no measure: the worker was paused in it."""
+        self._had_pause = True
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may go without a tick, as things are."""
+        known = len(self._steps_s) >= KNOWN_STEPS
+        limit_s = max(self.floor_s, FACTOR * median(self._steps_s)) if known else self.unknown_s
+        return max(limit_s, self._may_take_s)
+
+    def look(self, ticks: int, *, now_s: float) -> float:
+        """How long the worker has been stalled for; 0 when it is not."""
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        if ticks != self._ticks:
+            self._ticks, self._moved_s = ticks, now_s
+        elif gap_s > GAP_S:  # we were stopped, and so was the worker for all we know
+            self._moved_s += gap_s
+        still_s = now_s - self._moved_s
+        return still_s if self._busy and still_s > self.limit_s else 0.0

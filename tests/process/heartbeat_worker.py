@@ -1,0 +1,103 @@
+"""A worker of the tests: registers through its heartbeat process and does what its argv says.
+
+``python heartbeat_worker.py STORE ATTEMPT_DIR PLAN`` with PLAN in JSON; see ``main``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from realsys.api.errors import RealsysError
+from realsys.api.progress import tick
+from realsys.api.trial import WorkerRecord, WorkerStatus, process_start
+from realsys.observability.logs import configure_logging
+from realsys.worker.heartbeat_link import ARGV, Heartbeat
+from realsys.worker.heartbeat_messages import Begin, Over
+
+NAMES = {"cluster": "here", "user": "anna", "experiment": "ppo", "trial": "run"}
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def over(message: Over) -> None:
+    say(f"over {message.code} {message.kind}: {message.why}")
+
+
+def main() -> None:
+    store, attempt_dir, plan = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    configure_logging("model_worker/0")
+    say(f"pid {os.getpid()}")
+    link = Heartbeat.start(
+        Begin(
+            worker_type="model_worker",
+            index=0,
+            pid=os.getpid(),
+            attempt=1,
+            token="ours",
+            store_url=store,
+            attempt_dir=str(attempt_dir),
+            **NAMES,
+        ),
+        on_stop=lambda request: say(f"stop {request.by}"),
+        on_command=lambda value: say(f"command {value.decode()}"),
+        on_over=over,
+        argv=plan.get("argv") or ARGV,
+    )
+    say(f"heartbeat {link.process.pid}")
+    status = {"attempt": 1, "token": "ours"}
+    record = WorkerRecord(
+        worker="model_worker/0",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        start=process_start(os.getpid()) or 0,
+        attempt=1,
+        token="ours",
+    )
+    began = time.monotonic()
+    try:
+        link.register(
+            record,
+            WorkerStatus(state="ready", **status),
+            ttl_s=plan.get("ttl_s", 3.0),
+            timeout_s=10.0,
+            watch_keys=plan.get("watch_keys", ()),
+        )
+    except RealsysError as error:
+        say(f"refused {type(error).__name__}: {error.what}")
+        return
+    say(f"registered {time.monotonic() - began:.3f}")
+    for step in range(1, plan.get("steps", 0) + 1):
+        link.tell(WorkerStatus(state="running", step=step, mfc="actor_train", **status))
+        time.sleep(plan.get("step_s", 0.1))
+        tick()
+    if hold_s := plan.get("hold_gil_s"):
+        link.tell(WorkerStatus(state="running", step=1, mfc="holds", **status))
+        ctypes.PyDLL(None).usleep(int(hold_s * 1e6))  # PyDLL keeps the GIL
+        tick()
+        say("let go")
+    if still_s := plan.get("still_s"):
+        time.sleep(still_s)
+        tick()
+        say("moved")
+    deadline, standing = time.monotonic() + plan.get("for_s", 0.0), ""
+    while time.monotonic() < deadline:
+        if link.standing != standing:
+            standing = link.standing
+            say(f"standing {standing}")
+        time.sleep(0.02)
+    began = time.monotonic()
+    link.goodbye(WorkerStatus(state="done", **status), timeout_s=5.0)
+    say(f"goodbye {time.monotonic() - began:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""A worker and its heartbeat process, with real processes, signals and a store in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realsys.api.errors import KeyNotFound
+from realsys.api.trial import (
+    AttemptFiles,
+    AttemptRecord,
+    Failure,
+    StopRequest,
+    WorkerRecord,
+    WorkerStatus,
+    dumps,
+    loads,
+    read_record,
+)
+from realsys.name_resolve.file import FileStore
+from realsys.name_resolve.keys import TrialKeys
+from realsys.worker import exit_codes
+from realsys.worker.commands import Command, Verb
+
+HERE = Path(__file__).parent
+KEYS = TrialKeys(cluster="here", user="anna", experiment="ppo", trial="run")
+WORKER, STATUS = KEYS.worker("model_worker", 0), KEYS.worker_status("model_worker", 0)
+ORDER = KEYS.command("model_worker", 0)
+
+
+def attempt(number: int, token: str) -> bytes:
+    return dumps(
+        AttemptRecord(
+            number=number,
+            token=token,
+            host="node1",
+            supervisor_pid=1,
+            supervisor_start=1,
+            started_at=0.0,
+        )
+    )
+
+
+def until(condition: Callable[[], Any], *, within_s: float) -> Any:
+    deadline_s = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, "did not come true in time"
+        time.sleep(0.01)
+    return found
+
+
+@dataclass
+class Worker:
+    """The worker of heartbeat_worker.py, and what it says."""
+
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+    lines: queue.Queue[str] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line.strip())
+
+    def hears(self, start: str, *, within_s: float = 10.0) -> str:
+        """The next line that begins so."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.01, deadline_s - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{start!r} was not said: {self.said}") from None
+            self.said.append(line)
+            if line.startswith(start):
+                return line.removeprefix(start).strip()
+
+    @property
+    def heartbeat_pid(self) -> int:
+        (line,) = [line for line in self.said if line.startswith("heartbeat ")]
+        return int(line.split()[1])
+
+
+class Site:
+    """A store, an attempt's folder and the workers in them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.store = root, FileStore(root / "store")
+        self.files = AttemptFiles(root / "attempts" / "0001")
+        self.files.root.mkdir(parents=True)
+        self.workers: list[Worker] = []
+        self.store.add(KEYS.attempt, attempt(1, "ours"))
+
+    def start(
+        self, *, registered: bool = True, env: dict[str, str] | None = None, **plan: Any
+    ) -> Worker:
+        plan = {"for_s": 60.0, **plan}
+        script, store = HERE / "heartbeat_worker.py", f"file://{self.root / 'store'}"
+        process = subprocess.Popen(
+            [sys.executable, str(script), store, str(self.files.root), json.dumps(plan)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self.workers.append(Worker(process))
+        if registered:
+            self.workers[-1].hears("registered")
+        return self.workers[-1]
+
+    def has(self, key: str) -> bool:
+        try:
+            self.store.get(key)
+        except KeyNotFound:
+            return False
+        return True
+
+    @property
+    def status(self) -> WorkerStatus:
+        return loads(WorkerStatus, self.store.get(STATUS).value, where=STATUS)
+
+    @property
+    def words(self) -> Failure | None:
+        return read_record(Failure, self.files.words("model_worker/0"))
+
+    def order(self, verb: Verb, *, token: str = "ours", **args: str) -> str:
+        name = f"{verb}-{token}"
+        command = Command(id=name, verb=verb, by="anna", at=0.0, attempt=1, token=token, args=args)
+        self.store.add(ORDER, dumps(command), replace=True)
+        return name
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.wait()
+            assert worker.process.stdout is not None
+            with_heartbeat = [line for line in worker.said if line.startswith("heartbeat ")]
+            if with_heartbeat:
+                until(lambda w=worker: not is_running(w.heartbeat_pid), within_s=10)
+            worker.process.stdout.close()
+        self.store.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_life_from_registration_to_goodbye(site: Site) -> None:
+    worker = site.start(for_s=0.5, steps=2)
+    record = loads(WorkerRecord, site.store.get(WORKER).value, where=WORKER)
+    assert record.pid == worker.process.pid
+    assert site.status.state in ("ready", "running")
+    worker.hears("goodbye")
+    assert worker.process.wait(5) == 0
+    assert (site.status.state, site.has(WORKER)) == ("done", False)
+    assert site.store.get(STATUS).lease_id is None
+    until(lambda: not is_running(worker.heartbeat_pid), within_s=1)
+
+
+def test_kill_9_of_a_worker_is_known_at_once(site: Site) -> None:
+    worker = site.start(ttl_s=60.0)
+    began_s = time.monotonic()
+    worker.process.kill()
+    until(lambda: not site.has(WORKER), within_s=1.0)
+    assert time.monotonic() - began_s < 1.0
+    until(lambda: site.status.state == "lost", within_s=1.0)
+    assert site.status.reason == "its process ended without a word"
+    assert site.store.get(STATUS).lease_id is None
+    until(lambda: not is_running(worker.heartbeat_pid), within_s=3)
+
+
+def test_a_stopped_worker_keeps_its_lease(site: Site) -> None:
+    worker = site.start(ttl_s=2.0)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    for _ in range(50):
+        assert site.has(WORKER)
+        time.sleep(0.1)
+    os.kill(worker.process.pid, signal.SIGCONT)
+    time.sleep(1)
+    assert worker.process.poll() is None
+    assert site.words is None
+
+
+def test_a_worker_that_holds_the_gil_keeps_its_lease_and_can_be_dumped(site: Site) -> None:
+    worker = site.start(ttl_s=2.0, hold_gil_s=6.0)
+    until(lambda: site.status.mfc == "holds", within_s=2)
+    time.sleep(3)
+    assert site.has(WORKER)
+    assert worker.lines.empty(), "it let go too early for this test"
+    name = site.order(Verb.DUMP)  # the signal ends usleep(3), so it lets go after that
+    until(lambda: site.status.last_command == name, within_s=3)
+    text = site.files.stacks_of("model_worker/0").read_text()
+    assert "heartbeat_worker.py" in text
+    assert "in main" in text
+    assert "command of anna" in text
+    assert not site.has(ORDER), "a command is taken away"
+    worker.hears("let go")
+    assert site.has(WORKER)
+
+
+def test_a_stall_is_published_with_its_place_and_taken_back(site: Site) -> None:
+    worker = site.start(steps=5, step_s=0.2, still_s=6.0, env={"REALSYS_STALL_FLOOR_S": "1"})
+    stalled = until(lambda: site.status if site.status.stalled_s else None, within_s=5)
+    assert "main (heartbeat_worker.py:" in stalled.stalled_where
+    assert site.files.stacks_of("model_worker/0").is_file()
+    until(lambda: site.status.stalled_s > stalled.stalled_s + 1, within_s=3)
+    assert site.has(WORKER)
+    worker.hears("moved")
+    until(lambda: not site.status.stalled_s and not site.status.stalled_where, within_s=2)
+
+
+def test_a_worker_that_was_stopped_in_a_step_is_stalled_and_says_by_what(site: Site) -> None:
+    worker = site.start(steps=40, step_s=0.2, env={"REALSYS_STALL_FLOOR_S": "1"})
+    until(lambda: site.status.step > 5, within_s=5)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    until(lambda: site.status.stalled_where == "stopped by SIGSTOP", within_s=5)
+    os.kill(worker.process.pid, signal.SIGCONT)
+    until(lambda: not site.status.stalled_s, within_s=3)
+
+
+@pytest.mark.timeout(60)
+def test_a_store_that_is_away_for_10_s_suspends_and_ends_nothing(
+    site: Site, tmp_path: Path
+) -> None:
+    away = tmp_path / "away"
+    argv = [sys.executable, str(HERE / "flaky_heartbeat.py"), str(away)]
+    worker = site.start(ttl_s=12.0, argv=argv)
+    worker.hears("standing held")
+    (counter,) = (tmp_path / "store" / "leases").iterdir()
+    bumps = counter.read_text()
+    until(lambda: counter.read_text() != bumps, within_s=3)  # right after a renewal
+    away.touch()
+    worker.hears("standing suspended", within_s=10)
+    time.sleep(0.3)
+    away.unlink()
+    worker.hears("standing held", within_s=2)
+    assert site.has(WORKER)
+    assert worker.process.poll() is None
+
+
+def test_a_superseded_worker_fences_itself(site: Site) -> None:
+    worker = site.start()
+    site.store.add(KEYS.attempt, attempt(2, "theirs"), replace=True)
+    site.store.add(WORKER, b"of the new one", replace=True)
+    site.store.add(STATUS, b"of the new one", replace=True)
+    assert worker.process.wait(5) == exit_codes.FENCED
+    worker.hears("over 77 Fenced: attempt 2 on node1 has taken over")
+    until(lambda: not is_running(worker.heartbeat_pid), within_s=5)
+    assert site.store.get(WORKER).value == site.store.get(STATUS).value == b"of the new one"
+
+
+def test_a_superseded_worker_that_can_t_hear_is_killed(site: Site) -> None:
+    worker = site.start()
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    site.store.add(KEYS.attempt, attempt(2, "theirs"), replace=True)
+    assert worker.process.wait(6) == -signal.SIGKILL
+    words = until(lambda: site.words, within_s=1)
+    assert (words.kind, words.pid) == ("Fenced", worker.process.pid)
+    assert "attempt 2 on node1 has taken over" in words.why
+
+
+def test_an_older_attempt_can_t_register(site: Site) -> None:
+    site.store.add(KEYS.attempt, attempt(2, "theirs"), replace=True)
+    worker = site.start(registered=False)
+    assert worker.hears("refused").startswith("StaleAttempt: attempt 2 on node1 has taken over")
+    assert not site.has(WORKER)
+
+
+def test_an_orphan_leaves(site: Site) -> None:
+    master = KEYS.worker("master_worker", 0)
+    worker = site.start(watch_keys=[master])
+    time.sleep(1)
+    assert worker.process.poll() is None, "it was never there: that is no reason"
+    site.store.add(master, b"here")
+    time.sleep(0.5)
+    site.store.delete(master)
+    time.sleep(1)
+    site.store.add(master, b"here again")  # its lease was lost and taken anew
+    time.sleep(6)
+    assert worker.process.poll() is None
+    site.store.delete(master)
+    assert worker.process.wait(8) == exit_codes.ORPHANED
+    worker.hears("over 78 WorkerLost: the workers it depends on were gone: master_worker/0")
+
+
+def test_without_its_heartbeat_process_a_worker_fences_itself(site: Site) -> None:
+    worker = site.start(ttl_s=60.0)
+    os.kill(worker.heartbeat_pid, signal.SIGKILL)
+    assert worker.process.wait(2) == exit_codes.FENCED
+    worker.hears("over 77 Fenced: its heartbeat process ended")
+    until(lambda: not site.has(WORKER), within_s=1)  # the holder of the lease is known to be dead
+
+
+def test_a_heartbeat_process_outlives_sigterm(site: Site) -> None:
+    worker = site.start(ttl_s=2.0, for_s=3.0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(worker.heartbeat_pid, number)
+    worker.hears("goodbye")
+    assert worker.process.wait(5) == 0
+
+
+def test_stop_and_commands_come_through(site: Site) -> None:
+    site.store.add(KEYS.stop, dumps(StopRequest(grace_seconds=1, by="old", at=0.0, attempt=7)))
+    worker = site.start()
+    site.order(Verb.PAUSE)
+    assert json.loads(worker.hears("command"))["verb"] == "pause"
+    until(lambda: not site.has(ORDER), within_s=1)
+    stop = StopRequest(grace_seconds=1, by="anna", at=0.0, attempt=1)
+    site.store.add(KEYS.stop, dumps(stop), replace=True)
+    assert worker.hears("stop") == "anna", "that of attempt 7 is not ours"
+
+
+def test_another_attempts_command_to_dump_is_refused(site: Site) -> None:
+    site.start()
+    name = site.order(Verb.DUMP, token="theirs")
+    until(lambda: site.status.last_command == name, within_s=2)
+    assert "attempt" in site.status.command_refused
+    assert not site.files.stacks_of("model_worker/0").exists()
+
+
+def test_a_heartbeat_process_is_small_and_soon_there(site: Site) -> None:
+    worker = site.start(registered=False)
+    seconds = float(worker.hears("registered"))
+    rss = Path(f"/proc/{worker.heartbeat_pid}/status").read_text().split("VmRSS:")[1].split()[0]
+    assert seconds < 3, "0.2 s where nothing else runs"
+    assert int(rss) < 60_000, "kB"

@@ -1,0 +1,244 @@
+"""A worker as two processes: the heartbeat that holds its lease, and the main process that works.
+
+The heartbeat plays LeaseJudge and AttemptFence as realsys/worker/heartbeat.py does. Main hears its
+standing through a pipe: a heartbeat that stands still tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
+from realsys.api.trial import AttemptRecord
+from realsys.name_resolve.fence import AttemptFence
+from realsys.name_resolve.lease_judge import RENEWALS_PER_TTL, LeaseJudge, Standing
+from realsys.name_resolve.memory import MemoryStore
+from realsys.name_resolve.store import Lease, Put
+
+from .remote import fenced_write
+from .trial import Trial
+from .world import Exit, Mailbox, Process, Receive, Rpc
+
+FENCED, FAILED, DONE = 77, 1, 0
+CALL_TIMEOUT_S = 2.0  # of a renewal: two that are lost must not suspend anybody
+RETRY_S = 0.5
+REGISTER_TIMEOUT_S = 60.0
+PUBLISH_TIMEOUT_S = 120.0
+
+
+@dataclass(eq=False)
+class Worker:
+    trial: Trial
+    name: str
+    key: str
+    main: Process
+    heart: Process
+    record: AttemptRecord
+    heard_at: float = 0.0  # true time at which the store got the last renewal
+    told: Standing | None = None  # what main has heard last; None before it is registered
+    mailbox: Mailbox = None  # type: ignore[assignment]
+
+    def fence(self) -> AttemptFence:
+        return AttemptFence(None, self.trial.keys, self.record)  # type: ignore[arg-type]
+
+    @property
+    def value(self) -> bytes:
+        return f"{self.record.token} {self.name} {self.main.node.name}".encode()
+
+
+def start_worker(trial: Trial, name: str, record: AttemptRecord, node: Any) -> Worker:
+    who = (record.number, record.token, node)
+    main = trial.world.start(Process(name, *who))
+    heart = trial.world.start(Process(f"heartbeat {name}", *who))
+    trial.jobs[-1] += [main, heart]
+    kind, _, index = name.partition("/")
+    worker = Worker(trial, name, trial.keys.worker(kind, int(index)), main, heart, record)
+    worker.mailbox = Mailbox(main)
+    trial.world.spawn(heart, heartbeat(worker))
+    # Main hears the end of its heartbeat at once: it can't prove any more that it lives.
+    heart.on_end.append(lambda: trial.world.spawn(main, _end(FENCED)))
+    return worker
+
+
+def _end(code: int) -> Generator[Any, Any, None]:
+    yield 0.001
+    raise Exit(code)
+
+
+def heartbeat(worker: Worker) -> Generator[Any, Any, None]:
+    me, world = worker.heart, worker.trial.world
+    fence = worker.fence()
+    try:
+        judge, lease = yield from _register(worker, fence)
+    except (StaleAttempt, StoreUnavailable):
+        world.end(worker.main, FENCED)
+        raise Exit(FENCED) from None
+    failing = False
+    while worker.main.alive:
+        worker.told = judge.standing(world.clock(me))
+        if worker.told is Standing.OVER:
+            world.say(f"{worker.name}.{me.attempt} is over: {judge.reason}")
+            world.spawn(worker.main, _end(FENCED))
+            yield 2.0
+            world.end(worker.main, -9)  # it stands still
+            raise Exit(FENCED)
+        pause_s = RETRY_S if failing else judge.ttl_s / RENEWALS_PER_TTL
+        yield min(pause_s, judge.next_change_s(world.clock(me)) + 0.001)
+        if not worker.main.alive:
+            break
+        failing, lease = yield from _renew(worker, fence, judge, lease)
+    yield from _leave(worker, fence)
+
+
+def _register(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, tuple[LeaseJudge, Lease]]:
+    world, me, rules = worker.trial.world, worker.heart, worker.trial.rules
+    deadline = world.clock(me) + REGISTER_TIMEOUT_S
+    while True:
+        sent = world.clock(me)
+        try:
+            lease = yield from _take(worker, fence)
+        except (StoreUnavailable, LeaseLost):
+            if world.clock(me) > deadline:
+                raise StoreUnavailable("never answered", where="", fix="") from None
+            yield RETRY_S
+            continue
+        return rules.judge(lease.ttl_s, granted_s=sent), lease
+
+
+def _take(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, Lease]:
+    """A new lease, and the key under it if the attempt is still ours."""
+    trial = worker.trial
+    ttl_s = trial.rules.ttl_s
+    lease = yield Rpc(lambda store: store.grant(ttl_s), CALL_TIMEOUT_S)
+    yield from fenced_write(
+        fence,
+        [Put(worker.key, worker.value, lease)],
+        timeout_s=CALL_TIMEOUT_S,
+        accepted=lambda: _registered(worker),
+    )
+    return lease
+
+
+def _registered(worker: Worker) -> None:
+    trial, now = worker.trial, worker.trial.world.now
+    trial.note("registered", worker.main)
+    if worker.heard_at:  # it has come back
+        trial.silences.append((worker.name, worker.main.attempt, now, now - worker.heard_at))
+    worker.heard_at = now
+
+
+def _renew(
+    worker: Worker, fence: AttemptFence, judge: LeaseJudge, lease: Lease
+) -> Generator[Any, Any, tuple[bool, Lease]]:
+    """One renewal, and a look at the attempt key (the real one is told of its changes)."""
+    world, me = worker.trial.world, worker.heart
+    attempt_key, sent = worker.trial.keys.attempt, world.clock(me)
+
+    def call(store: MemoryStore) -> int:
+        store.end_dead([lease.id], at_once=True)
+        alive = lease.id in store.current().leases
+        store.renew(lease.id)
+        revision = store.get(attempt_key).revision
+        if alive:
+            worker.heard_at = world.now
+        if not alive and revision == fence._revision:
+            raise LeaseLost("gone", where="", fix="")
+        return revision
+
+    timeout_s = max(0.05, min(CALL_TIMEOUT_S, judge.next_change_s(sent)))
+    try:
+        revision = yield Rpc(call, timeout_s)
+    except StoreUnavailable:
+        return True, lease
+    except LeaseLost:
+        now = world.clock(me)
+        if not judge.gone(now):
+            return False, lease
+        try:
+            lease = yield from _take(worker, fence)
+        except (StoreUnavailable, LeaseLost):
+            return True, lease
+        except StaleAttempt as error:
+            judge.end(error.what)
+            return False, lease
+        judge.replaced(lease.ttl_s, granted_s=now)
+        return False, lease
+    judge.renewed(sent)
+    if revision != fence._revision:
+        judge.end("another attempt has taken over")
+    return False, lease
+
+
+def _leave(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, None]:
+    """Main has ended: its key goes, if it is still ours."""
+    trial, me = worker.trial, worker.heart
+    yield trial.point(me, "leave")
+    try:
+        if "leave" in trial.rules.fenced:
+            yield from fenced_write(fence, [], [worker.key], timeout_s=CALL_TIMEOUT_S)
+        else:
+            yield Rpc(lambda store: store.delete(worker.key, missing_ok=True), CALL_TIMEOUT_S)
+    except (StaleAttempt, StoreUnavailable):
+        pass
+    raise Exit(DONE)
+
+
+# ---- what the main processes of all workers do --------------------------------------------------
+
+
+def may_publish(worker: Worker) -> Generator[Any, Any, None]:
+    """Waits while suspended. The heartbeat ends us if that lasts."""
+    while worker.trial.rules.waits_while_suspended and worker.told is not Standing.HELD:
+        yield 0.25
+
+
+def publish(worker: Worker, fence: AttemptFence, op: str, step: int) -> Generator[Any, Any, None]:
+    """A fenced publication, tried again while the store is away: AttemptFence.publish."""
+    trial, world, me = worker.trial, worker.trial.world, worker.main
+    yield from may_publish(worker)
+    yield trial.point(me, op)
+    noted: list[None] = []
+
+    def accepted() -> None:
+        if not noted:
+            trial.note(op, me, step)
+        noted.append(None)
+
+    key = f"{trial.keys.root}/{op}/{me.attempt}" if op == "resumed" else f"{trial.keys.root}/{op}"
+    put = Put(key, str(step).encode())
+    deadline = world.clock(me) + PUBLISH_TIMEOUT_S
+    while True:
+        try:
+            if op in trial.rules.fenced:
+                yield from fenced_write(fence, [put], timeout_s=5.0, accepted=accepted)
+            else:
+                yield Rpc(lambda store: store.add(put.key, put.value, replace=True), 5.0)
+                accepted()
+            return
+        except StaleAttempt:
+            trial.note("refused", me, step)
+            raise Exit(FENCED) from None
+        except StoreUnavailable:
+            if world.clock(me) > deadline:
+                raise Exit(FAILED) from None
+            yield RETRY_S
+
+
+def model_worker(worker: Worker, master: Worker) -> Generator[Any, Any, None]:
+    world, me, fence = worker.trial.world, worker.main, worker.fence()
+    while worker.told is None:
+        yield 0.25
+    while True:
+        letter = yield Receive(worker.mailbox, 10.0)
+        if letter is None:
+            continue
+        verb, step = letter
+        if verb == "exit":
+            raise Exit(DONE)
+        if verb == "save":
+            yield from publish(worker, fence, "save", step)
+        else:
+            yield world.random.uniform(1.0, 4.0)
+        world.post(me, master.mailbox, (worker.name, verb, step))

@@ -1,0 +1,62 @@
+"""Who waits for whom, as `realsys explain` draws it."""
+
+from __future__ import annotations
+
+from launcher.trial_state import State
+from launcher.trial_view import TrialView, WorkerView
+from launcher.waits import MAX_CHAINS, waits
+from realsys.api.trial import Progress
+
+
+def view(*workers: WorkerView, **running: str) -> TrialView:
+    progress = Progress(attempt=1, phase="main", step=6, total_steps=9, running=running)
+    return TrialView(
+        trial="t/1", state=State.RUNNING, folder="/x", workers=workers, progress=progress
+    )
+
+
+def worker(index: int, **more: object) -> WorkerView:
+    fields = {"state": "running", "seconds_in_state": 62.0, **more}
+    return WorkerView(worker=f"model_worker/{index}", **fields)  # type: ignore[arg-type]
+
+
+def test_while_all_compute_there_is_nothing_to_tell():
+    assert (
+        list(waits(view(worker(0), worker(1), actor_train="model_worker/0, model_worker/1"))) == []
+    )
+    assert list(waits(view())) == []
+
+
+def test_a_chain_ends_at_the_one_that_stands_still():
+    found = view(
+        worker(0, waits_for="model_worker/1: tensors of actor_gen"),
+        worker(1, stalled_s=62.0, stalled_where="stopped by SIGSTOP"),
+        ref_inf="model_worker/0",
+    )
+    assert list(waits(found)) == [
+        "who waits for whom:",
+        "  master_worker/0 → model_worker/0 (ref_inf, 1 min 02 s) → model_worker/1 (tensors of "
+        "actor_gen): no progress for 1 min 02 s, stopped by SIGSTOP",
+    ]
+
+
+def test_a_circle_is_called_one():
+    found = view(
+        worker(0, waits_for="model_worker/1: tensors of a"),
+        worker(1, waits_for="model_worker/0: tensors of b"),
+        ref_inf="model_worker/0",
+    )
+    (_, chain) = waits(found)
+    assert chain.endswith("→ model_worker/0 (tensors of b): a circle")
+
+
+def test_one_that_does_not_run_at_the_end_is_named_with_its_state():
+    found = view(worker(0, state="lost", seconds_in_state=None), ref_inf="model_worker/0")
+    assert list(waits(found))[1:] == ["  master_worker/0 → model_worker/0 (ref_inf): lost"]
+
+
+def test_of_many_chains_a_dozen_is_shown():
+    many = [worker(i, state="gone") for i in range(MAX_CHAINS + 2)]
+    lines = list(waits(view(*many, train=", ".join(w.worker for w in many))))
+    assert len(lines) == MAX_CHAINS + 2
+    assert lines[-1] == "  and 2 more"
