@@ -20,7 +20,7 @@ from launcher.slurm.job_board import WATCH_AGE_S, JobBoard
 from launcher.slurm.query import JobInfo
 from launcher.submission import Submission
 from launcher.trial_view import Records, TrialView, view_of
-from realsys.api.errors import KeyNotFound, RealsysError
+from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import (
     AttemptRecord,
@@ -78,6 +78,7 @@ class TrialReader:
         self.files, self._board = files, board or JobBoard(max_age_s=WATCH_AGE_S)
         self._plan: LaunchPlan | None = None
         self._store: NameResolve | None = None
+        self._store_is_away = False
         self._notes: list[str] = []
 
     @property
@@ -106,6 +107,7 @@ class TrialReader:
         lost.
         """
         self._notes = []
+        self._store_is_away = False
         files, plan = self.files, self.plan
         submission = self._file(Submission, files.submission)
         self._check_space()
@@ -242,13 +244,16 @@ class TrialReader:
         return None
 
     def _opened(self) -> NameResolve | None:
-        """The store; None while it does not exist. Opening it would make its folder."""
-        if self._store is None and self._plan is not None:
-            from realsys.name_resolve.trial_store import open_trial_store
+        """The store; None while it does not exist, when it ended with its job, and for the rest of a
+        look after it has not answered once. Opening it would make its folder."""
+        if self._plan is None or self._store_is_away:
+            return None
+        from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 
-            attempts = self.files.all_attempts()
-            if not attempts:
-                return None
+        attempts = self.files.all_attempts()
+        if not attempts or (has_job_etcd(self._plan) and attempts[-1].exit.exists()):
+            return None
+        if self._store is None:
             self._store = open_trial_store(self._plan, attempts[-1])
         return self._store
 
@@ -263,6 +268,7 @@ class TrialReader:
         try:
             yield
         except RealsysError as error:
+            self._store_is_away |= isinstance(error, StoreUnavailable)
             self._note(f"{error.what} ({error.where})")
         except Exception as error:  # damaged content fails in any way; `status` never does
             self._note(f"{type(error).__name__}: {error}")

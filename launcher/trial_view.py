@@ -20,6 +20,7 @@ from realsys.api.trial import (
     AttemptRecord,
     ExitMarker,
     Progress,
+    Result,
     StopRequest,
     TrialRecord,
     WorkerRecord,
@@ -236,17 +237,21 @@ def _workers(records: Records, phase: PhasePlan | None) -> tuple[WorkerView, ...
     return tuple(_worker(name, records) for name in names)
 
 
-def _all_came(records: Records) -> bool:
-    """Whether every worker of the attempt has registered once: then the master tells its progress."""
+def _state_untold(records: Records) -> str:
+    """Of a worker that the store says nothing of."""
     attempt, progress = records.attempt, records.progress
-    return attempt is not None and progress is not None and progress.attempt == attempt.number
+    if records.exit is not None:  # the store ended with its job
+        return "done" if records.exit.result is Result.COMPLETED else "ended"
+    # The master tells its progress only after every worker has registered.
+    came = attempt is not None and progress is not None and progress.attempt == attempt.number
+    return "gone" if came else "not started"
 
 
 def _worker(name: str, records: Records) -> WorkerView:
     record, status = records.workers.get(name), records.statuses.get(name)
     liveness = records.alive.get(name, Liveness.NONE)
     known = {Liveness.ALIVE: True, Liveness.DEAD: False}
-    state = status.state if status else ("gone" if _all_came(records) else "not started")
+    state = status.state if status else _state_untold(records)
     ended = ("done", "failed", "lost")
     if liveness is Liveness.DEAD and state not in ended:
         state = "gone"

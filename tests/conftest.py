@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from real_trials import Trials
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -20,6 +25,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         names = ", ".join(report.nodeid for report in skipped[:10])
         reporter.write_line(f"skipped in CI, which counts as failed: {names}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Iterator[Trials]:
+    """Trials under the test's own folder; none of their processes outlives the test."""
+    from real_trials import Trials
+
+    made = Trials(tmp_path / "root")
+    yield made
+    made.end_all()
 
 
 @pytest.fixture(scope="session")

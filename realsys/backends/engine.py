@@ -23,6 +23,7 @@ from realsys.api.model import (
     Model,
     PipelinableEngine,
 )
+from realsys.api.progress import tick
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
@@ -129,6 +130,7 @@ class HFEngine(PipelinableEngine):
 
     def run_module(self, mb: SequenceSample) -> Tensor:
         """Logits ``[tokens, vocabulary]`` of a language model, values ``[tokens]`` of a critic."""
+        tick()
         lengths = mb.piece_lengths(INPUT)
         input_ids_BT = pad_packed(mb.data[INPUT], lengths)
         output = unpad_to_packed(

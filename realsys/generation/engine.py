@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from realsys.api.errors import DataError, InternalError
 from realsys.api.model import GenerationHyperparameters
+from realsys.api.progress import tick
 from realsys.generation.decoder import Decoder, FastDecoder, fast_path_obstacle
 from realsys.generation.generic_decoder import GenericDecoder
 from realsys.generation.sampling import Sampler, uniforms
@@ -178,6 +179,7 @@ class _Batch:
                 if len(kept) <= _COMPACT_BELOW * len(live):
                     self.decoder.select(kept)
                     live, done, token = live[kept], done[kept], token[kept]
+            tick()
             logits = self.decoder.step(token)
         return tokens, logprobs
 

@@ -42,6 +42,7 @@ class HistoryLog:
     Args:
         path: of its own file; made with its folder.
         worker, attempt, token: who speaks, in every row unless a row says otherwise.
+        phase: whose steps are counted; "" for a process that outlives a phase.
         clock: seconds since the epoch.
     Raises:
         ClusterError: the file can't be written (also in ``note``).
@@ -54,9 +55,10 @@ class HistoryLog:
         worker: str,
         attempt: int,
         token: str,
+        phase: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._who = {"worker": worker, "attempt": attempt, "token": token}
+        self._who = {"worker": worker, "attempt": attempt, "token": token, "phase": phase}
         self._clock = clock
         self._file = JsonlAppender(path)
 

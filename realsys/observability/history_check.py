@@ -50,19 +50,24 @@ def check_history(
     return found
 
 
-def dead_after(rows: Iterable[Row]) -> dict[int, int]:
-    """attempt → the step after which what it wrote is dead; attempts that nobody resumed are missing.
+def dead_after(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
+    """(phase, attempt) → the step after which what it wrote is dead; who was never resumed is missing.
 
     A later attempt that resumed from step r starts a new branch there: whatever an older one wrote
     for steps after r, before or since, is not part of the trial.
     """
     rows = list(rows)
-    resumed = [(int(row["attempt"]), int(row["step"])) for row in rows if row["op"] == Op.RESUMED]
-    limits: dict[int, int] = {}
-    for attempt in {int(row["attempt"]) for row in rows}:
-        if later := [step for number, step in resumed if number > attempt]:
-            limits[attempt] = min(later)
+    resumed = [(*_branch(row), int(row["step"])) for row in rows if row["op"] == Op.RESUMED]
+    limits: dict[tuple[str, int], int] = {}
+    for phase, attempt in {_branch(row) for row in rows}:
+        if later := [step for p, number, step in resumed if p == phase and number > attempt]:
+            limits[phase, attempt] = min(later)
     return limits
+
+
+def _branch(row: Row) -> tuple[str, int]:
+    """Steps are counted anew in each phase."""
+    return str(row.get("phase", "")), int(row["attempt"])
 
 
 def _attempts_only_grow(rows: Sequence[Row]) -> Iterator[str]:
@@ -82,11 +87,11 @@ def _attempts_only_grow(rows: Sequence[Row]) -> Iterator[str]:
 def _one_writer_a_step(rows: Sequence[Row]) -> Iterator[str]:
     limits = dead_after(rows)
     for op in (Op.STEP, Op.CHECKPOINT):
-        writers: dict[int, Row] = {}
+        writers: dict[tuple[str, int], Row] = {}
         for row in rows:
-            if row["op"] != op or row["step"] > limits.get(int(row["attempt"]), row["step"]):
+            if row["op"] != op or row["step"] > limits.get(_branch(row), row["step"]):
                 continue
-            if (first := writers.setdefault(row["step"], row)) is not row:
+            if (first := writers.setdefault((_branch(row)[0], row["step"]), row)) is not row:
                 yield (
                     f"{op} {row['step']} has two writers in the final lineage: "
                     f"{_who(first)} ({_when(first)}) and {_who(row)} ({_when(row)})"
@@ -103,7 +108,7 @@ def _no_write_after_a_newer_attempt(rows: Sequence[Row], slack_s: float) -> Iter
     for row in writes:
         attempt, sent = int(row["attempt"]), float(row.get("began", row["at"])) - slack_s
         fenced = row["op"] in FENCED
-        if not fenced and row["step"] > limits.get(attempt, row["step"]):
+        if not fenced and row["step"] > limits.get(_branch(row), row["step"]):
             continue  # of a dead branch: nobody reads it
         for number, newer in (taken if fenced else written).items():
             if number > attempt and float(newer["at"]) < sent:

@@ -11,53 +11,32 @@ it, or pretend. Works with etcd 3.4 and later.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import random
-import secrets
 import shutil
-import socket
-import stat
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from realsys.api.errors import ClusterError, StoreError, StoreUnavailable
+from realsys.api.errors import ClusterError, StoreError
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.supervisor.certificates import Authority, write_private
+from realsys.supervisor import etcd_setup as setup
 from realsys.supervisor.tied_program import tied
 
 logger = logging.getLogger(__name__)
 
-PROGRAM = "etcd"
-USER = "root"  # etcd's name for who may do everything
-DATA, LOG = "data", "etcd.log"  # in its folder
-LOOPBACK = "127.0.0.1"
+LOG = "etcd.log"  # in its folder
 NUM_TRIES = 5  # of other ports, when somebody took ours between the choice and etcd's start
-CONNECT_S = 1.0  # after which we look whether it still runs
-PROBE_S = 10.0
 STOP_S = 5.0
-QUOTA_BYTES = 1 << 30  # a run writes a few MiB an hour, and history is thrown away
-_FLAGS = {
-    "client-cert-auth": "true",
-    "peer-client-cert-auth": "true",
-    # A watcher that was cut off for longer lists anew.
-    "auto-compaction-mode": "periodic",
-    "auto-compaction-retention": "10m",
-    "quota-backend-bytes": str(QUOTA_BYTES),
-    "snapshot-count": "10000",  # writes kept in memory
-    # Slow hashes are for passwords that can be guessed. Ours has 256 bits, and a thousand workers log in.
-    "bcrypt-cost": "4",
-    "logger": "zap",
-    "log-level": "warn",
-}
-_FLAGS_IF_KNOWN = ("--enable-grpc-gateway=false",)  # JSON over HTTP: a door that nobody uses
 _TAKEN = "address already in use"
+
+
+class _PortTaken(Exception):
+    """Between our choice of a port and etcd's start."""
 
 
 @dataclass(kw_only=True)
@@ -88,13 +67,13 @@ class PrivateEtcd:
             ClusterError: no such program, no free port, or it did not come up; with the end of its log.
         """
         deadline = time.monotonic() + timeout_s
-        program = _find_program()
-        _make_folder(folder)
-        address = _address_of(host)
-        access = _write_certificates(folder, host, address)
-        for port in islice(_free_ports(address, ports), NUM_TRIES):
-            argv = [program, *_flags(folder, host, address, port), *_known_flags(program)]
-            endpoint = f"{_in_url(host)}:{port}"
+        program = setup.find_program()
+        setup.make_folder(folder)
+        address = setup.address_of(host)
+        access = setup.write_certificates(folder, host, address)
+        for port in islice(setup.free_ports(address, ports), NUM_TRIES):
+            argv = [program, *setup.flags(folder, host, address, port), *setup.known_flags(program)]
+            endpoint = f"{setup.in_url(host)}:{port}"
             etcd = cls(access=replace(access, endpoints=(endpoint,)), folder=folder, _argv=argv)
             try:
                 etcd._spawn()
@@ -105,6 +84,7 @@ class PrivateEtcd:
                 etcd.stop(grace_s=0)
                 raise
             etcd.stop(grace_s=0)
+            (folder / LOG).unlink(missing_ok=True)  # the next try is judged by its own words
         raise ClusterError(
             f"etcd found no free port on {address}",
             where=f"{host}, port_range of the cluster spec",
@@ -143,7 +123,7 @@ class PrivateEtcd:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()  # SIGKILL: the kernel ends it; no deadline can help otherwise
-        shutil.rmtree(self.folder / DATA, ignore_errors=True)
+        shutil.rmtree(self.folder / setup.DATA, ignore_errors=True)
 
     def log_tail(self, num_lines: int = 10) -> str:
         """What it said last."""
@@ -162,7 +142,7 @@ class PrivateEtcd:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=setup.environment(),
                 start_new_session=True,  # a Ctrl-C is for us, who still need it to end well
             )
         finally:
@@ -172,20 +152,21 @@ class PrivateEtcd:
         """Makes us its only user, as soon as it answers; False if its port was somebody else's."""
         from realsys.name_resolve.etcd.first_login import make_administrator  # loads grpc
 
-        while True:
-            try:
-                make_administrator(self.access, timeout_s=CONNECT_S)
-                return True
-            except StoreUnavailable as error:
-                reason = error.what
-            except StoreError as error:
-                raise self._error(error.what) from error
-            if (code := self.poll()) is not None:
-                if _TAKEN in self.log_tail():
-                    return False
-                raise self._error(f"etcd ended with status {code}")
-            if time.monotonic() > deadline:
-                raise self._error(reason)
+        left_s = max(0.0, deadline - time.monotonic())
+        try:
+            make_administrator(self.access, timeout_s=left_s, still_there=self._check_alive)
+        except _PortTaken:
+            return False
+        except StoreError as error:
+            raise self._error(error.what) from error
+        return True
+
+    def _check_alive(self) -> None:
+        if (code := self.poll()) is None:
+            return
+        if _TAKEN in self.log_tail():
+            raise _PortTaken
+        raise self._error(f"etcd ended with status {code}")
 
     def _error(self, what: str) -> ClusterError:
         said = self.log_tail()
@@ -195,133 +176,3 @@ class PrivateEtcd:
             fix="name another etcd or none in name_resolve of the cluster spec, or let its folder be on "
             "a local disk with room",
         )
-
-
-def _find_program() -> str:
-    if found := shutil.which(PROGRAM):
-        return found
-    raise ClusterError(
-        f"no program {PROGRAM} on PATH of {socket.gethostname()}",
-        where="name_resolve: etcd+job:// in the cluster spec",
-        fix="install etcd 3.4 or later on the compute nodes, put its folder on PATH in `setup`, or leave "
-        "name_resolve out: a folder in the file root is used",
-    )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700)
-        return
-    except FileExistsError:
-        found = folder.lstat()
-        private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
-        if private and found.st_uid == os.geteuid() and not any(folder.iterdir()):
-            return
-        what = "the folder is there already, and is not empty, ours and of mode 0700"
-    except OSError as error:
-        what = f"the folder can't be made: {error.strerror}"
-    raise ClusterError(
-        what,
-        where=str(folder),
-        fix="name a new folder, or one of tempfile.mkdtemp, on a local disk",
-    )
-
-
-def _address_of(host: str) -> str:
-    """The address to listen on: etcd wants no name there."""
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise ClusterError(
-            f"{host!r} has no address here: {error.strerror}",
-            where="etcd of the run",
-            fix="set interface in the cluster spec to the network that nodes share",
-        ) from error
-
-
-def _write_certificates(folder: Path, host: str, address: str) -> EtcdAccess:
-    """Files for the server; for the caller all that a client needs but the endpoint."""
-    clients, peers = Authority("realsys run, clients"), Authority("realsys run, peers")
-    write_private(folder / "clients_ca.pem", clients.ca_pem)
-    write_private(folder / "peers_ca.pem", peers.ca_pem)
-    server = clients.server("realsys etcd", tuple(dict.fromkeys((host, address))))
-    server.to_files(folder / "server.pem", folder / "server.key")
-    peer = peers.server("realsys etcd", (LOOPBACK,))
-    peer.to_files(folder / "peer.pem", folder / "peer.key")
-    # etcd takes a certificate's name for the user's where there is no login: it is nobody's.
-    client = clients.client("realsys client, no user")
-    return EtcdAccess(
-        endpoints=(),
-        user=USER,
-        password=secrets.token_urlsafe(32),
-        ca_pem=clients.ca_pem,
-        cert_pem=client.cert_pem,
-        key_pem=client.key_pem,
-    )
-
-
-def _flags(folder: Path, host: str, address: str, port: int) -> list[str]:
-    peer = f"https://{LOOPBACK}:{next(_free_ports(LOOPBACK, None))}"
-    flags = {
-        "name": "run",
-        "data-dir": folder / DATA,
-        "listen-client-urls": f"https://{_in_url(address)}:{port}",
-        "advertise-client-urls": f"https://{_in_url(host)}:{port}",
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"run={peer}",
-        "cert-file": folder / "server.pem",
-        "key-file": folder / "server.key",
-        "trusted-ca-file": folder / "clients_ca.pem",
-        "peer-cert-file": folder / "peer.pem",
-        "peer-key-file": folder / "peer.key",
-        "peer-trusted-ca-file": folder / "peers_ca.pem",
-        **_FLAGS,
-    }
-    return [f"--{name}={value}" for name, value in flags.items()]
-
-
-def _known_flags(program: str) -> list[str]:
-    """Those that this version has; one that it has not would end it."""
-    return [flag for flag in _FLAGS_IF_KNOWN if _knows(program, flag)]
-
-
-def _knows(program: str, flag: str) -> bool:
-    argv = [program, flag, "--version"]
-    try:
-        done = subprocess.run(
-            argv, env=_environment(), capture_output=True, timeout=PROBE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
-
-
-def _environment() -> dict[str, str]:
-    """Ours without ETCD_…, which etcd takes for flags and refuses beside ours."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
-
-
-def _free_ports(address: str, among: Sequence[int] | None) -> Iterator[int]:
-    """Free now; another program may take one before we do."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    choices = itertools.repeat(0) if among is None else random.sample(among, len(among))
-    for choice in choices:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, choice))
-            except OSError as error:
-                if among is None:
-                    raise ClusterError(
-                        f"nothing can listen on {address}: {error.strerror}",
-                        where="etcd of the run",
-                        fix="set interface in the cluster spec to the network that nodes share",
-                    ) from error
-                continue
-            port = int(probe.getsockname()[1])
-        yield port
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -36,6 +36,7 @@ from realsys.api.trial import (
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
+from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.supervisor.failure_report import FailureReporter, suspects
 from realsys.supervisor.first_failure import log_tail, order_failures
 from realsys.supervisor.stack_dumps import ask_for_stacks
@@ -72,10 +73,18 @@ class Supervisor:
     _next_stop_poll: float = 0.0
     _failures: list[Failure] = field(default_factory=list)
     leases: WorkerLeases = field(init=False)
+    history: HistoryLog = field(init=False)
     _reporter: FailureReporter = field(init=False)
 
     def __post_init__(self) -> None:
         self._reporter = FailureReporter(self.attempt, self.attempt_files)
+        self.history = HistoryLog(
+            history_file(self.attempt_files.history, "supervisor"),
+            worker="supervisor",
+            attempt=self.attempt.number,
+            token=self.attempt.token,
+        )
+        self.history.note(Op.TOOK_ATTEMPT)
         self.leases = WorkerLeases(
             self.store,
             self.keys,
@@ -94,6 +103,7 @@ class Supervisor:
             result = self._run_phase(phase)
             if result is not Result.COMPLETED:
                 break
+        self.history.close()
         first, others = order_failures(self._failures)
         going_on = result is not Result.COMPLETED
         return ExitMarker(
@@ -229,6 +239,7 @@ class Supervisor:
             time.sleep(POLL_S)
         failed = [t for t in tasks if t.poll() not in (None, exit_codes.DONE)]
         for task in failed or lost or [t for t in tasks if t.poll() is not None]:
+            self.history.note(Op.EXITED if task.poll() is not None else Op.LOST, worker=task.worker)
             known = self.leases.registered.get(task.worker)
             self._failures.append(self._reporter.of_task(task, known))
         self._end_all(tasks)
@@ -242,6 +253,7 @@ class Supervisor:
         by_name = {t.worker: t for t in tasks}
         for worker in suspects(stalled):
             if worker in by_name:
+                self.history.note(Op.LOST, worker=worker)
                 known = self.leases.registered.get(worker)
                 failure = self._reporter.of_stall(by_name[worker], known, stalled[worker])
                 self._failures.append(failure)

@@ -24,14 +24,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from realsys.api.errors import LeaseLost, RealsysError, StoreError, StoreUnavailable
+from realsys.api.errors import LeaseLost, RealsysError, StoreError
 from realsys.api.trial import AttemptFiles, Failure, WorkerStatus, write_record
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import Standing
@@ -40,6 +39,7 @@ from realsys.name_resolve.store import Lease, NameResolve
 from realsys.name_resolve.trial_store import open_store_at
 from realsys.observability.logs import configure_logging
 from realsys.worker import exit_codes
+from realsys.worker.bounded import RETRY_S, until_it_answers, within
 from realsys.worker.commands import Verb, parse_command, refusal
 from realsys.worker.heartbeat_messages import (
     Begin,
@@ -57,23 +57,19 @@ from realsys.worker.heartbeat_messages import (
 )
 from realsys.worker.key_watcher import KeyWatcher
 from realsys.worker.lifecycle import FINAL, WorkerState
-from realsys.worker.stack_dumps import StackDumps, innermost, state_letter
-from realsys.worker.stall import FLOOR_S, StallJudge
+from realsys.worker.progress_watch import ProgressWatch
+from realsys.worker.stack_dumps import StackDumps
 from realsys.worker.worker_keys import WorkerKeys
 
 if TYPE_CHECKING:
     from realsys.api.cluster import EtcdSpec
 
 logger = logging.getLogger("realsys.worker.heartbeat")  # it runs as __main__
-T = TypeVar("T")
 
 LOOK_S = 0.5
 PUBLISH_EVERY_S = 0.2
-RETRY_S = 0.5
 EXIT_IN_S = 2.0  # how long a worker that must end may take
-DUMP_IN_S = 3.0
 BURY_IN_S = 2.5  # how long telling its end may take
-STALL_FLOOR_VARIABLE = "REALSYS_STALL_FLOOR_S"
 GONE = "its process ended without a word"
 
 
@@ -83,12 +79,10 @@ class HeartbeatProcess:
     def __init__(self, begin: Begin, line: Line, pulse: Pulse, *, worker_fd: int, stacks_fd: int):
         self.begin, self._line, self._pulse, self._worker_fd = begin, line, pulse, worker_fd
         self._files = AttemptFiles(Path(begin.attempt_dir))
-        self._dumps = StackDumps(stacks_fd, self._files.stacks_of(begin.name))
-        floor_s = float(os.environ.get(STALL_FLOOR_VARIABLE) or FLOOR_S)
-        self._stall = StallJudge(floor_s=floor_s)
+        dumps = StackDumps(stacks_fd, self._files.stacks_of(begin.name))
+        self._progress = ProgressWatch(begin.pid, pulse, dumps)
         self._status = WorkerStatus(state=WorkerState.STARTING.value)  # newest that we were told
-        self._stalled: tuple[float, str] = (0.0, "")
-        self._changed = threading.Condition()  # of these two, and of what follows
+        self._changed = threading.Condition()  # of that, and of what follows
         self._is_published = True
         self._keys: WorkerKeys | None = None
         self._keeper: LeaseKeeper | None = None
@@ -158,12 +152,8 @@ class HeartbeatProcess:
         return Registered()
 
     def _told(self, status: WorkerStatus, *, may_take_s: float = 0.0, publish: bool = True) -> None:
-        now_s = time.monotonic()
+        self._progress.told(status, may_take_s=may_take_s)
         with self._changed:
-            if status.state == WorkerState.PAUSED:
-                self._stall.paused()
-            busy = status.state == WorkerState.RUNNING
-            self._stall.told(busy=busy, step=status.step, now_s=now_s, may_take_s=may_take_s)
             if status.last_command != self._status.last_command:
                 self._command = None
             self._status = status
@@ -171,15 +161,16 @@ class HeartbeatProcess:
             self._changed.notify_all()
 
     def _told_status(self) -> WorkerStatus:
-        stalled_s, where = self._stalled
-        status = replace(self._status, stalled_s=round(stalled_s, 1), stalled_where=where)
+        status = self._status
+        if status.state not in FINAL:
+            status = self._progress.completed(status)
         if self._command is None:
             return status
         return replace(status, last_command=self._command[0], command_refused=self._command[1])
 
     def _goodbye(self, message: Goodbye) -> ToWorker:
         with self._changed:
-            self._status, self._stalled, self._leaving = message.status, (0.0, ""), True
+            self._status, self._leaving = message.status, True
         if self._watcher is not None:
             self._watcher.stop()
         try:
@@ -235,29 +226,11 @@ class HeartbeatProcess:
         if why:
             logger.warning("command refused verb=dump by=%s why=%s", command.by, why)
         else:
-            self._dump(f"command of {command.by}")
+            self._progress.dump(f"command of {command.by}")
         with self._changed:
             self._command, self._is_published = (command.id, why), False
             self._changed.notify_all()
         return True
-
-    def _where_it_stands(self, why: str) -> str:
-        found: list[str] = []
-        within(DUMP_IN_S, lambda: found.append(self._dump(why)))
-        return found[0] if found else "its stacks could not be written"
-
-    def _dump(self, why: str) -> str:
-        """Stacks of the worker, and where its main thread is, in a short text."""
-        if state_letter(self.begin.pid) == "T":
-            return "stopped by SIGSTOP"
-        try:
-            text = self._dumps.ask(self.begin.pid, why)
-        except OSError as error:
-            logger.warning("stacks not dumped error=%s", error)
-            return ""
-        if not text and state_letter(self.begin.pid) == "D":
-            return "waits for a device or a file system (state D)"
-        return innermost(text) if text else "answers no signal"
 
     # ---- the main thread's looks ------------------------------------------------------------
 
@@ -269,29 +242,10 @@ class HeartbeatProcess:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._worker_fd, signal.SIGKILL)
             return
-        if self._dumps.has_new:
-            within(LOOK_S, self._collect_dumps)
-        with self._changed:
-            stalled_s, (before_s, where) = (
-                self._stall.look(self._pulse.ticks, now_s=now_s),
-                self._stalled,
-            )
-        if stalled_s and not before_s:
-            where = self._where_it_stands(f"stalled for {stalled_s:.0f} s")
-            logger.error("worker stalled seconds=%.0f where=%s", stalled_s, where)
-        elif before_s and not stalled_s:
-            logger.warning("worker gets on again")
-        if stalled_s or before_s:
+        if self._progress.look(now_s):
             with self._changed:
-                self._stalled = (stalled_s, where) if stalled_s else (0.0, "")
-                self._is_published = int(stalled_s) == int(before_s) and self._is_published
+                self._is_published = False
                 self._changed.notify_all()
-
-    def _collect_dumps(self) -> None:
-        try:
-            self._dumps.collect()
-        except OSError as error:
-            logger.warning("stacks not written error=%s", error)
 
     def _last_words(self, over: Over) -> None:
         words = Failure(
@@ -316,7 +270,7 @@ class HeartbeatProcess:
             logger.error("worker lost why=%s", reason)
         if self._watcher is not None:
             self._watcher.stop()
-        self._status, self._stalled = status, (0.0, "")
+        self._status = status
         until_it_answers(self._leave, timeout_s=BURY_IN_S)
 
     # ---- the store --------------------------------------------------------------------------
@@ -364,33 +318,6 @@ class HeartbeatProcess:
         with self._changed:
             self._is_published = False
         time.sleep(RETRY_S)
-
-
-def within(timeout_s: float, task: Callable[[], object]) -> None:
-    """Runs ``task`` in a thread and leaves it behind when it hangs. Its errors are logged."""
-
-    def run() -> None:
-        try:
-            task()
-        except Exception:  # outermost frame of the thread
-            logger.exception("heartbeat failed")
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-
-
-def until_it_answers(task: Callable[[], T], *, timeout_s: float) -> T:
-    """Calls ``task`` again while the store is away. Raises its last error after ``timeout_s``."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            return task()
-        except StoreUnavailable as error:
-            if time.monotonic() + RETRY_S > deadline_s:
-                raise
-            logger.warning("store does not answer error=%s", error.what)
-            time.sleep(RETRY_S)
 
 
 def _open_store(begin: Begin) -> NameResolve:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.25
 RETRY_S = 0.5
 # A worker whose lease the store lost takes it anew within seconds; one that has left has told us to.
-ORPHAN_AFTER_S = 5.0
+ORPHAN_AFTER_S = 8.0
 
 
 class KeyWatcher:

@@ -30,7 +30,11 @@ from realsys.worker.environment import task_environment
 from realsys.worker.main import command
 from realsys.worker.network import interface_variables
 from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
-from realsys.worker.parent import PARENT_PID_VARIABLE
+from realsys.worker.parent import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
+
+# Slurm kills what is left of a step when its tasks have ended: the worker's heartbeat process (which
+# takes three seconds at most) must have told name resolution by then that the worker is gone.
+HEARTBEAT_ENDS_IN_S = 4.0
 
 
 def main() -> int:
@@ -41,6 +45,7 @@ def main() -> int:
     worker = f"{args.worker_type}/{index}"
     attempt = TrialFiles(Path(args.trial_dir)).attempt(args.attempt)
     memory = read_oom_counts()
+    adopt_orphans()
     try:
         child = _start(args, index)
     except RealsysError as error:
@@ -60,6 +65,7 @@ def main() -> int:
         write_record(attempt.exit_of(worker), ended)
     except OSError as error:
         print(f"how {worker} ended is not written down: {error}", file=sys.stderr)  # noqa: T201
+    wait_for_children(HEARTBEAT_ENDS_IN_S)
     return code if code >= 0 else 128 - code
 
 

@@ -6,6 +6,10 @@ The cases are in tests/name_resolve_cases.py; each has a trial of its own on the
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +17,7 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdCluster
 from name_resolve_cases import *  # noqa: F403 (the suite)
+from name_resolve_cases import EXPIRE, collect
 
 from realsys.name_resolve.file import FileStore
 from realsys.name_resolve.memory import MemoryStore, SharedMemory
@@ -75,3 +80,117 @@ def root() -> str:
 @pytest.fixture
 def passing(kind: str) -> RealTime:
     return RealTime(ttl_s=1, late_s=1.6) if kind == "etcd" else RealTime(ttl_s=0.4, late_s=0.1)
+
+
+# --- between processes; the file store's are in tests/process ------------------------------------
+
+PRELUDE = """
+import os, sys, time
+from realsys.api.errors import KeyExists, StoreUnavailable
+from realsys.name_resolve.open import open_store
+from realsys.name_resolve.store import Compare, Put
+url, root = sys.argv[1:]
+for _ in range(20):  # 64 of them start at once, on two cores
+    try:
+        store = open_store(url)
+        break
+    except StoreUnavailable:
+        pass
+"""
+
+
+class Processes:
+    """Python processes that run a piece of code with ``store`` open at the same address."""
+
+    def __init__(self, url: str, root: str) -> None:
+        self._arguments = [url, root]
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, code: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *self._arguments],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.fixture
+def processes(etcd: EtcdCluster, root: str) -> Iterator[Processes]:
+    group = Processes(etcd.url, root)
+    yield group
+    group.end()
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_one_of_64_processes_wins_a_key(processes: Processes, etcd: EtcdCluster, root: str):
+    contender = """
+        print("ready", flush=True)
+        store.wait([f"{root}/go"], timeout_s=200)
+        me = b"%d" % os.getpid()
+        try:
+            store.add(f"{root}/leader", me)
+            print("won", os.getpid())
+        except KeyExists as error:
+            print("lost", error.what.rsplit("b'")[1].rstrip("'"))
+    """
+    contenders = [processes.start(contender) for _ in range(64)]
+    assert [read_line(process) for process in contenders] == ["ready"] * 64
+    store = open_store(etcd.url)
+    store.add(f"{root}/go", b"")
+    answers = [read_line(process).split() for process in contenders]
+    winner = store.get(f"{root}/leader").value.decode()
+    assert sorted(answers) == sorted([["won", winner]] + [["lost", winner]] * 63)
+    store.close()
+
+
+def test_values_are_whole_wherever_the_writer_is_killed(
+    processes: Processes, etcd: EtcdCluster, root: str
+):
+    store = open_store(etcd.url)
+    for pause_s in (0.05, 0.13, 0.22):
+        writer = processes.start("""
+            print("ready", flush=True)
+            while True:
+                for letter in [bytes([65 + i]) for i in range(26)]:
+                    puts = [Put(f"{root}/a", letter * 50_000), Put(f"{root}/b", letter)]
+                    store.transaction([], puts=puts)
+        """)
+        assert read_line(writer) == "ready"
+        time.sleep(pause_s)
+        writer.kill()
+        for _ in range(20):
+            found = {entry.key[-1]: entry.value for entry in store.get_subtree(root)}
+            assert not found or found["a"] == found["b"] * 50_000
+    store.close()
+
+
+def test_a_killed_holders_keys_expire(processes: Processes, etcd: EtcdCluster, root: str):
+    holder = processes.start("""
+        lease = store.grant(ttl_s=1)
+        store.add(f"{root}/worker", b"x", lease=lease)
+        print("ready", flush=True)
+        while True:
+            lease.keep_alive()
+            time.sleep(0.2)
+    """)
+    assert read_line(holder) == "ready"
+    store = open_store(etcd.url)
+    with store.watch(root) as watch:
+        assert watch.poll(2) == []
+        holder.kill()
+        assert [(e.kind, e.value) for e in collect(watch, 1)] == [(EXPIRE, b"x")]
+    store.close()

@@ -22,7 +22,7 @@ from etcd_server import wait_until
 from realsys.api.errors import ClusterError, ConfigError, StoreError
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.open import open_store
-from realsys.supervisor import private_etcd
+from realsys.supervisor import etcd_setup
 from realsys.supervisor.certificates import Authority, KeyPair
 from realsys.supervisor.private_etcd import PrivateEtcd
 
@@ -47,7 +47,10 @@ def etcdctl(access: EtcdAccess, folder: Path, *words: str) -> subprocess.Complet
     """A client that is not ours, with whatever ``access`` has."""
     folder.mkdir(exist_ok=True)
     scheme = "https" if access.ca_pem else "http"
-    argv = ["etcdctl", "--command-timeout=3s", "--dial-timeout=2s"]
+    seconds = (
+        3 if access.cert_pem is None or access.ca_pem is None else 15
+    )  # refusals take them all
+    argv = ["etcdctl", f"--command-timeout={seconds}s", f"--dial-timeout={seconds}s"]
     argv.append(f"--endpoints={scheme}://{access.endpoints[0]}")
     pems = {"cacert": access.ca_pem, "cert": access.cert_pem, "key": access.key_pem}
     for option, pem in pems.items():
@@ -61,7 +64,7 @@ def etcdctl(access: EtcdAccess, folder: Path, *words: str) -> subprocess.Complet
         env={**os.environ, "ETCDCTL_API": "3"},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 
@@ -180,7 +183,7 @@ def test_no_secret_is_in_its_command_line_environment_or_a_file_of_others(
 def test_a_port_that_somebody_took_is_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free_ports = private_etcd._free_ports
+    free_ports = etcd_setup.free_ports
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -189,13 +192,22 @@ def test_a_port_that_somebody_took_is_replaced(
                 yield port
             yield from free_ports(address, None)
 
-        monkeypatch.setattr(private_etcd, "_free_ports", one_is_taken)
+        monkeypatch.setattr(etcd_setup, "free_ports", one_is_taken)
         etcd = PrivateEtcd.start(folder, host=HOST, ports=range(port, port + 2))
         try:
             assert etcd.access.endpoints != (f"{HOST}:{port}",)
             assert etcd.poll() is None
         finally:
             etcd.stop()
+
+
+def test_a_host_may_have_a_name(folder: Path, tmp_path: Path) -> None:
+    etcd = PrivateEtcd.start(folder, host="localhost")
+    try:
+        assert etcdctl(etcd.access, tmp_path, "put", "/key", "value").returncode == 0
+        open_store(etcd.url, access=etcd.access).close()
+    finally:
+        etcd.stop()
 
 
 def test_no_free_port_in_the_range_is_said(folder: Path) -> None:

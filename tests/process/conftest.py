@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_trials import Trials
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,11 +13,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.process)
-
-
-@pytest.fixture
-def trials(tmp_path: Path) -> Iterator[Trials]:
-    """Trials under the test's own folder; none of their processes outlives the test."""
-    made = Trials(tmp_path / "root")
-    yield made
-    made.end_all()

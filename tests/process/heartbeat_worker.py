@@ -79,6 +79,14 @@ def main() -> None:
         link.tell(WorkerStatus(state="running", step=step, mfc="actor_train", **status))
         time.sleep(plan.get("step_s", 0.1))
         tick()
+    if tells := plan.get("tells"):
+        time.sleep(0.5)
+        slowest_s = 0.0
+        for step in range(1, tells + 1):
+            began = time.perf_counter()
+            link.tell(WorkerStatus(state="running", step=step, **status))
+            slowest_s = max(slowest_s, time.perf_counter() - began)
+        say(f"told {slowest_s:.3f}")
     if hold_s := plan.get("hold_gil_s"):
         link.tell(WorkerStatus(state="running", step=1, mfc="holds", **status))
         ctypes.PyDLL(None).usleep(int(hold_s * 1e6))  # PyDLL keeps the GIL

@@ -299,10 +299,10 @@ def test_an_orphan_leaves(site: Site) -> None:
     site.store.delete(master)
     time.sleep(1)
     site.store.add(master, b"here again")  # its lease was lost and taken anew
-    time.sleep(6)
+    time.sleep(8)
     assert worker.process.poll() is None
     site.store.delete(master)
-    assert worker.process.wait(8) == exit_codes.ORPHANED
+    assert worker.process.wait(15) == exit_codes.ORPHANED
     worker.hears("over 78 WorkerLost: the workers it depends on were gone: master_worker/0")
 
 
@@ -320,6 +320,25 @@ def test_a_heartbeat_process_outlives_sigterm(site: Site) -> None:
         os.kill(worker.heartbeat_pid, number)
     worker.hears("goodbye")
     assert worker.process.wait(5) == 0
+
+
+def test_a_heartbeat_process_that_stands_still_suspends_its_worker(site: Site) -> None:
+    worker = site.start(ttl_s=2.0)
+    worker.hears("standing held")
+    os.kill(worker.heartbeat_pid, signal.SIGSTOP)
+    worker.hears("standing suspended", within_s=3)
+    time.sleep(1)
+    os.kill(worker.heartbeat_pid, signal.SIGCONT)
+    worker.hears("over 77 Fenced: the lease was not renewed", within_s=3)
+    assert worker.process.wait(5) == exit_codes.FENCED
+
+
+def test_telling_never_waits_for_the_heartbeat_process(site: Site) -> None:
+    worker = site.start(ttl_s=60.0, tells=20_000)
+    os.kill(worker.heartbeat_pid, signal.SIGSTOP)
+    assert float(worker.hears("told")) < 0.5, "the slowest of them, in seconds"
+    os.kill(worker.heartbeat_pid, signal.SIGCONT)
+    until(lambda: site.status.step == 20_000, within_s=5)
 
 
 def test_stop_and_commands_come_through(site: Site) -> None:

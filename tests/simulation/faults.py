@@ -7,7 +7,7 @@ lay traps: a process is stopped, and meanwhile superseded, between a check and w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .supervisor import supervise
 from .trial import Trial
@@ -16,9 +16,10 @@ from .world import Node, Process
 LAST_BEGIN_S = 45.0
 LONG_PAUSE_S = 5.0  # from here a process that stands still may be taken for lost
 TRAPS = (
-    *(("master_worker", name) for name in ("resume", "resumed", "truncate", "step", "rename")),
-    *(("master_worker", name) for name in ("renamed", "checkpoint", "done")),
-    *(("model_worker", "save"), ("supervisor", "taken"), ("heartbeat model_worker", "leave")),
+    *(("master_worker", name) for name in ("resumed", "truncate", "step", "checkpoint")),
+    *(("master_worker", name) for name in ("rename", "prune", "done")),
+    *(("model_worker", "save"), ("supervisor", "taken")),
+    *(("heartbeat model_worker", "leave"), ("heartbeat model_worker", "gone")),
 )
 
 
@@ -28,7 +29,6 @@ class Plan:
 
     alone: str = ""
     cut: tuple[Node, float, str] | None = None  # of a "cut" alone: node, when, which way
-    _: list[None] = field(default_factory=list)
 
 
 def plan_faults(trial: Trial, seed: int) -> Plan:
@@ -54,6 +54,9 @@ def plan_faults(trial: Trial, seed: int) -> Plan:
 
         _at(trial, chance.uniform(6.0, 15.0), cut_one)
         return plan
+    if kind == 3:
+        _lay_chain(trial)
+        return Plan()
     for _ in range(chance.randint(1, 2)):
         _lay_trap(trial)
     for _ in range(chance.randint(0 if kind < 6 else 1, 3)):
@@ -213,18 +216,54 @@ def _lay_trap(trial: Trial) -> None:
     world, chance = trial.world, trial.world.random
     seconds, whole_node = chance.uniform(1.0, 40.0), chance.random() < 0.5
     superseded, cut_off = chance.random() < 0.7, chance.random() < 0.3
+    kind, name = chance.choice(TRAPS)
 
     def trap(process: Process) -> None:
-        for other in _living(trial):
-            if other is process or (whole_node and other.node is process.node):
-                pause(trial, other, seconds)
+        _stop(trial, process, seconds, whole_node=whole_node)
         if cut_off:
             cut(trial, process.node, seconds * 1.5, way="both", isolates=True)
         if superseded:
             delay_s = chance.uniform(0.1, 0.8) * seconds
             world.after(delay_s, lambda: trial.requeue(supervise, kills=False))
 
-    trial.traps[(*chance.choice(TRAPS), chance.choice((1, 1, 1, 2, 2, 3, 4)))] = trap
+    trial.traps[kind, name, chance.choice((1, 1, 1, 2, 2, 3, 4))] = trap
+    if name == "gone":
+        _at(trial, chance.uniform(5.0, 30.0), _lost_leases(trial))
+
+
+def _lay_chain(trial: Trial) -> None:
+    """One attempt stands still and is superseded; the next one stands still where it has just begun,
+    and is superseded; the first one goes on at about that moment."""
+    world, chance = trial.world, trial.world.random
+    first_s, second_s = chance.uniform(2.0, 12.0), chance.uniform(10.0, 40.0)
+    gap_s = chance.uniform(-1.0, 3.0)  # from the first one's going on to the third one's beginning
+    name = chance.choice(("step", "checkpoint", "rename", "prune"))
+    then = chance.choice(("resumed", "resumed", "truncate", "taken"))
+
+    def first(process: Process) -> None:
+        wakes = world.now + first_s
+        trial.traps[_who(then), then, 2] = lambda other: second(other, wakes)
+        cut(trial, process.node, first_s, way="both", isolates=True)
+        _stop(trial, process, first_s, whole_node=True)
+        world.after(0.5, lambda: trial.requeue(supervise, kills=False))
+
+    def second(process: Process, wakes: float) -> None:
+        cut(trial, process.node, second_s, way="both", isolates=True)
+        _stop(trial, process, second_s, whole_node=True)
+        delay_s = max(0.1, wakes + gap_s - world.now)
+        world.after(delay_s, lambda: trial.requeue(supervise, kills=False))
+
+    trial.traps["master_worker", name, chance.randint(1, 3)] = first
+
+
+def _who(point: str) -> str:
+    return "supervisor" if point == "taken" else "master_worker"
+
+
+def _stop(trial: Trial, process: Process, seconds: float, *, whole_node: bool) -> None:
+    for other in _living(trial):
+        if other is process or (whole_node and other.node is process.node):
+            pause(trial, other, seconds)
 
 
 def _living(trial: Trial) -> list[Process]:

@@ -21,6 +21,7 @@ def violations(trial: Trial, plan: Plan) -> list[str]:
     found = check_history(trial.history, detect_within_s=within_s, faults_known=True)
     found += _it_ends(trial)
     found += _the_trial_is_whole(trial)
+    found += trial.missing
     found += _nobody_comes_back_too_late(trial)
     if plan.alone in ("outage", "pause"):
         found += _nothing_ends(trial, plan.alone)
@@ -41,8 +42,7 @@ def _the_trial_is_whole(trial: Trial) -> Iterator[str]:
     """A reader of the metrics finds each step once."""
     if trial.verdict != "completed":
         return
-    rows = trial.history
-    resumed = {row["attempt"]: row["step"] for row in rows if row["op"] == "resumed"}
+    resumed = trial.resumed()
     counts = dict.fromkeys(range(1, trial.num_steps + 1), 0)
     for attempt, step in trial.metrics:
         if not trial.rules.is_dead(attempt, step, resumed):

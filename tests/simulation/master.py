@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from realsys.api.errors import StoreUnavailable
+from realsys.name_resolve.fence import AttemptFence
 
-from .trial import CHECKPOINT_EVERY
+from .trial import CHECKPOINT_EVERY, Trial
 from .worker import DONE, FAILED, Worker, may_publish, publish
 from .world import Exit, Receive, Rpc
 
@@ -19,8 +20,11 @@ def master(worker: Worker, peers: Sequence[Worker]) -> Generator[Any, Any, None]
     while worker.told is None:
         yield 0.25
     yield from _wait_for(worker, peers)
-    first = yield from _newest_checkpoint(worker)
+    resumed = yield from _resumed(worker)
+    yield trial.point(me, "resume")
+    first = max((step for _, step in _alive(trial, resumed)), default=0)
     yield from publish(worker, fence, "resumed", first)
+    resumed[me.attempt] = first
     if trial.rules.truncates_metrics:
         yield trial.point(me, "truncate")
         trial.metrics[:] = [(a, s) for a, s in trial.metrics if s <= first]
@@ -31,17 +35,42 @@ def master(worker: Worker, peers: Sequence[Worker]) -> Generator[Any, Any, None]
         trial.metrics.append((me.attempt, step))
         trial.note("step", me, step)
         if step % CHECKPOINT_EVERY == 0:
-            yield from may_publish(worker)
-            yield trial.point(me, "rename")
-            trial.checkpoints.append((me.attempt, step))
-            yield trial.point(me, "renamed")
-            yield from publish(worker, fence, "checkpoint", step)
+            yield from _checkpoint(worker, fence, step, resumed)
             yield from _ask(worker, peers[:1], "save", step)
     yield from publish(worker, fence, "done", trial.num_steps)
     trial.done.add(me.attempt)
+    trial.look_at_checkpoints(me)
     for peer in peers:
         world.post(me, peer.mailbox, ("exit", 0))
     raise Exit(DONE)
+
+
+def _checkpoint(
+    worker: Worker, fence: AttemptFence, step: int, resumed: Mapping[int, int]
+) -> Generator[Any, Any, None]:
+    """As realsys/master/recover.py commits: accepted first, then renamed, then the oldest removed. From
+    the acceptance on the process may stand still as long as it likes."""
+    trial, me = worker.trial, worker.main
+    yield from publish(worker, fence, "checkpoint", step)
+    yield trial.point(me, "rename")
+    if trial.rules.folder_per_attempt:
+        trial.checkpoints.append((me.attempt, step))
+    elif step > resumed[me.attempt] or step not in [s for _, s in trial.checkpoints]:
+        trial.checkpoints[:] = [c for c in trial.checkpoints if c[1] != step] + [(me.attempt, step)]
+    trial.stored.append((me.attempt, step))
+    found = trial.checkpoints if trial.rules.prunes_by_step else _alive(trial, trial.resumed())
+    oldest_first = sorted(found, key=lambda checkpoint: checkpoint[::-1])
+    yield trial.point(me, "prune")
+    for old in oldest_first[: -trial.rules.keep]:
+        if old in trial.checkpoints:
+            trial.checkpoints.remove(old)
+    trial.look_at_checkpoints(me)
+
+
+def _alive(trial: Trial, resumed: Mapping[int, int]) -> list[tuple[int, int]]:
+    """The checkpoints that are not of a dead branch."""
+    is_dead = trial.rules.is_dead
+    return [(number, s) for number, s in trial.checkpoints if not is_dead(number, s, resumed)]
 
 
 def _wait_for(worker: Worker, peers: Sequence[Worker]) -> Generator[Any, Any, None]:
@@ -60,20 +89,16 @@ def _wait_for(worker: Worker, peers: Sequence[Worker]) -> Generator[Any, Any, No
         yield 0.5
 
 
-def _newest_checkpoint(worker: Worker) -> Generator[Any, Any, int]:
-    """The step of the newest checkpoint that is not of a dead branch; 0 without one."""
-    trial, prefix = worker.trial, f"{worker.trial.keys.root}/resumed"
+def _resumed(worker: Worker) -> Generator[Any, Any, dict[int, int]]:
+    """attempt → the step that it goes on after."""
+    prefix = f"{worker.trial.keys.root}/resumed"
     while True:
         try:
             entries = yield Rpc(lambda store: store.get_subtree(prefix), 5.0)
-            break
         except StoreUnavailable:
             yield 0.5
-    resumed = {int(entry.key.rpartition("/")[2]): int(entry.value) for entry in entries}
-    yield trial.point(worker.main, "resume")
-    is_dead = trial.rules.is_dead
-    alive = [step for number, step in trial.checkpoints if not is_dead(number, step, resumed)]
-    return max(alive, default=0)
+            continue
+        return {int(entry.key.rpartition("/")[2]): int(entry.value) for entry in entries}
 
 
 def _ask(

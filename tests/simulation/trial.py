@@ -34,7 +34,11 @@ class Rules:
     is_dead: Callable[[int, int, Mapping[int, int]], bool] = is_dead
     fenced: frozenset[str] = frozenset({"checkpoint", "save", "done", "resumed", "clear", "leave"})
     waits_while_suspended: bool = True
+    asks_judge_again: bool = True  # when the new lease has been granted
     truncates_metrics: bool = False  # at a resume, in place, as truncate_jsonl does
+    folder_per_attempt: bool = True  # else a checkpoint's folder is named by its step alone
+    prunes_by_step: bool = False  # the newest are those of the highest step, dead or not
+    keep: int = 2  # checkpoints
     ttl_s: float = TTL_S
 
 
@@ -51,6 +55,8 @@ class Trial:
     history: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[tuple[int, int]] = field(default_factory=list)  # (attempt, step), on shared disk
     checkpoints: list[tuple[int, int]] = field(default_factory=list)
+    stored: list[tuple[int, int]] = field(default_factory=list)  # checkpoints that were accepted
+    missing: list[str] = field(default_factory=list)  # accepted checkpoints that nobody could take
     done: set[int] = field(default_factory=set)  # attempts whose master says so, on shared disk
     # Who took its key anew: worker, attempt, when, after how long a silence.
     silences: list[tuple[str, int, float, float]] = field(default_factory=list)
@@ -72,6 +78,23 @@ class Trial:
         row = {"at": self.world.now, "op": op, "worker": worker or process.name, "step": step}
         self.history.append(row | {"attempt": process.attempt, "token": process.token})
         self.world.say(f"{process.name}.{process.attempt} {op} {worker} {step or ''}")
+
+    def resumed(self) -> dict[int, int]:
+        """attempt → the step that it went on after."""
+        return {row["attempt"]: row["step"] for row in self.history if row["op"] == "resumed"}
+
+    def look_at_checkpoints(self, process: Process) -> None:
+        """Would somebody who resumed now find the newest checkpoint that counts?"""
+        resumed = self.resumed()
+        accepted = [c for c in self.stored if not is_dead(*c, resumed)]
+        found = [c for c in self.checkpoints if not is_dead(*c, resumed)]
+        newest = max((step for _, step in accepted), default=0)
+        if newest > max((step for _, step in found), default=0):
+            who = f"{process.name} of attempt {process.attempt}"
+            self.missing.append(
+                f"the checkpoint of step {newest} is gone at {self.world.now:.1f}, {who} was the last "
+                f"at the folder; left: {sorted(self.checkpoints)}, resumed: {resumed}"
+            )
 
     def point(self, process: Process, name: str) -> float:
         """A place in the code between a check and what it allows. A trap may lie there."""

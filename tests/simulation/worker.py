@@ -99,6 +99,7 @@ def _register(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, tuple[
         sent = world.clock(me)
         try:
             lease = yield from _take(worker, fence)
+            worker.heard_at = world.now
         except (StoreUnavailable, LeaseLost):
             if world.clock(me) > deadline:
                 raise StoreUnavailable("never answered", where="", fix="") from None
@@ -116,17 +117,9 @@ def _take(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, Lease]:
         fence,
         [Put(worker.key, worker.value, lease)],
         timeout_s=CALL_TIMEOUT_S,
-        accepted=lambda: _registered(worker),
+        accepted=lambda: trial.note("registered", worker.main),
     )
     return lease
-
-
-def _registered(worker: Worker) -> None:
-    trial, now = worker.trial, worker.trial.world.now
-    trial.note("registered", worker.main)
-    if worker.heard_at:  # it has come back
-        trial.silences.append((worker.name, worker.main.attempt, now, now - worker.heard_at))
-    worker.heard_at = now
 
 
 def _renew(
@@ -156,6 +149,7 @@ def _renew(
         now = world.clock(me)
         if not judge.gone(now):
             return False, lease
+        yield worker.trial.point(me, "gone")
         try:
             lease = yield from _take(worker, fence)
         except (StoreUnavailable, LeaseLost):
@@ -163,7 +157,13 @@ def _renew(
         except StaleAttempt as error:
             judge.end(error.what)
             return False, lease
+        # We may have stood still since we asked the judge: others may have acted by now.
+        if worker.trial.rules.asks_judge_again and not judge.gone(world.clock(me)):
+            return False, lease
         judge.replaced(lease.ttl_s, granted_s=now)
+        silence_s = world.now - worker.heard_at
+        worker.trial.silences.append((worker.name, me.attempt, world.now, silence_s))
+        worker.heard_at = world.now
         return False, lease
     judge.renewed(sent)
     if revision != fence._revision:

@@ -43,7 +43,7 @@ GOOD = [
 
 def test_a_good_history_has_no_violation() -> None:
     assert check_history(GOOD, faults_known=True) == []
-    assert dead_after(GOOD) == {1: 2}
+    assert dead_after(GOOD) == {("", 1): 2}
 
 
 def test_rows_may_come_in_any_order() -> None:
@@ -85,6 +85,21 @@ def test_a_metrics_row_of_a_dead_branch_does_no_harm() -> None:
 def test_without_resumed_rows_every_branch_is_alive() -> None:
     rows = [r for r in GOOD if r["op"] != "resumed"]
     assert "step 3 has two writers" in check_history(rows)[0]
+
+
+def test_each_phase_counts_its_steps_anew() -> None:
+    rows = [row(0, "took_attempt")]
+    rows += [
+        row(1 + i, op, step=i, phase="sft") for i, op in enumerate(("resumed", "step", "step"))
+    ]
+    rows += [
+        row(5 + i, op, step=i, phase="ppo") for i, op in enumerate(("resumed", "step", "step"))
+    ]
+    rows += [row(9, "took_attempt", 2), row(10, "resumed", 2, step=1, phase="ppo")]
+    assert check_history(rows) == []
+    assert dead_after(rows) == {("ppo", 1): 1}
+    (found,) = check_history([*rows, row(11, "step", 2, step=1, phase="ppo")])
+    assert found.startswith("step 1 has two writers")
 
 
 def test_a_fenced_write_counts_from_when_it_was_sent() -> None:
@@ -135,7 +150,15 @@ def test_what_processes_note_is_read_back(tmp_path: Path, capsys: pytest.Capture
         log = HistoryLog(path, worker=worker, attempt=number, token="t", clock=lambda at=at: at)
         log.note(Op.STEP, step=number, began=at - 0.5)
         log.close()
-    first = {"at": 3.0, "op": "step", "worker": WORKER, "attempt": 2, "token": "t", "step": 2}
+    first = {
+        "at": 3.0,
+        "op": "step",
+        "worker": WORKER,
+        "attempt": 2,
+        "token": "t",
+        "step": 2,
+        "phase": "",
+    }
     rows = read_history(tmp_path)
     assert rows[0] == {**first, "began": 2.5}
     assert [r["at"] for r in rows] == [3.0, 5.0]

@@ -14,10 +14,12 @@ from realsys.api.errors import StoreUnavailable
 from realsys.api.trial import (
     ExitMarker,
     Result,
+    StopRequest,
     WorkerExit,
     WorkerRecord,
     WorkerStatus,
     dumps,
+    loads,
     write_record,
 )
 from realsys.name_resolve.open import open_store
@@ -285,6 +287,15 @@ def test_all_leases_gone_at_one_moment_is_the_stores_trouble_for_a_while(trial, 
     for worker in one.tasks:
         one.register(worker)
     assert one.finish().result is Result.COMPLETED
+
+
+def test_the_first_request_to_stop_stands(trial):
+    one = trial()
+    assert one.supervisor.request_stop("anna", grace_s=60.0)
+    assert not one.supervisor.request_stop("Slurm (time limit)", grace_s=5.0)
+    one.begin().finish()
+    request = loads(StopRequest, one.store.get(one.keys.stop).value, where="stop")
+    assert (request.by, request.grace_seconds) == ("anna", 60.0)
 
 
 def stall(one: Trial, worker: str, *, where: str = "", waits_for: str = "") -> None:

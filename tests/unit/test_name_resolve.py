@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from name_resolve_cases import *  # noqa: F403 (the suite)
 from name_resolve_cases import run_threads
 

@@ -600,7 +600,7 @@ def test_a_lost_lease_is_taken_again(trial: Trial):
     agent = trial.joined(trial.agent())
     wait_until(lambda: agent._member is not None)
     before = trial.store.get(trial.keys.component(1)).lease_id
-    agent._member._keeper._lose("the test says so")
+    agent._member._keeper.end("the test says so")
     wait_until(lambda: trial.store.get(trial.keys.component(1)).lease_id != before)
     assert trial.left == []
     steps.close()

@@ -22,8 +22,11 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT)
 class Asked(list[tuple[str, float]]):
     """In the supervisor's place: notes what is asked of it."""
 
-    def request_stop(self, by: str, *, grace_s: float) -> None:
+    is_first = True
+
+    def request_stop(self, by: str, *, grace_s: float) -> bool:
         self.append((by, grace_s))
+        return self.is_first
 
 
 @pytest.fixture
@@ -57,6 +60,14 @@ def test_the_announcement_of_the_end_requeues_only_when_planned(asked, tmp_path,
     os.kill(os.getpid(), signal.SIGUSR2)
     assert asked == [("Slurm (SIGUSR2: time limit or preemption)", 110.0)]
     assert requeue.is_set() is planned
+
+
+def test_whom_somebody_has_stopped_before_is_not_requeued(asked, tmp_path):
+    requeue = listen_to_signals(asked, make_plan(tmp_path, requeue=True))
+    asked.is_first = False
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert len(asked) == 1
+    assert not requeue.is_set()
 
 
 def test_a_short_announcement_leaves_at_least_5_s(asked, tmp_path):

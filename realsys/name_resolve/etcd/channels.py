@@ -36,7 +36,7 @@ MAX_LOGINS = 3  # within one call; a token that is refused right after login sta
 OPTIONS = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
-    "grpc.min_reconnect_backoff_ms": 2000,  # in spite of its name: how long one connect may take
+    "grpc.min_reconnect_backoff_ms": 5000,  # in spite of its name: how long one connect may take
     "grpc.keepalive_time_ms": 10_000,  # etcd cuts off who pings more often than every 5 s
     "grpc.keepalive_timeout_ms": 4_000,
     "grpc.http2.max_pings_without_data": 0,  # a silent watch must be checked, too
@@ -103,7 +103,12 @@ class Channels:
                 if is_hopeless(details) and tries >= 2 * len(self._channels):
                     break
                 self._pause(tries, deadline_s)
-        raise unavailable(details, waited_s=time.monotonic() - began_s, where=self.access.where)
+        raise unavailable(
+            details,
+            waited_s=time.monotonic() - began_s,
+            where=self.access.where,
+            is_encrypted=self.access.is_encrypted,
+        )
 
     def stream(self, method: Method, request: Any, *, deadline_s: float) -> Stream:
         """Starts a call with many replies, on the server in turn; it is tried once."""
@@ -186,7 +191,7 @@ class Channel:
     """The connection to one server."""
 
     def __init__(self, access: EtcdAccess, index: int) -> None:
-        self.index, self.heard_s = index, time.monotonic()
+        self.index, self.heard_s = index, 0.0
         options: dict[str, object] = {**OPTIONS}
         target = access.endpoints[index]
         if not access.is_encrypted:
@@ -201,8 +206,12 @@ class Channel:
         self._stubs: dict[str, Any] = {}
 
     def was_silent_since(self, try_s: float) -> bool:
-        """Whether nobody heard anything during a try that began then and was long enough."""
-        return self.heard_s < try_s and time.monotonic() - try_s >= SHORTEST_TRY_S * 0.9
+        """Whether it has worked, and nobody heard anything in a try that began then and was long enough.
+
+        One that never worked is still being connected; on a busy machine that takes its time.
+        """
+        is_long = time.monotonic() - try_s >= SHORTEST_TRY_S * 0.9
+        return is_long and 0 < self.heard_s < try_s
 
     def stub(self, method: Method) -> Any:
         """The call, as one request and one reply.

@@ -31,7 +31,7 @@ class LeaseExists(StoreError):
 
 _NO_LOGIN = ("invalid auth token", "revision of auth store is old", "auth: revision in header")
 # The certificate or its key is wrong. It will be wrong on the next try as well.
-_TLS = ("handshake", "CERTIFICATE", "SSL", "certificate", "WRONG_VERSION_NUMBER", "Peer name")
+_TLS = ("andshake", "CERTIFICATE", "SSL", "certificate", "Verification", "TSI_")
 
 
 def judge(code: str, details: str) -> Verdict:
@@ -82,7 +82,9 @@ def final_error(
     )
 
 
-def unavailable(details: str, *, waited_s: float, where: str) -> StoreUnavailable:
+def unavailable(
+    details: str, *, waited_s: float, where: str, is_encrypted: bool
+) -> StoreUnavailable:
     """What to raise when no try was answered in time."""
     last = f"; last error: {details}" if details else ""
     if _is_tls(details):
@@ -92,6 +94,9 @@ def unavailable(details: str, *, waited_s: float, where: str) -> StoreUnavailabl
         )
     else:
         fix = "is etcd running there (etcdctl endpoint health), and does a firewall let us through?"
+        if not is_encrypted:
+            fix += " Does it want TLS? Then it needs a certificate authority: ca_file, in the cluster's "
+            fix += "etcd section"
     return StoreUnavailable(f"etcd did not answer in {waited_s:.1f} s{last}", where=where, fix=fix)
 
 

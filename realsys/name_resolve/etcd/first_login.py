@@ -5,7 +5,8 @@ For supervisor/private_etcd.py, which has just started one that nobody else can 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from realsys.api.errors import StoreError, StoreUnavailable
@@ -19,14 +20,18 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
 )
+LOOK_EVERY_S = 0.2
 CALL_TIMEOUT_S = 20.0  # each is a write: a busy disk may take its time
 
 
-def make_administrator(access: EtcdAccess, *, timeout_s: float) -> None:
+def make_administrator(
+    access: EtcdAccess, *, timeout_s: float, still_there: Callable[[], None]
+) -> None:
     """Makes ``root`` with the password of ``access`` and switches authentication on.
 
     Args:
-        timeout_s: of the connection. Where it does not come about nothing has happened: try again.
+        timeout_s: of the connection.
+        still_there: called while it does not come about; raises to give up.
     Raises:
         StoreUnavailable: no answer in time, or by somebody whose certificate is of another authority.
         StoreError: etcd refuses; it is not new.
@@ -37,24 +42,37 @@ def make_administrator(access: EtcdAccess, *, timeout_s: float) -> None:
         _bytes(access.ca_pem), _bytes(access.key_pem), _bytes(access.cert_pem)
     )
     with grpc.secure_channel(access.endpoints[0], credentials, OPTIONS) as channel:
-        try:
-            # The first call comes once and waits for the server; the others find it there.
-            grpc.channel_ready_future(channel).result(timeout=timeout_s)
-            for method, request in _calls(access):
-                call = channel.unary_unary(method.path, method.to_bytes, method.from_bytes)
-                call(request, timeout=CALL_TIMEOUT_S)
-        except grpc.FutureTimeoutError:
+        if not _connects(channel, time.monotonic() + timeout_s, still_there):
             raise StoreUnavailable(
                 f"etcd did not answer in {timeout_s:g} s",
                 where=access.where,
                 fix="look at its log; does another program listen there?",
-            ) from None
+            )
+        try:
+            for method, request in _calls(access):
+                call = channel.unary_unary(method.path, method.to_bytes, method.from_bytes)
+                call(request, timeout=CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             raise StoreError(
                 f"etcd refused its first user: {error.details()}",  # names no password
                 where=access.where,
                 fix="look at its log",
             ) from error
+
+
+def _connects(channel: Any, deadline: float, still_there: Callable[[], None]) -> bool:
+    ready = protocol.grpc.channel_ready_future(channel)
+    try:
+        while True:
+            try:
+                ready.result(timeout=LOOK_EVERY_S)
+                return True
+            except protocol.grpc.FutureTimeoutError:
+                still_there()
+                if time.monotonic() > deadline:
+                    return False
+    finally:
+        ready.cancel()
 
 
 def _calls(access: EtcdAccess) -> Iterator[tuple[protocol.Method, Any]]:

@@ -10,15 +10,19 @@ docs/decisions/0001-etcd-client.md. The only module that knows of gRPC's Python 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc as grpc
 from google.protobuf import descriptor_pool, message_factory
 
 from realsys.api.errors import ConfigError
+
+# Every failure comes back as an error; without this gRPC also writes each one to stderr, in its own form.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+import grpc as grpc  # reads the variable
 
 PACKAGE, FILES = "etcd3", ("kv_pb2.py", "auth_pb2.py", "rpc_pb2.py")  # each needs those before it
 _COMPILED = re.compile(r"^\s*serialized_pb=_b\((?P<literal>.*)\)$", re.MULTILINE)

@@ -55,8 +55,10 @@ class EtcdStore:
     def open(cls, access: EtcdAccess, *, call_timeout_s: float = CALL_TIMEOUT_S) -> Self:
         """Raises StoreUnavailable when nobody answers there, StoreError when we may not enter."""
         store = cls(EtcdClient(access, call_timeout_s=call_timeout_s))
+        # All workers of a node connect at the same time, and load their libraries meanwhile.
+        deadline_s = time.monotonic() + 2 * call_timeout_s
         try:
-            store.client.read([])  # asks for no key: every user may
+            store.client.read([], deadline_s=deadline_s)  # asks for no key: every user may
         except BaseException:
             store.close()
             raise

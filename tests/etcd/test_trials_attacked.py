@@ -1,0 +1,179 @@
+"""A trial on an etcd of its own, and strangers who try its ports while it trains: its numbers are the same.
+
+What each wrong way in is told stands in test_private_etcd.py; here somebody on the same machine tries to
+read, write, watch, stop and weigh down a run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from real_trials import SMALL_PPO, Trials, explain, metrics_of, name_of
+
+from launcher.status import trial_view
+from launcher.trial_state import State
+from realsys.api.trial import TrialFiles
+from realsys.name_resolve.etcd.access import EtcdAccess
+from realsys.supervisor.certificates import Authority
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
+
+ATTACKED = tuple(w.replace("total_train_epochs=2", "total_train_epochs=20") for w in SMALL_PPO)
+LISTENING = "0A"  # state of a line in /proc/net/tcp
+WORDS = (
+    ("get", "/", "--prefix"),
+    ("put", "{trial}/stop", '{"grace_seconds":0,"by":"x","at":0,"attempt":1}'),
+    ("del", "/", "--prefix"),
+    ("member", "list"),
+    ("lease", "list"),
+    ("auth", "disable"),
+    ("snapshot", "save", "{folder}/snapshot"),
+    ("defrag",),
+)
+
+
+def descendants(pid: int) -> set[int]:
+    """The process and all that it started."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def listening_ports(pids: set[int]) -> set[int]:
+    """Ports that these processes listen on."""
+    ports: dict[str, int] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING:
+                ports[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+    found = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                found |= {ports[name] for name in (os.readlink(link),) if name in ports}
+    return found
+
+
+def cards(access: EtcdAccess) -> dict[str, EtcdAccess]:
+    """What strangers may show at the door; the endpoint is known to everybody on the machine."""
+    other = Authority("realsys run, clients")
+    pair = other.client("realsys client, no user")
+    theirs = {"ca_pem": access.ca_pem, "cert_pem": pair.cert_pem, "key_pem": pair.key_pem}
+    return {
+        "nothing": EtcdAccess(endpoints=access.endpoints),
+        "no certificate": EtcdAccess(endpoints=access.endpoints, ca_pem=access.ca_pem),
+        "another run's": EtcdAccess(endpoints=access.endpoints, **theirs),
+    }
+
+
+def etcdctl(access: EtcdAccess, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A client that is not ours."""
+    folder.mkdir(exist_ok=True)
+    scheme = "https" if access.is_encrypted else "http"
+    argv = ["etcdctl", "--command-timeout=1s", "--dial-timeout=1s"]
+    argv.append(f"--endpoints={scheme}://{access.endpoints[0]}")
+    for option, pem in {
+        "cacert": access.ca_pem,
+        "cert": access.cert_pem,
+        "key": access.key_pem,
+    }.items():
+        if pem is not None:
+            (folder / option).write_text(pem)
+            argv.append(f"--{option}={folder / option}")
+    environment = {**os.environ, "ETCDCTL_API": "3"}
+    return subprocess.run(
+        [*argv, *words], env=environment, capture_output=True, text=True, timeout=8, check=False
+    )
+
+
+def weigh_down(port: int, stack: ExitStack) -> None:
+    """Half-open connections, noise, and a flood of it."""
+    for _ in range(100):
+        stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+    for noise in (os.urandom(1 << 20), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(1 << 20)):
+        end = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        with suppress(OSError):
+            end.sendall(noise)
+
+
+def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
+    trials: Trials, tiny_policy: Path, tmp_path: Path
+) -> None:
+    words = (f"actor.path={tiny_policy}", *ATTACKED)
+    peaceful = trials.launch("ppo-math", "peaceful", *words)
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        f"name: lab\nscheduler: local\nfile_root: {trials.file_root}\nname_resolve: etcd+job://\n"
+    )
+    files = trials.launch("ppo-math", "attacked", "--cluster", str(site), *words)
+    view = trials.wait_for_step(files, 1)
+    access = EtcdAccess.from_file(files.attempt(1).etcd_access)
+    assert access.password
+    assert access.key_pem
+    key = f"/realsys/v1/lab/{files.root.parents[1].name}/{name_of(files)}"
+
+    # Nobody listens but the worker behind its two doors and etcd behind its own two.
+    assert view.supervisor_pid is not None
+    ports = listening_ports(descendants(view.supervisor_pid))
+    log = files.attempt(1).log("model_worker/0").read_text()
+    doors = {int(p) for p in re.findall(r"(?:control|data)=tcp://[^ ]*:(\d+)", log)}
+    clients = int(access.endpoints[0].rpartition(":")[2])
+    assert len(doors) == 2
+    assert doors | {clients} < ports
+    assert len(ports) == 4
+
+    with ExitStack() as stack:
+        for port in ports - doors:
+            weigh_down(port, stack)
+        for name, card in cards(access).items():
+            for command in WORDS:
+                said = [w.format(trial=key, folder=tmp_path) for w in command]
+                done = etcdctl(card, tmp_path / name, *said)
+                assert done.returncode != 0, (name, command, done.stdout)
+                assert done.stdout == ""
+        watch = ("watch", "/", "--prefix")
+        with suppress(subprocess.TimeoutExpired):
+            assert etcdctl(cards(access)["another run's"], tmp_path / "w", *watch).stdout == ""
+        view = trial_view(files)
+        assert view.state in State.live(), explain(files, view)
+    assert_no_secret_is_shown(files, access, trials)
+
+    for run in (files, peaceful):
+        view = trials.wait(run, timeout_s=200)
+        assert view.state is State.COMPLETED, explain(run, view)
+    assert metrics_of(files) == metrics_of(peaceful)
+
+
+def assert_no_secret_is_shown(files: TrialFiles, access: EtcdAccess, trials: Trials) -> None:
+    """The password and the key are in one file of their owner's, and in no command line."""
+    assert access.password
+    assert access.key_pem
+    secrets = (access.password, access.key_pem.splitlines()[1])
+    view = trial_view(files)
+    assert view.supervisor_pid is not None
+    for pid in descendants(view.supervisor_pid):
+        for name in ("cmdline", "environ"):
+            with suppress(OSError):
+                shown = Path(f"/proc/{pid}/{name}").read_bytes()
+                assert not any(s.encode() in shown for s in secrets), (pid, name)
+    holders = set()
+    for path in trials.file_root.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            data = path.read_bytes()
+            if any(s.encode() in data for s in secrets):
+                holders.add(path)
+    assert {p.resolve() for p in holders} == {files.attempt(1).etcd_access.resolve()}

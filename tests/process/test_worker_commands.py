@@ -1,0 +1,127 @@
+"""Workers of a real trial: who holds the store, and commands that take effect."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_trials import (
+    LONG_PPO,
+    SMALL_PPO,
+    SMALL_PPO_STEPS,
+    Trials,
+    explain,
+    metrics_of,
+    worker_pid,
+)
+
+from launcher.trial_state import State
+from realsys.api.plan import read_plan
+from realsys.api.trial import AttemptRecord, TrialFiles, WorkerStatus, dumps, loads
+from realsys.name_resolve.open import open_store
+from realsys.worker.commands import Command, Verb
+from realsys.worker.runner import trial_keys
+
+
+class Steered:
+    """A running trial's model worker, by way of its keys."""
+
+    def __init__(self, trials: Trials, files: TrialFiles) -> None:
+        self.trials, self.files = trials, files
+        plan = read_plan(files.plan)
+        self.store, self.keys = open_store(plan.name_resolve_url), trial_keys(plan)
+        entry = self.store.get(self.keys.attempt)
+        self.attempt = loads(AttemptRecord, entry.value, where=entry.key)
+
+    @property
+    def status(self) -> WorkerStatus:
+        key = self.keys.worker_status("model_worker", 0)
+        return loads(WorkerStatus, self.store.get(key).value, where=key)
+
+    def order(self, verb: Verb, **args: str) -> WorkerStatus:
+        """Sends a command; returns the status that answers it."""
+        command = Command(
+            id=f"{verb}-{time.monotonic_ns()}",
+            verb=verb,
+            by="test",
+            at=time.time(),
+            attempt=self.attempt.number,
+            token=self.attempt.token,
+            args=args,
+        )
+        self.store.add(self.keys.command("model_worker", 0), dumps(command), replace=True)
+        return self.until(lambda status: status.last_command == command.id)
+
+    def until(
+        self, condition: Callable[[WorkerStatus], bool], within_s: float = 10
+    ) -> WorkerStatus:
+        deadline_s = time.monotonic() + within_s
+        while not condition(status := self.status):
+            assert time.monotonic() < deadline_s, status
+            time.sleep(0.05)
+        return status
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@pytest.fixture
+def steered(trials: Trials, tiny_policy: Path) -> Iterator[Any]:
+    files = trials.launch("ppo-math", "run", f"actor.path={tiny_policy}", *LONG_PPO)
+    trials.wait_for_step(files, 2)
+    with closing(Steered(trials, files)) as made:
+        yield made
+
+
+def open_files(pid: int) -> set[str]:
+    return {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+
+
+def test_a_model_worker_has_no_store_of_its_own(steered: Steered) -> None:
+    view = steered.trials.wait_for_step(steered.files, 3)
+    store = str(steered.trials.file_root / "name_resolve")
+    assert any(name.startswith(store) for name in open_files(worker_pid(view, "master_worker/0")))
+    pid = worker_pid(view, "model_worker/0")
+    assert not any(name.startswith(store) for name in open_files(pid))
+    (children,) = [p.read_text() for p in Path(f"/proc/{pid}/task/{pid}").glob("children")]
+    heartbeat = int(children.split()[0])
+    assert any(name.startswith(store) for name in open_files(heartbeat))
+
+
+def test_a_worker_is_paused_configured_dumped_and_goes_on(steered: Steered) -> None:
+    steered.order(Verb.PAUSE)
+    assert steered.status.state == "paused"
+    assert steered.order(Verb.CONFIGURE, log_level="debug").command_refused == ""
+    assert steered.order(Verb.CONFIGURE, log_level="loud").command_refused != ""
+    steered.order(Verb.DUMP)
+    stacks = steered.files.attempt(1).stacks_of("model_worker/0").read_text()
+    assert "between_requests" in stacks
+    step = steered.trials.wait_for_step(steered.files, 2).step
+    time.sleep(2)
+    assert steered.trials.wait_for_step(steered.files, 2).step == step
+    steered.order(Verb.RESUME)
+    steered.trials.wait_for_step(steered.files, (step or 0) + 2)
+
+
+def test_an_interrupted_worker_leaves_after_its_request(steered: Steered) -> None:
+    steered.order(Verb.INTERRUPT)
+    view = steered.trials.wait(steered.files, timeout_s=40)
+    assert view.state is not State.COMPLETED, explain(steered.files, view)
+    assert steered.status.state == "done"
+
+
+def test_a_whole_run_ends_with_a_goodbye_of_everybody(trials: Trials, tiny_policy: Path) -> None:
+    files = trials.launch("ppo-math", "run", f"actor.path={tiny_policy}", *SMALL_PPO)
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert metrics_of(files)[-1]["step"] == SMALL_PPO_STEPS
+    with closing(Steered(trials, files)) as done:
+        assert done.status.state == "done"
+        assert done.store.find_subtree(done.keys.workers) == []
+        statuses = done.store.get_subtree(done.keys.worker_statuses)
+        assert {entry.lease_id for entry in statuses} == {None}

@@ -1,0 +1,125 @@
+"""A node is lost, Slurm requeues its job, and the old processes live on: they can't write any more.
+
+Slurm does not fence: with its slurmd dead, a node's tasks run beside those of the requeued job. Here they
+are let run, or stopped at a random moment and woken when the new attempt is steps ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from etcd_server import EtcdCluster
+from real_trials import SMALL_PPO, Trials, explain, metrics_of, trained_ids, wait_until, weights_of
+from slurm_cluster import SlurmCluster
+from slurm_trials import SlurmTrials
+
+from launcher.trial_state import State
+from realsys.api.trial import TrialFiles
+from realsys.observability.history import read_history
+from realsys.observability.history_check import check_history
+
+# 60 steps, some 20 s; a checkpoint a step, so that a random moment often falls into one.
+_CHANGES = {"total_train_epochs=2": "total_train_epochs=5", "ckpt_freq_steps=3": "ckpt_freq_steps=1"}
+
+
+def _changed(word: str) -> str:
+    for old, new in _CHANGES.items():
+        word = word.replace(old, new)
+    return word
+
+
+PPO = tuple(map(_changed, SMALL_PPO))
+
+
+@pytest.fixture(params=["file", "etcd"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str | None]:
+    if request.param == "file":
+        yield None
+        return
+    with EtcdCluster(tmp_path / "etcd") as etcd:
+        yield etcd.url
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, tiny_policy: Path) -> TrialFiles:
+    """The same run with nothing in its way, on this machine."""
+    trials = Trials(tmp_path / "calm")
+    files = trials.launch("ppo-math", "calm", f"actor.path={tiny_policy}", *PPO)
+    view = trials.wait(files, timeout_s=150)
+    assert view.state is State.COMPLETED, explain(files, view)
+    return files
+
+
+@pytest.fixture
+def lose_node(slurm: SlurmCluster) -> Iterator[Callable[[str, int], set[int]]]:
+    """Cuts the node of a job off; returns the pids that live on there. Kills them in the end."""
+    cut: set[int] = set()
+
+    def lose(node: str, job_id: int) -> set[int]:
+        pids = slurm.processes_of(job_id)
+        slurm.kill_slurmd(node)
+        cut.update(pids)
+        return pids
+
+    yield lose
+    for pid in cut:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def tell(pids: set[int], number: signal.Signals) -> int:
+    told = 0
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            told += 1
+    return told
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running on", "asleep and woken"])
+def test_old_tasks_that_live_on_write_nothing(
+    slurm: SlurmCluster,
+    slurm_trials: SlurmTrials,
+    lose_node: Callable[[str, int], set[int]],
+    undisturbed: TrialFiles,
+    tiny_policy: Path,
+    store_url: str | None,
+    stopped: bool,
+) -> None:
+    if store_url is not None:
+        slurm_trials.write_spec(name_resolve=store_url)
+    files = slurm_trials.launch(
+        "ppo-math", "z", "--requeue", f"actor.path={tiny_policy}", *PPO
+    )
+    view = slurm_trials.wait_for_step(files, 5)
+    time.sleep(random.uniform(0.0, 0.5))
+    zombies = lose_node(view.host, int(view.job_ids[0]))
+    assert len(zombies) >= 4, "supervisor, srun, tasks, workers, their heartbeats"
+    if stopped:
+        tell(zombies, signal.SIGSTOP)
+    ahead = view.step + 3
+    again = wait_until(
+        files, lambda v: v.attempt == 2 and v.step >= ahead, timeout_s=90
+    )
+    assert again.host != view.host
+    if stopped:
+        assert tell(zombies, signal.SIGCONT) == len(zombies), "somebody killed them before"
+    done = slurm_trials.wait(files, timeout_s=120)
+    assert (done.state, done.attempt) == (State.COMPLETED, 2), explain(files, done)
+    rows = read_history(files.root)
+    assert check_history(rows) == []
+    assert {row["attempt"] for row in rows} == {1, 2}
+    assert metrics_of(files) == metrics_of(undisturbed)
+    assert trained_ids(files) == trained_ids(undisturbed)
+    for role in ("actor", "critic"):
+        assert weights_of(files, role) == weights_of(undisturbed, role)
+    logs = files.attempt(1).logs
+    told = "".join(path.read_text(errors="replace") for path in logs.glob("m*.log"))
+    assert "has taken over" in told, f"the old workers do not say why they left; see {logs}"

@@ -1,0 +1,112 @@
+"""The parts of a worker's heartbeat that need no second process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from realsys.api import progress
+from realsys.api.trial import WorkerStatus
+from realsys.name_resolve.lease_judge import GIVE_UP_S, Standing
+from realsys.worker import stack_dumps
+from realsys.worker.heartbeat_messages import GoodbyeSaid, Line, Pulse, Tell
+from realsys.worker.stack_dumps import StackDumps, innermost, state_letter
+
+DUMP = """\
+Thread 0x00007f11 (most recent call first):
+  File "/lib/python3.11/selectors.py", line 468 in select
+  File "/work/realsys/control.py", line 80 in _main
+
+Current thread 0x00007f22 (most recent call first):
+  File "/work/realsys/data_plane/transfer.py", line 190 in _receive
+  File "/work/realsys/data_plane/transfer.py", line 170 in fetch
+  File "/work/realsys/model_worker/model_worker.py", line 164 in _get_from_peers
+  File "/work/realsys/model_worker/model_worker.py", line 148 in _run_call
+"""
+
+
+def test_the_innermost_frames_are_the_main_threads():
+    assert innermost(DUMP) == (
+        "_receive (transfer.py:190) < fetch (transfer.py:170)"
+        " < _get_from_peers (model_worker.py:164)"
+    )
+    assert innermost("") == ""
+
+
+def test_stacks_come_without_the_interpreters_help(tmp_path):
+    code = """
+        import os, sys, time
+        from realsys.worker.stack_dumps import arm
+        fd = arm()
+        sys.stdout.write(f"/proc/{os.getpid()}/fd/{fd}" + chr(10))
+        sys.stdout.flush()
+        time.sleep(60)
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        fd = os.open(worker.stdout.readline().strip(), os.O_RDONLY)
+        dumps = StackDumps(fd, tmp_path / "stacks" / "w-0.txt")
+        assert not dumps.has_new
+        assert "in <module>" in dumps.ask(worker.pid, "a test")
+        assert not dumps.has_new
+        os.kill(worker.pid, stack_dumps.DUMP_SIGNAL)  # by hand
+        while not dumps.has_new:
+            pass
+        assert state_letter(worker.pid) == "S"
+        worker.kill()
+    dumps.collect()
+    text = dumps.path.read_text()
+    assert text.count("====") == 2
+    assert "a test" in text
+    assert "somebody sent SIGUSR1" in text
+    os.close(fd)
+
+
+def test_a_worker_stands_by_what_its_heartbeat_process_noted():
+    before = progress._memory
+    try:
+        here = Pulse.make()
+        there = Pulse(here.fd)
+        assert here.standing(100.0) is Standing.SUSPENDED, "not registered yet"
+        there.renewed(100.0, 10.0)
+        assert here.standing(107.9) is Standing.HELD
+        assert here.standing(108.1) is Standing.SUSPENDED
+        assert here.standing(100.1 + GIVE_UP_S) is Standing.OVER
+        assert there.ticks == 0
+        progress.tick()
+        assert there.ticks == 1
+        os.close(here.fd)
+    finally:
+        progress.count_in(before)
+
+
+def test_a_line_keeps_messages_apart_and_never_blocks():
+    worker, heartbeat = Line.pair()
+    sent = 0
+    while worker.try_send(Tell(status=WorkerStatus(state="running", step=sent))):
+        sent += 1
+    assert sent > 10
+    for step in range(sent):
+        message = heartbeat.receive_from_worker()
+        assert isinstance(message, Tell)
+        assert message.status.step == step
+    assert worker.try_send(Tell(status=WorkerStatus(state="done")))
+    assert heartbeat.try_send(GoodbyeSaid(trouble="none"))
+    assert worker.receive_to_worker() == GoodbyeSaid(trouble="none")
+    worker.close()
+    assert isinstance(heartbeat.receive_from_worker(), Tell)
+    assert heartbeat.receive_from_worker() is None
+    with pytest.raises(OSError):
+        heartbeat.try_send(GoodbyeSaid())
+    heartbeat.close()
+
+
+def test_the_heartbeat_process_loads_little():
+    code = "import sys, realsys.worker.heartbeat; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert "msgspec" in loaded, done.stderr
+    assert not loaded & {"torch", "grpc", "numpy", "zmq", "asyncio", "realsys.api.experiment"}

@@ -1,0 +1,97 @@
+"""How a lease's holder stands: played on a clock of the test's own."""
+
+import random
+
+import pytest
+
+from realsys.name_resolve.lease_judge import (
+    GIVE_UP_S,
+    MANY_TTL_S,
+    RENEWALS_PER_TTL,
+    SUSPEND_AT,
+    TTL_S,
+    LeaseJudge,
+    Standing,
+    lease_ttl_s,
+)
+
+
+def test_a_lease_is_held_suspended_over():
+    judge = LeaseJudge(10.0, granted_s=100.0, give_up_s=60.0)
+    assert judge.standing(107.9) is Standing.HELD
+    assert judge.standing(108.0) is Standing.SUSPENDED
+    assert judge.standing(159.0) is Standing.SUSPENDED
+    assert judge.standing(160.1) is Standing.OVER
+    assert "has not answered for 60 s" in judge.reason
+
+
+def test_a_renewal_counts_from_when_it_was_sent_and_ends_a_suspension():
+    judge = LeaseJudge(10.0, granted_s=100.0)
+    assert judge.standing(120.0) is Standing.SUSPENDED
+    judge.renewed(119.0)
+    assert judge.standing(120.0) is Standing.HELD
+    judge.renewed(105.0)  # the answer to an older one, late
+    assert judge.renewed_s == 119.0
+
+
+def test_over_is_for_good():
+    judge = LeaseJudge(10.0, granted_s=100.0)
+    judge.end("attempt 2 has taken over")
+    judge.renewed(101.0)
+    judge.replaced(10.0, granted_s=101.0)
+    assert judge.standing(101.0) is Standing.OVER
+    assert judge.reason == "attempt 2 has taken over"
+
+
+def test_a_lease_that_ends_before_its_time_may_be_taken_anew():
+    judge = LeaseJudge(10.0, granted_s=100.0)
+    assert judge.gone(109.9)
+    judge.replaced(20.0, granted_s=109.9)
+    assert judge.standing(109.9 + SUSPEND_AT * 20 - 0.1) is Standing.HELD
+
+
+def test_after_its_time_others_may_have_acted_so_it_is_over():
+    judge = LeaseJudge(10.0, granted_s=100.0)
+    assert not judge.gone(110.0)
+    assert judge.standing(110.0) is Standing.OVER
+    assert "was not renewed for 10.0 s" in judge.reason
+
+
+def test_the_next_change_is_when_the_standing_changes():
+    judge = LeaseJudge(10.0, granted_s=100.0, give_up_s=60.0)
+    assert judge.next_change_s(100.0) == pytest.approx(8.0)
+    assert judge.next_change_s(108.0) == pytest.approx(52.0)
+    assert judge.next_change_s(160.0) == 0.0
+
+
+def test_it_is_never_given_up_before_the_ttl():
+    assert LeaseJudge(300.0, granted_s=0.0).give_up_s == 300.0
+    assert LeaseJudge(15.0, granted_s=0.0).give_up_s == GIVE_UP_S
+
+
+def test_a_large_trial_renews_less_often():
+    assert (lease_ttl_s(1), lease_ttl_s(1000), lease_ttl_s(1001)) == (TTL_S, TTL_S, MANY_TTL_S)
+
+
+def test_whoever_is_held_holds_a_lease_that_lives_whatever_the_network_does():
+    """Renewals are sent, arrive, are answered late or are lost. The store counts from the arrival."""
+    for seed in range(300):
+        chance = random.Random(seed)
+        judge, ends_s = LeaseJudge(TTL_S, granted_s=0.0), TTL_S
+        answers: list[tuple[float, float]] = []
+        now_s = next_s = 0.0
+        while now_s < 200.0:
+            now_s += 0.25
+            for sent_s, back_s in list(answers):
+                if back_s <= now_s:
+                    judge.renewed(sent_s)
+                    answers.remove((sent_s, back_s))
+            if now_s >= next_s:
+                next_s = now_s + TTL_S / RENEWALS_PER_TTL
+                there_s = now_s + chance.expovariate(0.5)
+                if there_s < ends_s and chance.random() < 0.6:
+                    ends_s = there_s + TTL_S
+                    if chance.random() < 0.8:
+                        answers.append((now_s, there_s + chance.expovariate(0.5)))
+            if judge.standing(now_s) is Standing.HELD:
+                assert now_s < ends_s, f"seed {seed}"

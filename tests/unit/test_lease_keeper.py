@@ -1,0 +1,165 @@
+"""The keeper of a lease: with a store in a folder, and with stores that hang, refuse and forget."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
+from realsys.name_resolve.file import FileStore
+from realsys.name_resolve.lease_judge import Standing
+from realsys.name_resolve.lease_keeper import LeaseKeeper
+
+ROOT = "realsys/v1/site/anna/ppo-math/run1"
+
+
+class FakeLease:
+    """A lease whose renewal does ``renew``."""
+
+    id = "0123"
+
+    def __init__(self, renew: Callable[[], None] = lambda: None, ttl_s: float = 0.3) -> None:
+        self.keep_alive, self.ttl_s, self.is_revoked = renew, ttl_s, False
+
+    def revoke(self) -> None:
+        self.is_revoked = True
+
+
+class Heard:
+    """What a keeper says, and when."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[Standing, str]] = []
+        self.over = threading.Event()
+
+    def __call__(self, standing: Standing, reason: str) -> None:
+        self.changes.append((standing, reason))
+        if standing is Standing.OVER:
+            self.over.set()
+
+    @property
+    def standings(self) -> list[Standing]:
+        return [standing for standing, _ in self.changes]
+
+
+def refuse() -> None:
+    raise StoreUnavailable("no answer", where="store", fix="none")
+
+
+def lose() -> None:
+    raise LeaseLost("lease 0123 has ended", where="store", fix="none")
+
+
+def test_it_keeps_a_lease_and_gives_it_back(tmp_path: Path):
+    store, heard, renewals = FileStore(tmp_path / "store", poll_s=0.01), Heard(), []
+
+    def take():
+        lease = store.grant(ttl_s=0.3)
+        store.add(f"{ROOT}/a", b"x", lease=lease, replace=True)
+        return lease
+
+    keeper = LeaseKeeper(
+        take, name="w/0", on_change=heard, on_renewed=lambda *told: renewals.append(told)
+    )
+    with keeper:
+        began_s = keeper.renewed_s
+        time.sleep(0.8)
+        assert store.get(f"{ROOT}/a").value == b"x"
+        assert keeper.renewed_s > began_s
+        keeper.check()
+    assert store.find_subtree(ROOT) == []
+    assert heard.changes == []
+    assert len(renewals) > 5
+    assert {ttl_s for _, ttl_s in renewals} == {0.3}
+    assert not [t for t in threading.enumerate() if t.name.startswith("lease")]
+    store.close()
+
+
+@pytest.mark.parametrize("renew", [lambda: time.sleep(0.6), refuse], ids=["hangs", "refuses"])
+def test_a_store_that_is_away_suspends_first(renew):
+    heard, lease = Heard(), FakeLease(renew)
+    with LeaseKeeper(lambda: lease, name="w/0", on_change=heard, give_up_s=0.8) as keeper:
+        time.sleep(0.4)
+        assert keeper.standing is Standing.SUSPENDED
+        keeper.check()
+        assert heard.over.wait(5)
+        with pytest.raises(LeaseLost, match="has not answered for"):
+            keeper.check()
+    assert heard.standings == [Standing.SUSPENDED, Standing.OVER]
+    assert not lease.is_revoked, "a lease that is over is left alone"
+
+
+def test_a_store_that_comes_back_ends_the_suspension():
+    away, heard = threading.Event(), Heard()
+    lease = FakeLease(lambda: refuse() if away.is_set() else None)
+    with LeaseKeeper(lambda: lease, name="w/0", on_change=heard):
+        away.set()
+        time.sleep(0.4)
+        away.clear()
+        time.sleep(0.3)
+        assert heard.standings == [Standing.SUSPENDED, Standing.HELD]
+    assert lease.is_revoked
+
+
+def test_a_lease_that_the_store_forgot_is_taken_anew():
+    leases = [FakeLease(lose, ttl_s=1.0), FakeLease(ttl_s=0.5)]
+    left, heard = iter(leases), Heard()
+    with LeaseKeeper(lambda: next(left), name="w/0", on_change=heard) as keeper:
+        time.sleep(0.5)
+        assert keeper.lease is leases[1]
+        assert keeper.standing is Standing.HELD
+    assert heard.changes == []
+    assert [lease.is_revoked for lease in leases] == [False, True]
+
+
+def test_taking_it_anew_goes_on_while_the_store_is_away():
+    answers = iter([FakeLease(lose, ttl_s=2.0), refuse, refuse, FakeLease(ttl_s=2.0)])
+    heard = Heard()
+
+    def take():
+        answer = next(answers)
+        return answer() if callable(answer) else answer
+
+    with LeaseKeeper(take, name="w/0", on_change=heard) as keeper:
+        time.sleep(1.2)
+        assert keeper.standing is Standing.HELD
+    assert next(answers, None) is None
+
+
+def test_a_lease_that_ended_in_its_own_time_is_over():
+    lease = FakeLease(lambda: (time.sleep(0.4), lose()))
+    heard = Heard()
+    with LeaseKeeper(lambda: lease, name="w/0", on_change=heard):
+        assert heard.over.wait(5)
+    assert "was not renewed for" in heard.changes[-1][1]
+
+
+def test_keys_that_are_another_attempts_are_not_taken_anew():
+    def stale():
+        raise StaleAttempt("attempt 2 has taken over", where="attempt", fix="none")
+
+    answers, heard = iter([lambda: FakeLease(lose), stale]), Heard()
+    with LeaseKeeper(lambda: next(answers)(), name="w/0", on_change=heard):
+        assert heard.over.wait(5)
+    assert heard.changes == [(Standing.OVER, "attempt 2 has taken over")]
+
+
+def test_a_broken_renewal_is_told_and_an_owner_may_end_it():
+    heard = Heard()
+    with LeaseKeeper(lambda: FakeLease(lambda: 1 / 0), name="w/0", on_change=heard):
+        assert heard.over.wait(5)
+    assert "ZeroDivisionError" in heard.changes[0][1]
+    heard = Heard()
+    with LeaseKeeper(FakeLease, name="w/0", on_change=heard) as keeper:
+        keeper.end("asked")
+        assert heard.over.wait(5)
+    assert heard.changes == [(Standing.OVER, "asked")]
+
+
+def test_what_can_t_be_taken_is_the_callers_error():
+    with pytest.raises(StoreUnavailable):
+        LeaseKeeper(refuse, name="w/0", on_change=Heard()).start()
