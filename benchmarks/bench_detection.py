@@ -86,9 +86,16 @@ def play_worker(store: str, folder: str, index: int, host: str) -> None:
         on_command=lambda value: None,
         on_over=lambda over: None,
     )
-    told = {"attempt": 1, "token": ATTEMPT.token}
-    record = WorkerRecord(worker=f"{TYPE}/{index}", host=host, pid=os.getpid(), start=1, **told)
-    link.register(record, WorkerStatus(state="ready", **told), ttl_s=TTL_S, timeout_s=60.0)
+    record = WorkerRecord(
+        worker=f"{TYPE}/{index}",
+        host=host,
+        pid=os.getpid(),
+        start=1,
+        attempt=1,
+        token=ATTEMPT.token,
+    )
+    status = WorkerStatus(state="ready", attempt=1, token=ATTEMPT.token)
+    link.register(record, status, ttl_s=TTL_S, timeout_s=60.0)
     standing = None
     while True:
         if link.standing is not standing:
@@ -164,6 +171,9 @@ class Trial:
         until(
             lambda: all(w.changes.get(Standing.HELD) for w in workers), "workers did not register"
         )
+        # Whom the supervisor has never seen it can't miss.
+        names = {w.worker for w in workers}
+        until(lambda: names <= self.leases.registered.keys(), "the supervisor did not see them")
 
     def saw(self, who: str, worker: str) -> None:
         self.seen_s.setdefault(who, {}).setdefault(worker, time.monotonic())
@@ -309,9 +319,7 @@ def bench_cut_off(num_cuts: int, at_once: int, rng: random.Random) -> None:
         for node in nodes:
             cutter.staff(node)
         cutter.one_by_one(nodes, num_cuts, rng)
-        say(
-            f"{len(cutter.verdict_s)} nodes cut off one by one, {PER_NODE} workers each, ttl {TTL_S:g} s:"
-        )
+        say(f"{num_cuts} nodes cut off one by one, {PER_NODE} workers each, ttl {TTL_S:g} s:")
         cutter.table()
         if at_once > 1:
             cutter.clear()

@@ -50,7 +50,7 @@ ATTEMPT = AttemptRecord(
     number=1, token="ours", host="here", supervisor_pid=1, supervisor_start=1, started_at=0.0
 )
 TYPE = "model_worker"
-PROCESSES, THREADS = 2, 32  # as many calls of a process are under way at once
+PROCESSES, THREADS = 4, 8
 DEADLINE_S = 600.0
 GOODBYES = 50
 WATCHERS = 100

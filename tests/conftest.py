@@ -12,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from real_trials import Trials
 
+pytest.register_assert_rewrite("name_resolve_cases", "real_trials")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor

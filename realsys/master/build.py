@@ -16,7 +16,7 @@ from realsys.master import recover
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor
-from realsys.master.master_worker import MasterWorkerLoop, RunFiles
+from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
 from realsys.master.model_function_call import ModelFunctionCall, placement_of
 from realsys.master.model_workers import ModelWorkers
 from realsys.master.peer_watch import PeerWatch
@@ -79,7 +79,7 @@ async def _run_loop(runner: WorkerRunner, workers: ModelWorkers) -> int:
         loop.stop_requested = True
 
     runner.on_stop = on_stop
-    runner.move(WorkerEvent.STARTED, mfc="main loop")
+    runner.move(WorkerEvent.STARTED, mfc="main loop", may_take_s=EVALUATE_TIMEOUT_S)
     try:
         code = await loop.run()
     finally:

@@ -16,7 +16,9 @@ from enum import StrEnum
 
 TTL_S = 15.0
 MANY_WORKERS, MANY_TTL_S = 1000, 30.0  # one small store must carry all renewals
-RENEWALS_PER_TTL = 7.5  # a store that is back after 10 s must be reached before 0.8 of 15 s are over
+RENEWALS_PER_TTL = (
+    7.5  # a store that is back after 10 s must be reached before 0.8 of 15 s are over
+)
 SUSPEND_AT = 0.8
 GIVE_UP_S = 120.0
 

@@ -8,9 +8,11 @@ this incarnation writes repeats, and the folder its own keys for sockets: an old
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -105,7 +107,6 @@ def take_attempt(
     if previous is not None:
         was = files.attempt(previous.number)
         _refuse_if_live(files, previous, job, former(was) if former else store, keys)
-    attempt = _claim_folder(files, number)
     record = AttemptRecord(
         number=number,
         token=secrets.token_hex(16),
@@ -117,27 +118,34 @@ def take_attempt(
         restart_count=job.restart_count,
         nodes=job.nodes,
     )
+    attempt = _claim_folder(files, record)
     if not store.transaction([compare], puts=[Put(keys.attempt, dumps(record))]):
-        attempt.root.rmdir()
+        shutil.rmtree(attempt.root)
         raise _taken(files, number)
-    for folder in (attempt.logs, attempt.last_words, attempt.history):
-        folder.mkdir()
-    attempt.secrets.mkdir(mode=0o700)
-    TrialKeypairs.create(attempt.curve_keys)
-    write_record(attempt.record, record)
     _point_latest(files, attempt.root)
     _forget_older_attempts(store, keys)
     logger.info("attempt taken number=%d host=%s pid=%d", number, record.host, os.getpid())
     return record, attempt
 
 
-def _claim_folder(files: TrialFiles, number: int) -> AttemptFiles:
-    attempt = files.attempt(number)
+def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
+    """Makes the attempt's folder whole beside its place, then renames it there: one process can, and
+    whoever sees the folder sees who has it."""
     files.attempts.mkdir(exist_ok=True)
+    made = AttemptFiles(files.attempts / f".{record.number:04d}.{record.token}")
+    for folder in (made.logs, made.last_words, made.history):
+        folder.mkdir(parents=True)
+    made.secrets.mkdir(mode=0o700)
+    TrialKeypairs.create(made.curve_keys)
+    write_record(made.record, record)
+    attempt = files.attempt(record.number)
     try:
-        attempt.root.mkdir()
-    except FileExistsError:
-        raise _taken(files, number) from None
+        os.rename(made.root, attempt.root)
+    except OSError as error:
+        shutil.rmtree(made.root)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise _taken(files, record.number) from None
     return attempt
 
 

@@ -2,7 +2,8 @@
 
 A worker is lost when its key has been away for longer than ``lost_s``. Nobody is declared lost while the
 store itself is in doubt: it does not answer, has just come back (its leases start anew then), or many
-leases of several hosts ended at one moment. After such trouble decisions wait ``settle_s``.
+leases of several hosts ended at one moment, whether or not their holders have taken new ones before
+anybody looked. After such trouble decisions wait ``settle_s``.
 """
 
 from __future__ import annotations
@@ -31,26 +32,39 @@ class FailureDetector:
     Attributes:
         hosts: worker → host, of all that were ever seen.
         gone_since_s: worker → when its key was first missed, of those that are away.
+        anew_since_s: worker → when its key was first seen under another lease than before.
     """
 
     lost_s: float = LOST_S
     settle_s: float = SETTLE_S
     hosts: dict[str, str] = field(default_factory=dict)
     gone_since_s: dict[str, float] = field(default_factory=dict)
+    anew_since_s: dict[str, float] = field(default_factory=dict)
+    _leases: dict[str, str] = field(default_factory=dict)
     _frozen_until_s: float = float("-inf")
     _frozen_why: str = ""
 
-    def look(self, present: Mapping[str, str] | None, *, now_s: float) -> Verdict:
+    def look(
+        self,
+        present: Mapping[str, str] | None,
+        *,
+        now_s: float,
+        leases: Mapping[str, str] | None = None,
+    ) -> Verdict:
         """Judges one answer of the store.
 
         Args:
             present: worker → host of all that hold their key; None when the store did not answer.
             now_s: when it was asked.
+            leases: worker → id of the lease that its key is under, of all present; None: not known.
         """
         if present is None:
             self._freeze("the store does not answer", now_s)
             return Verdict(frozen=self._frozen_why)
         self.hosts |= present
+        for worker, lease_id in (leases or {}).items():
+            if self._leases.setdefault(worker, lease_id) != lease_id:
+                self._leases[worker], self.anew_since_s[worker] = lease_id, now_s
         for worker in present:
             self.gone_since_s.pop(worker, None)
         for worker in self.hosts.keys() - present.keys():
@@ -68,11 +82,14 @@ class FailureDetector:
         """``worker`` has left as it should: nobody misses it."""
         self.hosts.pop(worker, None)
         self.gone_since_s.pop(worker, None)
+        self.anew_since_s.pop(worker, None)
+        self._leases.pop(worker, None)
 
     def _mass_loss(self, now_s: float) -> str:
         """A node that dies takes the leases of one host. Those of several, at one moment, point to the
         store."""
-        at_once = [w for w, since_s in self.gone_since_s.items() if now_s - since_s <= AT_ONCE_S]
+        ended_s = self.anew_since_s | self.gone_since_s
+        at_once = [w for w, since_s in ended_s.items() if now_s - since_s <= AT_ONCE_S]
         hosts = {self.hosts[worker] for worker in at_once}
         many = len(at_once) >= MANY or len(at_once) == len(self.hosts)
         if len(hosts) < 2 or not many:

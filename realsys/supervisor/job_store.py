@@ -7,6 +7,7 @@ enter it is written into the attempt's folder for everybody else.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING
 from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import AttemptFiles
+from realsys.name_resolve.commit_log import file_system_of
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
-from realsys.worker.network import listening_address
+from realsys.worker.network import listening_address, ports
 
 if TYPE_CHECKING:
     from realsys.supervisor.private_etcd import PrivateEtcd
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
+PREFIX = "realsys-etcd-"
+# etcd syncs each write and locks its files: it must not sit on what other hosts share.
+_SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
 
 
 @dataclass
@@ -50,12 +55,15 @@ class JobStore:
             return cls(open_trial_store(plan, None))
         from realsys.supervisor.private_etcd import PrivateEtcd
 
-        folder = Path(
-            tempfile.mkdtemp(prefix="realsys-etcd-")
-        )  # local disk: etcd must not sit on NFS
+        place = _local_place()
+        _remove_left_over(place)
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         try:
             server = PrivateEtcd.start(
-                folder, host=listening_address(plan.cluster, nodes), timeout_s=START_TIMEOUT_S
+                folder,
+                host=listening_address(plan.cluster, nodes),
+                timeout_s=START_TIMEOUT_S,
+                ports=ports(plan.cluster),
             )
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -69,6 +77,13 @@ class JobStore:
         if self.server is not None:
             self.server.access.to_file(attempt.etcd_access)
 
+    def look_after(self) -> None:
+        """Starts our server again if it has ended: Slurm's signals may reach every process of a job.
+        Its data stay, and leases begin anew. From the main thread, with which the server dies."""
+        if self.server is not None and (code := self.server.poll()) is not None:
+            logger.warning("own etcd ended code=%d; starting it again", code)
+            self.server.restart()
+
     def close(self) -> None:
         """Closes the store and ends the server."""
         self.store.close()
@@ -76,6 +91,20 @@ class JobStore:
             self.server.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _local_place() -> Path:
+    places = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")]
+    local = [p for p in places if p.is_dir() and not file_system_of(p).startswith(_SHARED)]
+    return (local or places)[0]
+
+
+def _remove_left_over(place: Path) -> None:
+    """Folders of supervisors of ours that were killed."""
+    for folder in place.glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if folder.stat().st_uid == os.geteuid() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def former_store(

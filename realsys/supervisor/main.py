@@ -70,7 +70,9 @@ def _supervise(
     log_to(attempt_files.log("supervisor"), "supervisor")
     board = ComponentBoard(record, store, keys, job.nodes)
     steps = make_steps(plan, plan_hash, files, attempt_files, board)
-    supervisor = Supervisor(plan, plan_hash, record, files, attempt_files, store, keys, steps)
+    supervisor = Supervisor(
+        plan, plan_hash, record, files, attempt_files, store, keys, steps, opened.look_after
+    )
     try:
         requeue = listen_to_signals(supervisor, plan)
         supervisor.keep_room()

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +68,7 @@ class Supervisor:
     store: NameResolve
     keys: TrialKeys
     steps: Steps
+    look_after_store: Callable[[], None] = lambda: None
     _stop: StopRequest | None = None
     _stop_deadline: float | None = None
     _next_stop_poll: float = 0.0
@@ -172,7 +173,7 @@ class Supervisor:
             ended = [t for t in tasks if t.poll() is not None]
             if master.poll() == exit_codes.DONE and self._is_done(phase):
                 return self._wait_for_goodbyes(tasks)
-            if master.poll() == exit_codes.STOPPED:
+            if any(t.poll() == exit_codes.STOPPED for t in ended):  # the master, or one interrupted
                 return Result.STOPPED
             bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
             lost = self.leases.lost(tasks) if not bad else []
@@ -212,9 +213,12 @@ class Supervisor:
 
     def _poll_stop(self) -> None:
         """Reads the stop key (or passes a signal on to it), and starts the grace clock once."""
-        if time.monotonic() < self._next_stop_poll or self._stop_deadline is not None:
+        if time.monotonic() < self._next_stop_poll:
             return
         self._next_stop_poll = time.monotonic() + STOP_POLL_S
+        self.look_after_store()
+        if self._stop_deadline is not None:
+            return
         try:
             if self._stop is not None:
                 self.store.add(self.keys.stop, dumps(self._stop), replace=True)

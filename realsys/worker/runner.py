@@ -243,13 +243,15 @@ class WorkerRunner:
             self._move(event, mfc=mfc, step=step, reason=reason)
             self._tell(may_take_s)
 
-    def tell(self, *, mfc: str = "", step: int = 0, reason: str = "") -> None:
-        """Tells what this worker is at, in the state that it is in."""
+    def tell(
+        self, *, mfc: str = "", step: int = 0, reason: str = "", may_take_s: float = 0.0
+    ) -> None:
+        """Tells what this worker is at, in the state that it is in. Args: as ``move``."""
         with self._telling:
             self._status = replace(
                 self._status, mfc=mfc, step=step, reason=reason, since=time.time()
             )
-            self._tell()
+            self._tell(may_take_s)
 
     @contextmanager
     def waiting_for(self, text: str) -> Iterator[None]:

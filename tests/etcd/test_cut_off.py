@@ -97,7 +97,8 @@ class Worker:
 
     def says(self, start: str, *, within_s: float) -> float:
         """When it says a line that begins so."""
-        deadline_s, said = time.monotonic() + within_s, []
+        deadline_s = time.monotonic() + within_s
+        said: list[str] = []
         while True:
             try:
                 at_s, line = self._lines.get(timeout=max(0.01, deadline_s - time.monotonic()))

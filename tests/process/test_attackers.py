@@ -45,10 +45,13 @@ from realsys.transport.requests import Done, Evaluate, Ping, Reply
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-EPOCHS, STEPS = 60, 720  # longer than all attacks together take
-ATTACKED = tuple(
-    w.replace("total_train_epochs=2", f"total_train_epochs={EPOCHS}") for w in SMALL_PPO
-)
+EPOCHS, STEPS = 30, 360  # longer than all attacks together take
+_LONGER = {
+    "exp_ctrl.total_train_epochs=2": f"exp_ctrl.total_train_epochs={EPOCHS}",
+    "ppo.gen.max_new_tokens=12": "ppo.gen.max_new_tokens=24",
+    "group_size=2": "group_size=4",
+}
+ATTACKED = tuple(_LONGER.get(word, word) for word in SMALL_PPO)
 SILENCE_S = 0.4  # how long we wait for an answer that must not come
 STRANGER = TrialKeypairs.generate()
 
@@ -60,6 +63,7 @@ class Scene:
     trials: Trials
     files: TrialFiles
     peaceful: TrialFiles
+    is_over: bool = False
 
     def attempt(self, number: int) -> AttemptFiles:
         """Of the trial under attack."""
@@ -157,7 +161,8 @@ def it_goes_on(scene: Scene) -> Iterator[None]:
     """Each attack finds the trial running and leaves it running."""
     assert_live(scene)
     yield
-    assert_live(scene)
+    if not scene.is_over:
+        assert_live(scene)
 
 
 def test_every_port_that_it_listens_on_is_one_of_two_known_doors(scene: Scene) -> None:
@@ -352,9 +357,9 @@ def test_a_replayed_request_is_run_once_and_an_old_order_never_again(scene: Scen
     control, _ = scene.doors()
     mine = with_keys(scene.keys, scene.keys)
     replayed = scene.frame(encode(Evaluate(order=0, step=0)), request_id="replayed")
-    (first,), (second,) = ask(control, mine, [replayed], [replayed])
-    ((third,),) = ask(control, mine, [replayed])  # of another connection
-    assert first == second == third
+    ((first,),) = ask(control, mine, [replayed])
+    for _ in range(3):
+        assert ask(control, mine, [replayed]) == [[first]]  # from another connection
     reply: ReplyFrame = decode(first, ReplyFrame)
     assert reply.error is not None
     assert "request number 0 came twice" in reply.error.what  # the master's own number 0 was run
@@ -451,9 +456,10 @@ def test_keys_are_nowhere_but_in_their_files(scene: Scene) -> None:
 
 
 def test_after_all_of_it_the_trial_ends_with_the_numbers_of_one_in_peace(scene: Scene) -> None:
+    scene.is_over = True
     for files in (scene.files, scene.peaceful):
         view = scene.trials.wait(files, timeout_s=500)
         assert view.state is State.COMPLETED, explain(files, view)
     attacked, peaceful = metrics_of(scene.files), metrics_of(scene.peaceful)
-    assert len(peaceful) == STEPS
+    assert peaceful[-1]["step"] == STEPS
     assert attacked == peaceful

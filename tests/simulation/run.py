@@ -88,6 +88,7 @@ def _show(outcome: Outcome) -> None:
         sys.stdout.write(f"seed {outcome.seed}: {violation}\n")
     if outcome.violations:
         sys.stdout.write(f"  see: python -m tests.simulation.run --seed {outcome.seed}\n")
+        sys.stdout.flush()  # the run may be cut short
 
 
 if __name__ == "__main__":

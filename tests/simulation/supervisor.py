@@ -126,21 +126,24 @@ def _watch(
     world, keys, token = trial.world, trial.keys, me.token.encode()
     detector, running = trial.rules.detector(), {worker.name: worker for worker in workers}
 
-    def look(store: MemoryStore) -> tuple[int, dict[str, str]]:
-        found = [entry.value.split() for entry in store.get_subtree(keys.workers)]
-        present = {name.decode(): host.decode() for mark, name, host in found if mark == token}
-        return store.get(keys.attempt).revision, present
+    def look(store: MemoryStore) -> tuple[int, dict[str, str], dict[str, str]]:
+        present, leases = {}, {}
+        for entry in store.get_subtree(keys.workers):
+            mark, name, host = entry.value.split()
+            if mark == token:
+                present[name.decode()], leases[name.decode()] = host.decode(), entry.lease_id or ""
+        return store.get(keys.attempt).revision, present, leases
 
     while True:
         asked = world.clock(me)
         try:
-            revision, present = yield Rpc(look, CALL_TIMEOUT_S)
+            revision, present, leases = yield Rpc(look, CALL_TIMEOUT_S)
         except StoreUnavailable:
-            present = None
+            present, leases = None, None
         else:
             if revision != fence._revision and fence._revision:
                 return SUPERSEDED
-        verdict = detector.look(present, now_s=asked)
+        verdict = detector.look(present, now_s=asked, leases=leases)
         if verdict.frozen and world.tracing is not None:
             world.say(f"supervisor.{me.attempt} decides nothing: {verdict.frozen}")
         for worker in list(running.values()):

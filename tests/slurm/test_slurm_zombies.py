@@ -25,8 +25,12 @@ from realsys.api.trial import TrialFiles
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 
-# 60 steps, some 20 s; a checkpoint a step, so that a random moment often falls into one.
-_CHANGES = {"total_train_epochs=2": "total_train_epochs=5", "ckpt_freq_steps=3": "ckpt_freq_steps=1"}
+# Long enough to be in its middle when Slurm has given the node up; a checkpoint a step, so that a random
+# moment often falls into one.
+_CHANGES = {
+    "total_train_epochs=2": "total_train_epochs=16",
+    "ckpt_freq_steps=3": "ckpt_freq_steps=1",
+}
 
 
 def _changed(word: str) -> str:
@@ -38,21 +42,18 @@ def _changed(word: str) -> str:
 PPO = tuple(map(_changed, SMALL_PPO))
 
 
-@pytest.fixture(params=["file", "etcd"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str | None]:
-    if request.param == "file":
-        yield None
-        return
+@pytest.fixture
+def etcd_url(tmp_path: Path) -> Iterator[str]:
     with EtcdCluster(tmp_path / "etcd") as etcd:
         yield etcd.url
 
 
-@pytest.fixture
-def undisturbed(tmp_path: Path, tiny_policy: Path) -> TrialFiles:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> TrialFiles:
     """The same run with nothing in its way, on this machine."""
-    trials = Trials(tmp_path / "calm")
+    trials = Trials(tmp_path_factory.mktemp("calm") / "root")
     files = trials.launch("ppo-math", "calm", f"actor.path={tiny_policy}", *PPO)
-    view = trials.wait(files, timeout_s=150)
+    view = trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
     return files
 
@@ -83,21 +84,24 @@ def tell(pids: set[int], number: signal.Signals) -> int:
     return told
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["running on", "asleep and woken"])
+@pytest.mark.parametrize(
+    ("store", "stopped"),
+    [("file", False), ("etcd", True)],
+    ids=["file store, running on", "etcd, asleep and woken"],
+)
 def test_old_tasks_that_live_on_write_nothing(
     slurm: SlurmCluster,
     slurm_trials: SlurmTrials,
     lose_node: Callable[[str, int], set[int]],
     undisturbed: TrialFiles,
     tiny_policy: Path,
-    store_url: str | None,
+    etcd_url: str,
+    store: str,
     stopped: bool,
 ) -> None:
-    if store_url is not None:
-        slurm_trials.write_spec(name_resolve=store_url)
-    files = slurm_trials.launch(
-        "ppo-math", "z", "--requeue", f"actor.path={tiny_policy}", *PPO
-    )
+    if store == "etcd":
+        slurm_trials.write_spec(name_resolve=etcd_url)
+    files = slurm_trials.launch("ppo-math", "z", "--requeue", f"actor.path={tiny_policy}", *PPO)
     view = slurm_trials.wait_for_step(files, 5)
     time.sleep(random.uniform(0.0, 0.5))
     zombies = lose_node(view.host, int(view.job_ids[0]))
@@ -105,13 +109,11 @@ def test_old_tasks_that_live_on_write_nothing(
     if stopped:
         tell(zombies, signal.SIGSTOP)
     ahead = view.step + 3
-    again = wait_until(
-        files, lambda v: v.attempt == 2 and v.step >= ahead, timeout_s=90
-    )
+    again = wait_until(files, lambda v: v.attempt == 2 and v.step >= ahead, timeout_s=90)
     assert again.host != view.host
     if stopped:
         assert tell(zombies, signal.SIGCONT) == len(zombies), "somebody killed them before"
-    done = slurm_trials.wait(files, timeout_s=120)
+    done = slurm_trials.wait(files, timeout_s=200)
     assert (done.state, done.attempt) == (State.COMPLETED, 2), explain(files, done)
     rows = read_history(files.root)
     assert check_history(rows) == []
@@ -120,6 +122,7 @@ def test_old_tasks_that_live_on_write_nothing(
     assert trained_ids(files) == trained_ids(undisturbed)
     for role in ("actor", "critic"):
         assert weights_of(files, role) == weights_of(undisturbed, role)
-    logs = files.attempt(1).logs
-    told = "".join(path.read_text(errors="replace") for path in logs.glob("m*.log"))
-    assert "has taken over" in told, f"the old workers do not say why they left; see {logs}"
+    old = files.attempt(1)
+    told = [path.read_text(errors="replace") for path in sorted(old.logs.glob("*.log"))]
+    words = [path.read_text() for path in old.last_words.glob("*.json")]
+    assert "taken over" in "".join([*told, *words]), "\n".join(text[-1500:] for text in told)

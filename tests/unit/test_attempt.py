@@ -211,8 +211,8 @@ def test_who_is_overtaken_gets_nothing(files, store, earlier):
 
 def test_whose_folder_is_taken_gets_nothing(files, store, monkeypatch):
     """As where each attempt has a store of its own: the folder is all they share."""
+    elsewhere(files, 1)
     monkeypatch.setattr(TrialFiles, "all_attempts", lambda self: [])
-    files.attempt(1).root.mkdir(parents=True)
     with pytest.raises(TrialIsLive, match="somebody else took attempt 1"):
         take(files, store)
     with pytest.raises(KeyNotFound):

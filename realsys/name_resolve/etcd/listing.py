@@ -7,7 +7,7 @@ all pages of a listing are of the revision of the first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from realsys.name_resolve.etcd.client import EtcdClient
 from realsys.name_resolve.etcd.keys import (
@@ -16,11 +16,19 @@ from realsys.name_resolve.etcd.keys import (
     entry,
     found_by,
     from_etcd,
+    is_below_any,
     is_marker,
     read_operation,
     to_etcd,
 )
-from realsys.name_resolve.store import MAX_TXN_OPS, Entry, is_under
+from realsys.name_resolve.store import MAX_TXN_OPS, Entry
+
+PREFIXES_AT_ONCE = MAX_TXN_OPS // 2
+
+
+class _ReadOptions(TypedDict):
+    revision: int
+    keys_only: bool
 
 
 def entries_under(
@@ -59,19 +67,22 @@ def _under(
     client: EtcdClient, prefixes: Sequence[str], *, revision: int, keys_only: bool
 ) -> tuple[list[Any], int]:
     found: list[Any] = []
-    # Below another one it would be listed twice.
-    tops = [p for p in prefixes if not any(is_under(p, other) for other in prefixes if p != other)]
-    for prefix in tops:
-        key, (start, end) = to_etcd(prefix), below(prefix)
-        itself_read = read_operation(key, revision=revision, keys_only=keys_only)
-        page_read = read_operation(
-            start, end, revision=revision, limit=PAGE_KEYS, keys_only=keys_only
-        )
-        reply = client.read([itself_read, page_read])
+    wanted = frozenset(prefixes)
+    # What is below another one would be listed twice.
+    tops = [p for p in sorted(wanted) if not is_below_any(p.rpartition("/")[0], wanted)]
+    for first in range(0, len(tops), PREFIXES_AT_ONCE):
+        ranges = [below(prefix) for prefix in tops[first : first + PREFIXES_AT_ONCE]]
+        reads = []
+        for start, end in ranges:
+            options = _ReadOptions(revision=revision, keys_only=keys_only)
+            reads.append(read_operation(start[:-1], **options))  # itself, without the "/"
+            reads.append(read_operation(start, end, limit=PAGE_KEYS, **options))
+        reply = client.read(reads)
         revision = revision or reply.header.revision
-        itself, page = (response.response_range for response in reply.responses)
-        found += itself.kvs
-        found += _pages(client, page, end, revision=revision, keys_only=keys_only)
+        pages = [response.response_range for response in reply.responses]
+        for itself, page, (_, end) in zip(pages[::2], pages[1::2], ranges, strict=True):
+            found += itself.kvs
+            found += _pages(client, page, end, revision=revision, keys_only=keys_only)
     return [kv for kv in found if not is_marker(kv.key)], revision
 
 

@@ -11,7 +11,8 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from realsys.api.errors import LeaseLost, StoreUnavailable
 from realsys.name_resolve import refusals
@@ -38,6 +39,7 @@ from realsys.name_resolve.store import (
 )
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LOOK_EVERY_S = 1.0  # a waiter looks this often whether its time is over
 
@@ -149,12 +151,15 @@ class EtcdStore:
         describe_missing: Callable[[list[str]], str] | None = None,
     ) -> dict[str, bytes]:
         keys = [canonical(key) for key in keys]
-        wanted = sorted(set(keys))
+        wanted = frozenset(keys)
         began_s = announced_s = time.monotonic()
-        found, revision = self._first_look(wanted, began_s + timeout_s)
+        found, revision = self._sit_out(
+            lambda: self._values_of(sorted(wanted)), began_s + timeout_s
+        )
         if len(found) == len(wanted):
             return found
-        with self.watch(*wanted, from_revision=revision + 1) as watch:
+        begin = partial(self.watch, *wanted, from_revision=revision + 1)
+        with self._sit_out(begin, began_s + timeout_s) as watch:
             while True:
                 now_s = time.monotonic()
                 missing = [key for key in keys if key not in found]
@@ -222,13 +227,16 @@ class EtcdStore:
                 f"lease {', '.join(ids)} has ended", where=where, fix=error.fix
             ) from error
 
-    def _first_look(self, keys: Sequence[str], deadline_s: float) -> tuple[dict[str, bytes], int]:
-        """What is there of the keys, and at which revision; an outage is sat out until the deadline."""
+    def _values_of(self, keys: Sequence[str]) -> tuple[dict[str, bytes], int]:
+        entries, revision = entries_of(self.client, keys)
+        return {key: found.value for key, found in entries.items()}, revision
+
+    def _sit_out(self, call: Callable[[], T], deadline_s: float) -> T:
+        """The call's result; an outage until the deadline is waited for."""
         while True:
             self._check_open()
             try:
-                entries, revision = entries_of(self.client, keys)
-                return {key: found.value for key, found in entries.items()}, revision
+                return call()
             except StoreUnavailable:
                 if time.monotonic() >= deadline_s:
                     raise

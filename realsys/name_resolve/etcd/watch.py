@@ -24,14 +24,20 @@ from realsys.name_resolve.etcd.channels import Stream, Unsure
 from realsys.name_resolve.etcd.client import EtcdClient
 from realsys.name_resolve.etcd.endings import ending_kinds
 from realsys.name_resolve.etcd.failures import Compacted, FutureRevision
-from realsys.name_resolve.etcd.keys import below, from_etcd, is_marker, to_etcd
+from realsys.name_resolve.etcd.keys import below, from_etcd, is_below_any, is_marker, to_etcd
 from realsys.name_resolve.etcd.listing import entries_under, revisions_under
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS, difference
-from realsys.name_resolve.store import Event, EventKind, is_under
+from realsys.name_resolve.store import Event, EventKind
 
 logger = logging.getLogger(__name__)
 
-PAUSES_S = (0.0, 0.05, 0.1, 0.25, 0.5)  # before each next try to connect; the last one from then on
+PAUSES_S = (
+    0.02,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+)  # before each next try to connect; the last one from then on
 MAX_DENIALS = 3  # an expired login is denied once; a user without permission always
 _DELETE = 1  # etcd's Event.EventType
 
@@ -43,6 +49,7 @@ class EtcdWatch:
         self, client: EtcdClient, prefixes: Sequence[str], from_revision: int | None
     ) -> None:
         self._client, self._prefixes = client, tuple(sorted(set(prefixes)))
+        self._wanted = frozenset(prefixes)
         self._range = to_etcd(self._prefixes[0]), max(below(p)[1] for p in self._prefixes)
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
@@ -225,8 +232,7 @@ class EtcdWatch:
     def _is_ours(self, key: bytes) -> bool:
         if is_marker(key):
             return False
-        text = from_etcd(key)
-        return any(is_under(text, prefix) for prefix in self._prefixes)
+        return is_below_any(from_etcd(key), self._wanted)
 
     def _queue(self, events: Sequence[Event], next_revision: int) -> None:
         for event in events:

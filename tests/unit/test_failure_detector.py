@@ -1,0 +1,88 @@
+"""Who is declared lost, and when nobody is. Times by hand."""
+
+from __future__ import annotations
+
+from realsys.supervisor.failure_detector import LOST_S, SETTLE_S, FailureDetector
+
+ALL = {"a": "n1", "b": "n1", "c": "n2", "d": "n2"}
+
+
+def without(*workers: str) -> dict[str, str]:
+    return {worker: host for worker, host in ALL.items() if worker not in workers}
+
+
+def test_who_is_away_long_enough_is_lost() -> None:
+    detector = FailureDetector()
+    assert detector.look(ALL, now_s=0.0).lost == ()
+    assert detector.look(without("b"), now_s=1.0).lost == ()
+    assert detector.look(without("b"), now_s=1.0 + LOST_S).lost == ()
+    assert detector.look(without("b"), now_s=1.1 + LOST_S).lost == ("b",)
+
+
+def test_who_comes_back_in_time_starts_anew() -> None:
+    detector = FailureDetector()
+    for now_s, present in ((0, ALL), (1, without("b")), (3, ALL), (4, without("b"))):
+        detector.look(present, now_s=now_s)
+    assert detector.look(without("b"), now_s=6.9).lost == ()
+    assert detector.look(without("b"), now_s=7.1).lost == ("b",)
+
+
+def test_who_was_never_seen_is_not_missed() -> None:
+    detector = FailureDetector()
+    detector.look(without("d"), now_s=0.0)
+    assert detector.look(without("d"), now_s=100.0).lost == ()
+
+
+def test_who_has_left_is_not_missed() -> None:
+    detector = FailureDetector()
+    detector.look(ALL, now_s=0.0)
+    detector.look(without("b"), now_s=1.0)
+    detector.forget("b")
+    assert detector.look(without("b"), now_s=100.0).lost == ()
+
+
+def test_no_answer_says_nothing_about_anybody_until_things_have_settled() -> None:
+    detector = FailureDetector()
+    detector.look(ALL, now_s=0.0)
+    detector.look(without("b"), now_s=1.0)
+    assert detector.look(None, now_s=2.0).frozen == "the store does not answer"
+    verdict = detector.look(without("b"), now_s=1.9 + SETTLE_S)
+    assert (verdict.lost, verdict.frozen) == ((), "the store does not answer")
+    assert detector.look(without("b"), now_s=2.1 + SETTLE_S).lost == ("b",)
+
+
+def test_a_whole_node_is_lost_at_once() -> None:
+    detector = FailureDetector()
+    detector.look(ALL, now_s=0.0)
+    detector.look(without("a", "b"), now_s=1.0)
+    assert detector.look(without("a", "b"), now_s=5.0).lost == ("a", "b")
+
+
+def test_many_leases_of_several_hosts_point_to_the_store() -> None:
+    detector = FailureDetector()
+    detector.look(ALL, now_s=0.0)
+    verdict = detector.look(without("a", "b", "c"), now_s=1.0)
+    assert verdict.frozen == "3 leases on 2 hosts ended at one moment"
+    assert detector.look(without("a", "b", "c"), now_s=10.0).lost == ()
+    assert detector.look(without("a", "b", "c"), now_s=2.1 + SETTLE_S).lost == ("a", "b", "c")
+
+
+def test_leases_that_were_taken_anew_between_two_looks_count_as_ended() -> None:
+    """Found by the simulation: the store lost all leases, all but one worker had a new one 0.2 s later,
+    and that one, which stood still for 4 s, was declared lost."""
+    detector = FailureDetector()
+    old, new = dict.fromkeys(ALL, "old"), dict.fromkeys(without("d"), "new")
+    detector.look(ALL, now_s=0.0, leases=old)
+    verdict = detector.look(without("d"), now_s=1.0, leases=new)
+    assert verdict.frozen == "4 leases on 2 hosts ended at one moment"
+    assert detector.look(without("d"), now_s=5.0, leases=new).lost == ()
+    assert detector.look(without("d"), now_s=2.1 + SETTLE_S, leases=new).lost == ("d",)
+
+
+def test_one_lease_taken_anew_freezes_nothing() -> None:
+    detector = FailureDetector()
+    leases = dict.fromkeys(ALL, "old")
+    detector.look(ALL, now_s=0.0, leases=leases)
+    leases |= {"a": "new"}
+    assert detector.look(without("d"), now_s=1.0, leases=leases).frozen == ""
+    assert detector.look(without("d"), now_s=4.1, leases=leases).lost == ("d",)
