@@ -11,6 +11,7 @@ A key with one value a sequence (a reward) has length-1 pieces.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,7 +61,7 @@ class SequenceMeta:
 
     def __post_init__(self) -> None:
         if len(set(self.ids)) != len(self.ids):
-            twice = sorted({i for i in self.ids if self.ids.count(i) > 1})
+            twice = sorted(i for i, num in Counter(self.ids).items() if num > 1)
             raise DataError(
                 f"ids appear twice in one batch: {twice[:5]}",
                 where="SequenceMeta.ids",

@@ -61,6 +61,11 @@ class PhaseFiles:
     recover = _Under("recover")
     graph_picture = _Under("dataflow_graph.png")
 
+    def rows_of(self, attempt: int) -> PhaseFiles:
+        """Where one attempt's own metrics, events, ledger and samples are; those above point to the
+        newest attempt's."""
+        return PhaseFiles(self.root / "rows" / f"{attempt:04d}")
+
 
 @dataclass(frozen=True)
 class AttemptFiles:
@@ -186,17 +191,18 @@ class AttemptRecord:
         0  # of a job that Slurm requeued; (job id, restart count) is one incarnation
     )
     nodes: str = ""  # hostlist of the job's nodes; empty on this machine
-    resumed_from_step: int | None = None
+    ended_at: float | None = None  # in the store: its supervisor has ended it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """``resumed-<phase>.json``: the step from which an attempt goes on, 0 from nothing. What older
-    attempts wrote beyond it does not count any more."""
+    """``resumed-<phase>.json``: from whose checkpoint an attempt goes on; step 0: from nothing. What
+    others wrote beyond it does not count any more."""
 
     attempt: int
     phase: str
     step: int
+    of_attempt: int = 0
 
 
 class Result(StrEnum):
@@ -273,7 +279,9 @@ class WorkerStatus:
     reason: str = ""
     attempt: int = 0
     token: str = ""
-    waits_for: str = ""  # what another worker must do first, e.g. "model_worker/1: tensors of rewards"
+    waits_for: str = (
+        ""  # what another worker must do first, e.g. "model_worker/1: tensors of rewards"
+    )
     stalled_s: float = 0.0  # how long it has not got on although it computes; 0: it gets on
     stalled_where: str = ""  # the innermost frames of its main thread then
     last_command: str = ""  # id of the last command that took effect or was refused
@@ -317,7 +325,7 @@ def loads(kind: type[T], data: bytes, *, where: str) -> T:
     """A record from JSON bytes. Raises TrialError when they are not one."""
     try:
         return from_plain(kind, json.loads(data), where=where)
-    except (ValueError, ConfigError) as error:
+    except (ValueError, OverflowError, RecursionError, ConfigError) as error:
         what, place = (
             (error.what, error.where) if isinstance(error, ConfigError) else (error, where)
         )

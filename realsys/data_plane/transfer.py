@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import uuid
 from collections.abc import Sequence
@@ -20,14 +21,21 @@ import zmq.asyncio
 
 from realsys.api.errors import ClusterError, InternalError, RealsysError, RemoteError, WaitTimeout
 from realsys.data_plane.tensor_store import TensorStore
-from realsys.transport.authentication import DOMAIN, Authenticator, Refusals
+from realsys.transport.authentication import (
+    DOMAIN,
+    Authenticator,
+    Refusals,
+    count_failed_handshakes,
+    open_monitor,
+)
 from realsys.transport.binding import bind
-from realsys.transport.codec import ProtocolError, decode, encode
+from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 1 << 20
+MAX_ERROR_CHARS = 20_000  # an error that quotes a request must not outgrow a message
 
 
 class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +75,7 @@ class TensorServer:
         self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
         self._store, self._keypairs = store, keypairs
         self._host, self._ports = host, ports
+        self._refusals = Refusals(f"{name} tensors")
         self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -108,25 +117,33 @@ class TensorServer:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         context = zmq.asyncio.Context()
         authenticator = Authenticator(
-            context, client_public=self._keypairs.client_public, refusals=Refusals(self.name)
+            context, client_public=self._keypairs.client_public, refusals=self._refusals
         )
         socket = context.socket(zmq.ROUTER)
         socket.curve_server = True
         socket.curve_secretkey = self._keypairs.server_secret
         socket.zap_domain = DOMAIN
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        monitor = open_monitor(socket)
         socket.sndhwm, socket.linger = 0, 0
+        socket.maxmsgsize = MAX_MESSAGE_BYTES  # holds for strangers too, before any handshake
         try:
             self.endpoint = bind(socket, self._host, self._ports)
             self._ready.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(authenticator.run(), name=f"tensor authenticator {self.name}")
+                tasks.create_task(
+                    count_failed_handshakes(monitor, self._refusals),
+                    name=f"tensor handshakes {self.name}",
+                )
                 while True:
                     peer, request_id, *body = await socket.recv_multipart()
                     header, buffers = self._answer(body)
                     parts = [peer, request_id, encode(header), *buffers]
                     await socket.send_multipart(parts, copy=False)
         finally:
+            socket.disable_monitor()
+            monitor.close(linger=0)
             socket.close()
             authenticator.close()
             context.term()
@@ -136,11 +153,14 @@ class TensorServer:
             request: TensorRequest = decode(b"".join(body), TensorRequest)
             asked_by = (request.trial, request.attempt, request.token)
             if asked_by != (self.trial, self.attempt, self._token):
+                self._refusals.count("stale", f"{request.trial!r} attempt {request.attempt}")
                 raise ProtocolError(
                     f"asked by attempt {request.attempt} of {request.trial}",
                     where=f"{self.name}, attempt {self.attempt} of {self.trial}",
                     fix="the older attempt must exit",
                 )
+            if not request.ids:
+                raise ProtocolError("asked for nothing", where=self.name, fix="name datapoints")
             rows = self._store.rows(request.key, request.ids)
             whole = torch.cat(rows).cpu()
             header = TensorReply(
@@ -150,10 +170,11 @@ class TensorServer:
             )
             return header, _frames(whole)
         except RealsysError as error:
-            return TensorReply(error=f"{error.what} ({error.where})"), []
+            return TensorReply(error=f"{error.what} ({error.where})"[:MAX_ERROR_CHARS]), []
         except Exception as error:  # whatever it is, the peer must hear it and others be served
             logger.exception("tensors not served name=%s", self.name)
-            return TensorReply(error=f"{type(error).__name__}: {error} ({self.name})"), []
+            text = f"{type(error).__name__}: {error} ({self.name})"
+            return TensorReply(error=text[:MAX_ERROR_CHARS]), []
 
 
 class TensorClient:
@@ -222,6 +243,7 @@ class TensorClient:
             socket.curve_serverkey = self._keypairs.server_public
             socket.curve_publickey = self._keypairs.client_public
             socket.curve_secretkey = self._keypairs.client_secret
+            socket.maxmsgsize = MAX_MESSAGE_BYTES
             socket.connect(self._endpoints[worker])
             self._sockets[worker] = socket
         return self._sockets[worker]
@@ -235,8 +257,19 @@ def _frames(x: torch.Tensor) -> list[memoryview]:
 
 
 def _joined(header: TensorReply, frames: Sequence[bytes]) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, header.dtype)
-    x = torch.empty((sum(header.rows), *header.trailing_shape), dtype=dtype)
+    dtype, num_bytes = getattr(torch, header.dtype, None), sum(map(len, frames))
+    shape = (sum(header.rows), *header.trailing_shape)
+    if (
+        not isinstance(dtype, torch.dtype)
+        or min((*header.rows, *header.trailing_shape), default=0) < 0
+        or math.prod(shape) * dtype.itemsize != num_bytes
+    ):
+        raise ProtocolError(
+            f"{num_bytes} bytes came for {header.dtype[:40]!r} of shape {shape[:8]}",
+            where="receiving tensors",
+            fix="both workers must run the same version of realsys; else report this as a bug",
+        )
+    x = torch.empty(shape, dtype=dtype)
     if x.numel():
         data = bytearray().join(frames)
         x.copy_(torch.frombuffer(data, dtype=dtype).view(x.shape))

@@ -16,6 +16,7 @@ from realsys.master import recover
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor
+from realsys.master.lineage import Lineage
 from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
 from realsys.master.model_function_call import ModelFunctionCall, placement_of
 from realsys.master.model_workers import ModelWorkers
@@ -60,12 +61,16 @@ async def _run(runner: WorkerRunner) -> int:
         keypairs=TrialKeypairs.load(runner.attempt_files.curve_keys),
     )
     event_loop = asyncio.get_running_loop()
+
+    def on_ended(worker: str, reason: str) -> None:
+        event_loop.call_soon_threadsafe(connections.fail, worker, reason)
+
     peers = PeerWatch(
         runner.store,
         runner.keys,
         token=runner.attempt.token,
         from_revision=revision + 1,
-        on_ended=lambda *ended: event_loop.call_soon_threadsafe(connections.fail, *ended),
+        on_ended=on_ended,
     )
     async with connections as workers:
         with peers:
@@ -171,11 +176,12 @@ async def _resume(runner: WorkerRunner, workers: ModelWorkers, publisher: Publis
         recover.newest_whole,
         runner.phase_files.recover,
         workers=names,
-        resumed=recover.read_resumed(runner.trial_files, phase),
+        lineage=Lineage.of(recover.read_resumed(runner.trial_files, phase)),
     )
-    publisher.resumed(found.step if found else 0)
+    publisher.resumed(found)
     if found is None:
         return None
+    found = recover.adopt(found, attempt=runner.attempt.number)
     await workers.call(
         {
             worker: partial(rq.LoadRecover, file=str(found.files[name]))
@@ -229,7 +235,7 @@ def _data_workers(graph: DataflowGraph, shards: Any) -> list[int]:
 
 
 def _open_files(runner: WorkerRunner, step: int | None) -> RunFiles:
-    """The run's files, cut back to the step that we go on from. The metrics' cut comes first."""
+    """The run's files, from the step that we go on from. The metrics' come first."""
     files, config = runner.phase_files, runner.phase.config
     main = runner.phase.name == "main"
     metrics = MetricsWriter(
@@ -238,8 +244,10 @@ def _open_files(runner: WorkerRunner, step: int | None) -> RunFiles:
         wandb=config.wandb,
         run_name=runner.plan.trial if main else f"{runner.plan.trial}/{runner.phase.name}",
         config=to_plain(runner.plan.options),
+        attempt=runner.attempt.number,
         resume_step=step,
     )
+    own = metrics.own
     return RunFiles(
-        metrics, EventLog(files.events), JsonlAppender(files.ledger), JsonlAppender(files.samples)
+        metrics, EventLog(own.events), JsonlAppender(own.ledger), JsonlAppender(own.samples)
     )

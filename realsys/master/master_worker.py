@@ -26,7 +26,7 @@ from realsys.master.publication import Publisher
 from realsys.master.statistics import headline, metrics_row
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
-from realsys.observability.metrics import MetricsWriter
+from realsys.observability.metrics import MetricsWriter, point_to
 from realsys.transport import requests as rq
 from realsys.worker import exit_codes
 from realsys.worker.runner import WorkerRunner
@@ -75,7 +75,7 @@ class MasterWorkerLoop:
         self.schedule, self.files, self.progress = schedule, files, progress
         self.publisher = publisher
         self.saved_roles, self.evaluates = saved_roles, evaluates
-        self.total_steps, self.step, self.resumed_step = total_steps, step, step
+        self.total_steps, self.step = total_steps, step
         ctrl: ExperimentSaveEvalControl = runner.config.exp_ctrl
         self.ckpt_keep = ctrl.ckpt_keep
         self.save_period = Periodic(
@@ -143,6 +143,7 @@ class MasterWorkerLoop:
         self.files.events.step(report.step, report.started, report.ended)
         self.files.ledger.append({"step": report.step, "ids": list(report.ids)})
         self.files.metrics.write(report.step, row)
+        point_to(self._phase, self.files.metrics.own)
         self.publisher.step(report.step)
         logger.info(
             "step done seconds=%.3f %s",
@@ -231,7 +232,7 @@ class MasterWorkerLoop:
             attempt=self.runner.attempt.number,
             saved=dict(zip(names, replies, strict=True)),
             keep=self.ckpt_keep,
-            resumed_step=self.resumed_step,
+            lineage=self.publisher.lineage,
             allow=partial(self.publisher.allow_checkpoint, self.step),
         )
         self.files.events.periodic("checkpoint", self.step, started, time.time())

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import StaleAttempt
-from realsys.api.trial import write_record
-from realsys.master.recover import write_resumed
+from realsys.api.trial import Resumed, write_record
+from realsys.master.lineage import Lineage
+from realsys.master.recover import Checkpoint, read_resumed
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.store import Put
 from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.worker.runner import WorkerRunner
 
 PUBLISH_TIMEOUT_S = 900.0
+WRITER = "realsys.json"  # in a saved model: which attempt wrote it
 
 
 class Publisher:
@@ -36,7 +38,9 @@ class Publisher:
             worker=runner.name,
             attempt=runner.attempt.number,
             token=runner.attempt.token,
+            phase=runner.phase.name,
         )
+        self.lineage = Lineage({})  # with this attempt as its head, once it goes on
 
     def close(self) -> None:
         """Closes the history."""
@@ -50,9 +54,15 @@ class Publisher:
         """A step's lines have been written."""
         self._history.note(Op.STEP, step=step)
 
-    def resumed(self, step: int) -> None:
-        """Goes on after ``step``; whatever older attempts write beyond it counts no more."""
-        write_resumed(self._runner.attempt_files, self._runner.phase.name, step)
+    def resumed(self, found: Checkpoint | None) -> None:
+        """Goes on from ``found``, or from nothing; what others write beyond it counts no more."""
+        files, phase = self._runner.attempt_files, self._runner.phase.name
+        step, of = (found.step, found.attempt) if found else (0, 0)
+        self._fence.check()
+        record = Resumed(attempt=files.number, phase=phase, step=step, of_attempt=of)
+        write_record(files.resumed(phase), record)
+        told = read_resumed(self._runner.trial_files, phase)
+        self.lineage = Lineage.of({n: r for n, r in told.items() if n <= files.number})
         self._history.note(Op.RESUMED, step=step)
 
     def allow_checkpoint(self, step: int) -> None:
@@ -64,7 +74,9 @@ class Publisher:
         """Renames ``written``, a whole model directory, to ``step-<step>`` and points ``latest`` to it."""
         final = written.parent / f"step-{step:06d}"
         self._publish(self._keys.saved_model(role), Op.SAVE, step=step, role=role)
-        if final.is_dir():  # an older attempt's
+        write_record(written / WRITER, {"attempt": self._runner.attempt.number, "step": step})
+        if final.is_dir():
+            self._refuse_if_newer(final)
             shutil.rmtree(final)
         os.rename(written, final)
         _point(final.parent / "latest", final.name)
@@ -76,11 +88,34 @@ class Publisher:
         self._publish(self._keys.done, Op.DONE, step=step)
         write_record(self._runner.attempt_files.done(self._runner.phase.name), marker)
 
+    def _refuse_if_newer(self, final: Path) -> None:
+        try:
+            writer = int(json.loads((final / WRITER).read_text())["attempt"])
+        except (OSError, ValueError, KeyError):
+            return  # of a version that did not tell, or torn
+        if writer > self._runner.attempt.number:
+            raise StaleAttempt(
+                f"attempt {writer} has saved this step, we are {self._runner.attempt.number}",
+                where=str(final),
+                fix="nothing: this process must exit, the newer attempt runs the trial",
+            )
+
+    def _check_folder(self) -> None:
+        """Where each attempt has an etcd of its own, its transactions say nothing of newer ones."""
+        newest = self._runner.trial_files.all_attempts()[-1].number
+        if newest > self._runner.attempt.number:
+            raise StaleAttempt(
+                f"attempt {newest} has taken over, we are {self._runner.attempt.number}",
+                where=str(self._runner.trial_files.attempts),
+                fix="nothing: this process must exit, the newer attempt runs the trial",
+            )
+
     def _publish(self, key: str, op: Op, *, step: int, **about: Any) -> None:
         attempt, began = self._runner.attempt, time.time()
         told = {**about, "step": step, "attempt": attempt.number, "token": attempt.token}
         put = Put(key, json.dumps(told).encode())
         try:
+            self._check_folder()
             self._fence.publish([put], timeout_s=PUBLISH_TIMEOUT_S, what=op)
         except StaleAttempt:
             self._history.note(Op.REFUSED, step=step, what=op, **about)

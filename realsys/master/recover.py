@@ -1,14 +1,13 @@
 """Recovery checkpoints, whole or not at all: the master's half.
 
     recover/.step-000100.<attempt>/   workers write their state here, synced to disk
-    recover/step-000100/              renamed when the manifest (hash of every file) is on disk
+    recover/step-000100.<attempt>/    renamed when the manifest (hash of every file) is on disk
 
 A crash at any moment leaves the older checkpoints untouched; what is not whole is refused by its
 manifest and the newest whole one is taken. The newest ``keep`` stay.
 
-A master that was cut off or stood still may rename its checkpoint after another attempt took over. The
-manifest says whose it is, and each attempt has written down the step from which it went on: what an
-older attempt wrote beyond that step is a *dead branch* and never taken.
+Names and manifests say whose a checkpoint is, so that no attempt touches another one's; one that does not
+count any more (lineage.py) is never taken.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from realsys.api.errors import CheckpointError, ClusterError
-from realsys.api.trial import AttemptFiles, Resumed, TrialFiles, read_record, write_record
+from realsys.api.trial import Resumed, TrialFiles, read_record
+from realsys.master.lineage import Lineage
 from realsys.transport.requests import RecoverSaved
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Checkpoint:
 
     folder: Path
     step: int
+    attempt: int
     files: Mapping[str, Path]  # model_worker/0 → file
 
 
@@ -68,15 +70,15 @@ def commit(
     attempt: int,
     saved: Mapping[str, RecoverSaved],
     keep: int,
-    resumed_step: int = 0,
+    lineage: Lineage,
     allow: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes the manifest, renames the folder into place, removes the oldest ones.
+    """Writes the manifest, renames the folder into place, removes the oldest ones, and dead ones.
 
     Args:
         folder: from ``begin``, with every worker's file in it.
         saved: worker name → what it wrote.
-        resumed_step: from which this attempt went on.
+        lineage: of the trial with this attempt as its head.
         allow: called when everything is on disk, right before the rename; raises to prevent it.
     Returns:
         The checkpoint's final folder.
@@ -90,17 +92,12 @@ def commit(
             for worker, s in saved.items()
         },
     }
-    final = folder.parent / f"step-{step:06d}"
+    final = folder.parent / f"step-{step:06d}.{attempt}"
     try:
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
         allow()
-        if not final.is_dir():
-            os.rename(folder, final)
-        elif step > resumed_step or not _is_whole(final, list(saved)):
-            shutil.rmtree(final, ignore_errors=True)  # an older attempt's dead branch, or torn
-            os.rename(folder, final)
-        # else it is the one that we went on from: it says the same, and must not be away for a moment
+        os.rename(folder, final)
         _sync_folder(folder.parent)
     except OSError as error:
         raise ClusterError(
@@ -108,56 +105,72 @@ def commit(
             where=str(final),
             fix="free space or repair the permissions, then realsys resume",
         ) from error
-    left_over = [p for p in final.parent.iterdir() if p.name.startswith(".step-")]
-    for old in (*_folders(final.parent)[:-keep], *left_over):
+    for old in _no_longer_needed(final.parent, attempt, keep, lineage):
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def newest_whole(
-    recover: Path, *, workers: Sequence[str], resumed: Mapping[int, int] | None = None
-) -> Checkpoint | None:
+def _no_longer_needed(recover: Path, attempt: int, keep: int, lineage: Lineage) -> list[Path]:
+    """Of this attempt and those before it: all but the newest ``keep`` that count. A newer attempt's are
+    not ours to judge: then it is we who do not count any more."""
+    ours = [found for found in _folders(recover) if found.attempt <= attempt]
+    counting = [f for f in ours if lineage.counts(f.attempt, f.step)]
+    half_done = [f for f in _folders(recover, prefix=".step-") if f.attempt <= attempt]
+    return [f.path for f in (*ours, *half_done) if f not in counting[-keep:]]
+
+
+def newest_whole(recover: Path, *, workers: Sequence[str], lineage: Lineage) -> Checkpoint | None:
     """The newest checkpoint whose manifest and files are whole; None when there is none.
 
-    Every file is read and hashed. A torn one, or one of a dead branch, is named in the log and passed
-    over.
-
-    Args:
-        resumed: from ``read_resumed``.
+    Every file is read and hashed. A torn one is named in the log and passed over, as is one that does
+    not count.
     """
-    for folder in reversed(_folders(recover)):
+    for found in reversed(_folders(recover)):
         try:
-            return _read_whole(folder, workers, resumed or {})
+            if not lineage.counts(found.attempt, found.step):
+                raise _torn(found.path, "it does not count: another attempt had taken over before")
+            return _read_whole(found.path, workers)
         except CheckpointError as error:
-            logger.warning("checkpoint refused folder=%s why=%s", folder, error.what)
+            logger.warning("checkpoint refused folder=%s why=%s", found.path, error.what)
     return None
 
 
-def dead_after(attempt: int, resumed: Mapping[int, int]) -> int | None:
-    """The step after which what ``attempt`` wrote is a dead branch; None: all of it counts. Pure."""
-    return min((step for later, step in resumed.items() if later > attempt), default=None)
+def adopt(found: Checkpoint, *, attempt: int) -> Checkpoint:
+    """The same checkpoint under this attempt's name, by hard links: whoever tidies up in the other's
+    name, however late it wakes up, can't take it from us.
 
-
-def read_resumed(files: TrialFiles, phase: str) -> dict[int, int]:
-    """Attempt → the step from which it went on in ``phase``, of those that got so far."""
-    found = {a.number: read_record(Resumed, a.resumed(phase)) for a in files.all_attempts()}
-    return {number: record.step for number, record in found.items() if record is not None}
-
-
-def write_resumed(files: AttemptFiles, phase: str, step: int) -> None:
-    """Says from which step this attempt goes on, before it writes anything else."""
-    write_record(files.resumed(phase), Resumed(attempt=files.number, phase=phase, step=step))
-
-
-def _is_whole(folder: Path, workers: Sequence[str]) -> bool:
+    Where the file system links no files the other's is used as it is.
+    """
+    final = found.folder.parent / f"step-{found.step:06d}.{attempt}"
+    if final == found.folder:
+        return found
+    folder = begin(found.folder.parent, step=found.step, attempt=attempt)
     try:
-        _read_whole(folder, workers, {})
-    except CheckpointError:
-        return False
-    return True
+        for file in found.folder.iterdir():
+            if file.name != MANIFEST:
+                os.link(file, folder / file.name)
+        manifest = json.loads((found.folder / MANIFEST).read_text())
+        _write_synced(
+            folder / MANIFEST, json.dumps({**manifest, "attempt": attempt}, indent=1).encode()
+        )
+        _sync_folder(folder)
+        os.rename(folder, final)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        logger.warning("checkpoint not adopted folder=%s error=%s", found.folder, error)
+        shutil.rmtree(folder, ignore_errors=True)
+        return found
+    files = {worker: final / file.name for worker, file in found.files.items()}
+    return Checkpoint(final, found.step, attempt, files)
 
 
-def _read_whole(folder: Path, workers: Sequence[str], resumed: Mapping[int, int]) -> Checkpoint:
+def read_resumed(files: TrialFiles, phase: str) -> dict[int, Resumed]:
+    """Attempt → from whose checkpoint it went on in ``phase``, of those that got so far."""
+    found = {a.number: read_record(Resumed, a.resumed(phase)) for a in files.all_attempts()}
+    return {number: record for number, record in found.items() if record is not None}
+
+
+def _read_whole(folder: Path, workers: Sequence[str]) -> Checkpoint:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         step, listed = int(manifest["step"]), dict(manifest["files"])
@@ -166,11 +179,6 @@ def _read_whole(folder: Path, workers: Sequence[str], resumed: Mapping[int, int]
         raise _torn(folder, f"its manifest can't be read: {error}") from error
     if manifest.get("version") != VERSION:
         raise _torn(folder, f"its version is {manifest.get('version')}, we read {VERSION}")
-    last = dead_after(attempt, resumed)
-    if last is not None and step > last:
-        raise _torn(
-            folder, f"attempt {attempt} wrote it after a newer one went on from step {last}"
-        )
     if sorted(listed) != sorted(workers):
         raise _torn(folder, f"it is of workers {sorted(listed)}, not {sorted(workers)}")
     files = {}
@@ -185,18 +193,29 @@ def _read_whole(folder: Path, workers: Sequence[str], resumed: Mapping[int, int]
         if found != expected:
             raise _torn(folder, f"{name} has hash {found[:12]}, not {expected[:12]}")
         files[worker] = folder / name
-    return Checkpoint(folder, step, files)
+    return Checkpoint(folder, step, attempt, files)
 
 
 def _torn(folder: Path, why: str) -> CheckpointError:
     return CheckpointError(why, where=str(folder), fix="nothing: the checkpoint before it is taken")
 
 
-def _folders(recover: Path) -> list[Path]:
+class _Folder(NamedTuple):
+    step: int
+    attempt: int  # 0: written before names told it
+    path: Path
+
+
+def _folders(recover: Path, *, prefix: str = "step-") -> list[_Folder]:
+    """In order of step and attempt."""
     if not recover.is_dir():
         return []
-    found = [p for p in recover.iterdir() if p.is_dir() and re.fullmatch(r"step-\d+", p.name)]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+    found = []
+    for path in recover.iterdir():
+        name = re.fullmatch(re.escape(prefix) + r"(\d+)(?:\.(\d+))?", path.name)
+        if name is not None and path.is_dir():
+            found.append(_Folder(int(name[1]), int(name[2] or 0), path))
+    return sorted(found)
 
 
 def _hash(path: Path) -> str:

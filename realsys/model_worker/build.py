@@ -55,6 +55,7 @@ def run(runner: WorkerRunner) -> int:
     )
     try:
         loop.run()
+        control.raise_failure()  # without requests the loop ends, too
     finally:
         control.stop()
         tensor_server.stop()

@@ -7,6 +7,7 @@ long training step still answers a ping and an exit.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -16,6 +17,8 @@ from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.transport.channel import RequestServer
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.requests import ClearData, Done, Exit, Ping, Request
+
+logger = logging.getLogger(__name__)
 
 
 class ControlThread:
@@ -67,13 +70,19 @@ class ControlThread:
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(5.0)
 
+    def raise_failure(self) -> None:
+        """Raises what ended the thread, if it did not end because it was asked to."""
+        if self._failure is not None:
+            raise self._failure
+
     def _main(self) -> None:
         try:
             asyncio.run(self._serve())
         except asyncio.CancelledError:
             pass
-        except BaseException as error:  # told to whoever called start
+        except BaseException as error:  # told to whoever calls start or raise_failure
             self._failure = error
+            logger.exception("control thread ended name=%s", self._name)
         finally:
             self._ready.set()
             self._requests.close()

@@ -80,4 +80,10 @@ class AttemptFence:
                 where=where,
                 fix="nothing: this process must exit, the newer attempt runs the trial",
             )
+        if newest.ended_at is not None:
+            raise StaleAttempt(
+                f"attempt {newest.number} was ended by its supervisor",
+                where=where,
+                fix="nothing: this process must exit",
+            )
         self._revision = entry.revision

@@ -8,6 +8,10 @@ it is. *Over*: stop and exit, for good.
 Why that is safe: others count the ttl from when the store *received* a renewal, which is never before
 it was sent. A lease can't run out before ``sent + ttl``, and by then its holder has been suspended for a
 fifth of the ttl. What a suspended or cut-off holder still writes, the attempt's token fences off.
+
+A lease that has ended is taken anew, in one transaction with the condition that the attempt is still ours
+and has not been ended. So a store that lost leases, or stood still for longer than the ttl, ends nobody;
+and whoever was declared lost finds the attempt ended, or another one in its place, and exits.
 """
 
 from __future__ import annotations
@@ -49,20 +53,6 @@ class LeaseJudge:
     def renewed(self, sent_s: float) -> None:
         """A renewal that was sent at ``sent_s`` was acknowledged."""
         self.renewed_s = max(self.renewed_s, sent_s)
-
-    def gone(self, now_s: float) -> bool:
-        """The store says that the lease has ended. True: take a new one and go on.
-
-        A lease that ended before its time was ended by the store's own trouble (data lost, a revoking
-        old leader), and nobody may have acted on it yet. After its time somebody may: it is over.
-        """
-        before_its_time = now_s < self.renewed_s + self.ttl_s
-        if not before_its_time:
-            self.reason = (
-                f"the lease was not renewed for {now_s - self.renewed_s:.1f} s "
-                f"(ttl {self.ttl_s:g} s) and has ended"
-            )
-        return before_its_time
 
     def replaced(self, ttl_s: float, *, granted_s: float) -> None:
         """A new lease is held in its place."""

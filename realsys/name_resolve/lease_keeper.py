@@ -1,9 +1,9 @@
 """Takes a lease, renews it from a thread, and tells its owner each change of standing.
 
-For every process that registers. Two threads: one renews, and takes the lease anew when the store ended
-it before its time; the other only watches the clock, because a renewal may hang in a file system or a
-network while the time to stop passes. What the standings mean is lease_judge.py's, what follows from
-them is the owner's business (worker/heartbeat.py, supervisor/membership.py).
+For every process that registers. Two threads: one renews, and takes the lease anew when it has ended; the
+other only watches the clock, because a renewal may hang in a file system or a network while the time to
+stop passes. What the standings mean is lease_judge.py's, what follows from them is the owner's business
+(worker/heartbeat.py, supervisor/membership.py).
 """
 
 from __future__ import annotations
@@ -150,11 +150,7 @@ class LeaseKeeper:
         self._on_renewed(sent_s, self.lease.ttl_s)
 
     def _take_anew(self, sent_s: float) -> None:
-        with self._condition:
-            may = self._judge.gone(time.monotonic())
-        if not may:
-            raise LeaseLost(self._judge.reason, where=self.name, fix="exit; others took over")
-        lease = self._take()
+        lease = self._take()  # raises StaleAttempt when we must go
         with self._condition:
             self.lease, self._gone = lease, False
             self._judge.replaced(lease.ttl_s, granted_s=sent_s)

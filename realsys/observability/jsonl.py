@@ -86,36 +86,34 @@ def _read_whole(path: Path) -> Jsonl:
     return content
 
 
-def truncate_jsonl(path: Path, last_step: int) -> int:
-    """Keeps the lines with ``step <= last_step``, byte for byte; returns how many.
+def copy_rows(source: Path, target: Path, *, last_step: int) -> int:
+    """Writes the lines of ``source`` with ``step <= last_step`` to ``target``, byte for byte; returns how
+    many.
 
-    Whole or not at all: temporary file beside it, fsync, rename. A file held open for appending must
-    be opened again afterwards. No file is fine.
+    Whole or not at all: temporary file beside it, fsync, rename. No source gives an empty target.
 
     Raises:
         DataError: a damaged line, or one without a step.
         ClusterError: no space or no permission.
     """
-    if not path.exists():
-        return 0
-    content = _read_whole(path)
+    content = _read_whole(source)
     kept = []
     for number, (row, line) in enumerate(zip(content.rows, content.lines, strict=True), 1):
         step = row.get("step")
         if not isinstance(step, int):
             raise DataError(
                 f"row {number} has no step",
-                where=str(path),
+                where=str(source),
                 fix='each line needs "step": remove that line, or restore the file',
             )
         if step <= last_step:
             kept.append(line)
-    _replace(path, b"".join(line + b"\n" for line in kept))
+    _replace(target, b"".join(line + b"\n" for line in kept))
     dropped = len(content.lines) - len(kept)
     if dropped or content.torn:
         logger.info(
-            "file cut back path=%s last_step=%d kept=%d dropped=%d torn=%s",
-            path,
+            "rows taken over path=%s last_step=%d kept=%d dropped=%d torn=%s",
+            source,
             last_step,
             len(kept),
             dropped,
@@ -127,9 +125,10 @@ def truncate_jsonl(path: Path, last_step: int) -> int:
 def _replace(path: Path, data: bytes) -> None:
     temporary = ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+            os.fchmod(file.fileno(), 0o644)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

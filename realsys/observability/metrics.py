@@ -1,14 +1,16 @@
 """One row of numbers a step: metrics.jsonl always, TensorBoard and Weights & Biases on request.
 
-The master owns the one writer of a phase. A run that goes on after step k first cuts every file back
-to step k, so that its files end up equal to those of a run that was never interrupted
-(``deterministic`` leaves out what is measured by a clock).
+The master owns the one writer of a phase. Each attempt writes files of its own: a run that goes on after
+step k first copies every row up to step k, so that its files end up equal to those of a run that was never
+interrupted (``deterministic`` leaves out what is measured by a clock), and a master that was cut off and
+wakes up late writes where nobody looks. The phase's own names are links to the newest attempt's files.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +18,7 @@ from typing import Any
 
 from realsys.api.options import WandbOptions
 from realsys.api.trial import PhaseFiles
-from realsys.observability.jsonl import JsonlAppender, read_jsonl, truncate_jsonl
+from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_error
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.observability.wandb_run import WandbRun, start_wandb
 
@@ -32,8 +34,8 @@ class MetricsWriter:
         files: the phase's files.
         run_name: ``<experiment>/<trial>``, with ``/<phase>`` for a preparing phase.
         config: shown by Weights & Biases.
-        resume_step: last step to keep; None starts from nothing and empties what an earlier attempt
-            left.
+        attempt: whose files are written.
+        resume_step: last step to take over; None starts from nothing.
     Raises:
         ConfigError: wandb is asked for and not installed.
         ClusterError: no space, no permission.
@@ -48,14 +50,15 @@ class MetricsWriter:
         wandb: WandbOptions,
         run_name: str,
         config: Mapping[str, Any],
+        attempt: int,
         resume_step: int | None,
     ) -> None:
         self._wandb: WandbRun | None = None
         self._tensorboard: TensorBoardFiles | None = None
         # Before any file changes: a missing package must not cost an earlier attempt's rows.
         self._wandb = start_wandb(wandb, folder=files.root, run_name=run_name, config=config)
-        cut_back(files, -1 if resume_step is None else resume_step)
-        self._file = JsonlAppender(files.metrics)
+        self.own = take_over(files, attempt, -1 if resume_step is None else resume_step)
+        self._file = JsonlAppender(self.own.metrics)
         if tensorboard:
             first_step = 0 if resume_step is None else resume_step + 1
             self._tensorboard = TensorBoardFiles(files.tensorboard, first_step=first_step)
@@ -96,10 +99,34 @@ class MetricsWriter:
         self.close()
 
 
-def cut_back(files: PhaseFiles, last_step: int) -> None:
-    """Removes every row after ``last_step`` from the phase's JSONL files."""
-    for path in (files.metrics, files.ledger, files.samples, files.events):
-        truncate_jsonl(path, last_step)
+def take_over(files: PhaseFiles, attempt: int, last_step: int) -> PhaseFiles:
+    """Copies every row up to ``last_step`` into this attempt's own files, which are returned, and has
+    the phase's names point to them."""
+    own = files.rows_of(attempt)
+    for source, target in _rows(files, own):
+        copy_rows(source, target, last_step=last_step)
+    point_to(files, own)
+    return own
+
+
+def point_to(files: PhaseFiles, own: PhaseFiles) -> None:
+    """Has the phase's names point to ``own``, where they do not: an older attempt may have woken up."""
+    for name, target in _rows(files, own):
+        link = os.path.relpath(target, name.parent)
+        if name.is_symlink() and os.readlink(name) == link:
+            continue
+        temporary = name.with_name(f".{name.name}.{os.getpid()}")
+        try:
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(link)
+            os.replace(temporary, name)
+        except OSError as error:
+            raise write_error(error, name) from error
+
+
+def _rows(files: PhaseFiles, own: PhaseFiles) -> list[tuple[Path, Path]]:
+    names = ("metrics", "ledger", "samples", "events")
+    return [(getattr(files, name), getattr(own, name)) for name in names]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

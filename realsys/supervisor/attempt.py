@@ -16,10 +16,10 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from realsys.api.errors import KeyNotFound, TrialIsLive
+from realsys.api.errors import KeyNotFound, StoreError, TrialIsLive
 from realsys.api.trial import (
     AttemptFiles,
     AttemptRecord,
@@ -32,6 +32,7 @@ from realsys.api.trial import (
     read_record,
     write_record,
 )
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import MANY_TTL_S
 from realsys.name_resolve.store import Compare, NameResolve, Put
@@ -40,6 +41,7 @@ from realsys.transport.keys import TrialKeypairs
 logger = logging.getLogger(__name__)
 
 LEASE_SLACK_S = 5.0
+MOST_AT_ONCE = 100  # keys of one transaction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ def take_attempt(
         shutil.rmtree(attempt.root)
         raise _taken(files, number)
     _point_latest(files, attempt.root)
-    _forget_older_attempts(store, keys)
+    _forget_older_attempts(store, keys, record)
     logger.info("attempt taken number=%d host=%s pid=%d", number, record.host, os.getpid())
     return record, attempt
 
@@ -133,9 +135,10 @@ def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
     whoever sees the folder sees who has it."""
     files.attempts.mkdir(exist_ok=True)
     made = AttemptFiles(files.attempts / f".{record.number:04d}.{record.token}")
-    for folder in (made.logs, made.last_words, made.history):
+    for folder in (made.logs, made.last_words):
         folder.mkdir(parents=True)
-    made.secrets.mkdir(mode=0o700)
+    for folder in (made.secrets, made.history):  # each row of the history has the token
+        folder.mkdir(mode=0o700)
     TrialKeypairs.create(made.curve_keys)
     write_record(made.record, record)
     attempt = files.attempt(record.number)
@@ -200,7 +203,21 @@ def _point_latest(files: TrialFiles, attempt: Path) -> None:
     os.replace(temporary, files.latest)
 
 
-def _forget_older_attempts(store: NameResolve, keys: TrialKeys) -> None:
+def _forget_older_attempts(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:
+    """Deletes what they told; fenced, since a newer attempt may have taken over in this moment."""
+    fence = AttemptFence(store, keys, record)
     told = (keys.workers, keys.worker_statuses, keys.commands, keys.progress, keys.stop, keys.done)
-    for prefix in told:
-        store.clear_subtree(prefix)
+    left = [key for prefix in told for key in store.find_subtree(prefix)]
+    for start in range(0, len(left), MOST_AT_ONCE):
+        fence.write([], deletes=left[start : start + MOST_AT_ONCE])
+
+
+def end_attempt(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:
+    """Says that the attempt is over: whoever of it lives on somewhere must exit. Best effort."""
+    ended = dumps(replace(record, ended_at=time.time()))
+    try:
+        store.transaction(
+            [Compare.holds(keys.attempt, dumps(record))], puts=[Put(keys.attempt, ended)]
+        )
+    except StoreError as error:
+        logger.warning("the attempt's end is not told error=%s", error.what)

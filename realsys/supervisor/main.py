@@ -19,7 +19,7 @@ from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.name_resolve.keys import TrialKeys
 from realsys.observability.logs import configure_logging
-from realsys.supervisor.attempt import Job, take_attempt
+from realsys.supervisor.attempt import Job, end_attempt, take_attempt
 from realsys.supervisor.component_board import ComponentBoard
 from realsys.supervisor.job_store import JobStore, former_store
 from realsys.supervisor.local_steps import LocalSteps
@@ -77,6 +77,7 @@ def _supervise(
         requeue = listen_to_signals(supervisor, plan)
         supervisor.keep_room()
         marker = _run(supervisor, attempt_files, plan, record.number)
+        end_attempt(store, keys, record)
         supervisor.give_room()
         write_record(attempt_files.exit, marker)
         logger.info("attempt ended number=%d result=%s", record.number, marker.result)

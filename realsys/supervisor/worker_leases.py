@@ -41,6 +41,7 @@ class WorkerLeases:
     detector: FailureDetector = field(default_factory=FailureDetector)
     registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
+    _lease_ids: dict[str, str] = field(default_factory=dict)
     _next_look_s: float = 0.0
     _frozen: str = ""
 
@@ -62,7 +63,7 @@ class WorkerLeases:
         present = self._look()
         if present is not None:
             self._forget_who_left(present, running)
-        verdict = self.detector.look(present, now_s=now_s)
+        verdict = self.detector.look(present, now_s=now_s, leases=self._lease_ids)
         self._tell(verdict.frozen)
         if not self.judges_leases:
             return []
@@ -82,6 +83,11 @@ class WorkerLeases:
             return None
         found = [loads(WorkerRecord, entry.value, where=entry.key) for entry in entries]
         ours = {record.worker: record for record in found if record.token == self.attempt.token}
+        self._lease_ids = {
+            record.worker: entry.lease_id
+            for record, entry in zip(found, entries, strict=True)
+            if record.worker in ours and entry.lease_id is not None
+        }
         self.registered |= ours
         prefix = self.keys.worker_statuses + "/"
         for entry in told:

@@ -44,7 +44,8 @@ class Refusals:
                 self._server_name,
                 reason,
                 n,
-                detail,
+                # Of a stranger, perhaps: it must not make lines of its own in the log.
+                detail[:200].encode("unicode_escape").decode(),
             )
 
 

@@ -15,8 +15,12 @@ from realsys.api.errors import RealsysError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# Deep nesting ends in RecursionError, a length that no memory could hold in MemoryError.
-_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError)
+# Deep nesting ends in RecursionError, a length that no memory could hold in MemoryError; a value that
+# checks itself (SequenceMeta) raises an error of ours.
+_DECODE_ERRORS = (
+    *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError),
+    RealsysError,
+)
 _ENCODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 

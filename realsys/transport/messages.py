@@ -8,6 +8,7 @@ a frame can be judged (trial, attempt, version) before anything else of it is re
 from __future__ import annotations
 
 import traceback
+from typing import Annotated
 
 import msgspec
 
@@ -17,16 +18,21 @@ PROTOCOL_VERSION = 2  # taken up by one whenever a frame or a body changes its m
 
 MAX_TRACEBACK_CHARS = 20_000
 
+# Names are quoted in refusals and logs: a frame may not make those as large as itself.
+Name = Annotated[str, msgspec.Meta(max_length=1000)]
+
 
 class RequestFrame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A request as it travels."""
 
     version: int
-    trial: str  # "<experiment>/<trial>"; a server drops other trials' frames
+    trial: Name  # "<experiment>/<trial>"; a server drops other trials' frames
     attempt: int  # of the sender; older ones are refused (fencing)
-    token: str  # the attempt's: two incarnations that both call themselves attempt 2 are told apart
-    request_id: str  # the same in each re-sending: the server runs it once
-    sender: str  # worker name, e.g. "master_worker/0"
+    token: (
+        Name  # the attempt's: two incarnations that both call themselves attempt 2 are told apart
+    )
+    request_id: Name  # the same in each re-sending: the server runs it once
+    sender: Name  # worker name, e.g. "master_worker/0"
     deadline_s: float  # remaining seconds; relative, since hosts' clocks are never compared
     body: bytes
 
@@ -56,8 +62,8 @@ class FrameHead(msgspec.Struct, frozen=True, kw_only=True, tag="RequestFrame"):
     """The fields of a request that no version may change: enough to refuse it with a reason."""
 
     version: int
-    trial: str
-    request_id: str
+    trial: Name
+    request_id: Name
 
 
 def error_to_info(error: BaseException) -> ErrorInfo:
@@ -68,9 +74,9 @@ def error_to_info(error: BaseException) -> ErrorInfo:
         what, where, fix = error.what, error.where, error.fix
     return ErrorInfo(
         kind=type(error).__name__,
-        what=_sendable(what),
-        where=_sendable(where),
-        fix=_sendable(fix),
+        what=_sendable(what[:MAX_TRACEBACK_CHARS]),
+        where=_sendable(where[:MAX_TRACEBACK_CHARS]),
+        fix=_sendable(fix[:MAX_TRACEBACK_CHARS]),
         traceback=_sendable(text[-MAX_TRACEBACK_CHARS:]),
     )
 

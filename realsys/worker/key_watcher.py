@@ -131,7 +131,7 @@ class KeyWatcher:
 
     def _is_superseded(self, value: bytes) -> None:
         if (newer := self._keys.newer_attempt(value)) is not None:
-            why = f"attempt {newer.number} on {newer.host} has taken over from this one"
+            why = self._keys.why_over(newer)
             self._hear(Over(code=exit_codes.FENCED, kind="Fenced", why=why))
 
     def _look_for_orphans(self) -> None:

@@ -100,13 +100,20 @@ class WorkerKeys:
             ) from None
         if (other := self.newer_attempt(entry.value)) is not None:
             raise StaleAttempt(
-                f"attempt {other.number} on {other.host} has taken over from attempt {self._attempt}",
+                self.why_over(other),
                 where=self.keys.attempt,
-                fix="nothing: the newer attempt runs the trial",
+                fix="nothing: the newer attempt, if there is one, runs the trial",
             )
         return entry.revision
 
+    def why_over(self, other: AttemptRecord) -> str:
+        """Why we must go, as the attempt key has it."""
+        if other.number == self._attempt and other.token == self._token:
+            return f"attempt {other.number} was ended by its supervisor"
+        return f"attempt {other.number} on {other.host} has taken over from attempt {self._attempt}"
+
     def newer_attempt(self, value: bytes) -> AttemptRecord | None:
-        """The attempt that a value of the attempt key names, if that is not ours."""
+        """The attempt that a value of the attempt key names, if that is not ours or has ended."""
         record = loads(AttemptRecord, value, where=self.keys.attempt)
-        return None if (record.number, record.token) == (self._attempt, self._token) else record
+        is_ours = (record.number, record.token) == (self._attempt, self._token)
+        return None if is_ours and record.ended_at is None else record

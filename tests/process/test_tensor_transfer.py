@@ -12,7 +12,8 @@ from realsys.api.data import SequenceMeta
 from realsys.api.errors import ClusterError, DataError, RemoteError, WaitTimeout
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_store import TensorStore
-from realsys.data_plane.transfer import FRAME_BYTES, TensorClient, TensorServer
+from realsys.data_plane.transfer import FRAME_BYTES, TensorClient, TensorReply, TensorServer
+from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, encode
 from realsys.transport.keys import TrialKeypairs
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
@@ -179,7 +180,9 @@ def test_wrong_keys_get_nothing_and_the_wait_names_the_peer(half):
             assert known.fetch(0, "x", ["a"], timeout_s=10)[0].item() == 1.0
 
 
-@pytest.mark.parametrize("changes", [{"attempt": 2}, {"attempt": 4}, {"trial": "ppo-math/run2"}])
+@pytest.mark.parametrize(
+    "changes", [{"attempt": 2}, {"attempt": 4}, {"trial": "ppo-math/run2"}, {"token": "5f" * 16}]
+)
 def test_another_attempt_or_trial_is_refused_with_both_named(changes):
     asked = {"trial": TRIAL, "attempt": ATTEMPT, **changes}
     with (
@@ -251,6 +254,34 @@ def test_what_is_no_request_does_not_end_the_server():
 
 
 @dead_thread
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"dtype": "load"}, "'load'"),  # a name in torch that is no dtype
+        ({"dtype": ""}, "''"),
+        ({"rows": (2**40,)}, "1099511627776"),
+        ({"rows": (-1, 6)}, "shape"),
+        ({"trailing_shape": (2**63 - 1,) * 9}, "shape"),
+        ({"rows": (4,)}, "20 bytes"),
+    ],
+    ids=str,
+)
+def test_a_reply_whose_header_and_bytes_differ_is_refused(changes, refused):
+    header = TensorReply(**{"dtype": "float32", "trailing_shape": (), "rows": (5,), **changes})
+    with fetching("tcp://127.0.0.1:9") as client:
+        client._receive = lambda *_: [encode(header), bytes(20)]
+        with pytest.raises(ProtocolError, match=refused):
+            client.fetch(0, "x", ["a"], timeout_s=1)
+
+
+def test_an_error_that_quotes_a_huge_request_does_not_end_the_server():
+    with serving(stored(a=torch.arange(3))) as server, fetching(server.endpoint) as client:
+        with pytest.raises(RemoteError, match="did not give") as refused:
+            client.fetch(0, "x", ["y" * (MAX_MESSAGE_BYTES - 1000)], timeout_s=20)
+        assert len(refused.value.what) < 30_000
+        assert len(client.fetch(0, "x", ["a"], timeout_s=20)) == 1
+
+
 def test_half_a_message_does_not_end_the_server():
     with serving(stored(a=torch.ones(1))) as server, zmq.Context() as context:
         with context.socket(zmq.DEALER) as socket:

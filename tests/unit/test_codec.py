@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from realsys.api.errors import (
     ConfigError,
     ConfigErrors,
+    DataError,
     InternalError,
     KeyExists,
     RealsysError,
@@ -33,6 +34,7 @@ from realsys.transport.messages import (
     error_to_info,
     info_to_error,
 )
+from realsys.transport.requests import Reply
 from realsys.transport.server import KeptReplies
 
 
@@ -138,6 +140,20 @@ def test_deep_nesting_is_a_protocol_error():
         decode(data, Nested)
 
 
+def test_a_value_that_refuses_itself_is_a_protocol_error():
+    meta = {"ids": ["a", "a"], "seqlens": {}, "dtypes": {}, "trailing_shapes": {}, "metadata": {}}
+    data = msgspec.msgpack.encode({"type": "Fetched", "meta": meta})
+    with pytest.raises(ProtocolError, match="ids appear twice"):
+        decode(data, Reply)
+
+
+@pytest.mark.parametrize("name", ["trial", "token", "request_id", "sender"])
+def test_a_name_in_a_frame_has_a_limit(name: str):
+    data = encode(msgspec.structs.replace(FRAME, **{name: "x" * 1001}))
+    with pytest.raises(ProtocolError, match="length <= 1000"):
+        decode(data, RequestFrame)
+
+
 def test_the_size_limit_holds_both_ways_and_names_both_numbers():
     with pytest.raises(ProtocolError, match=r"Stop has \d+ bytes, the limit is 100"):
         encode(Stop("x" * 200), max_bytes=100)
@@ -188,6 +204,11 @@ def test_other_errors_arrive_with_their_traceback():
     assert type(arrived) is RemoteError
     assert "model_worker/3 failed: ZeroDivisionError: by" in arrived.what
     assert "in divide" in arrived.what
+
+
+def test_an_error_about_something_huge_still_fits_into_a_reply():
+    info = error_to_info(DataError("x" * 10**7, where="y" * 10**7, fix="z" * 10**7))
+    assert len(encode(info)) < 100_000
 
 
 def test_an_error_with_its_own_constructor_still_arrives():

@@ -80,7 +80,14 @@ def test_a_record_comes_back_from_a_file_and_from_bytes(record, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"null", b"[1]", b"\xff", b'{"no_such_field": 1}', b"{}"]
+    "content",
+    [
+        *(b"", b"{", b"null", b"[1]", b"\xff", b'{"no_such_field": 1}', b"{}"),
+        b'{"number": ' + b"[" * 100_000,  # deeper than a stack
+        b'{"number": 1, "token": "t", "host": "h", "supervisor_pid": 1, "supervisor_start": 1, '
+        b'"started_at": 1' + b"0" * 400 + b"}",  # larger than a float
+    ],
+    ids=lambda data: ascii(data[:20]),
 )
 def test_a_damaged_record_is_a_trial_error_with_its_path(content, tmp_path):
     path = tmp_path / "record.json"
