@@ -42,7 +42,7 @@ def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submiss
     Raises:
         ClusterError: the scheduler refuses.
     """
-    files.submitit.mkdir(exist_ok=True)
+    files.submitit.mkdir(mode=0o700, exist_ok=True)
     attempts = files.all_attempts()
     after = attempts[-1].number if attempts else 0
     if plan.job is None:
@@ -78,7 +78,7 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
         return render_script(plan, attempt=1, command=command, array=array)
 
     for element in elements:
-        element.files.submitit.mkdir(exist_ok=True)
+        element.files.submitit.mkdir(mode=0o700, exist_ok=True)
     folder = first.files.submitit
     executor = BatchExecutor(folder, script=script, python=supervisor_python(plan, sys.executable))
     calls = {e.index: (str(e.files.root), e.plan_hash) for e in elements}

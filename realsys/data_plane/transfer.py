@@ -23,6 +23,7 @@ from realsys.api.errors import ClusterError, InternalError, RealsysError, Remote
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.transport.authentication import (
     DOMAIN,
+    HANDSHAKE_MS,
     Authenticator,
     Refusals,
     count_failed_handshakes,
@@ -123,6 +124,7 @@ class TensorServer:
         socket.curve_server = True
         socket.curve_secretkey = self._keypairs.server_secret
         socket.zap_domain = DOMAIN
+        socket.handshake_ivl = HANDSHAKE_MS
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         monitor = open_monitor(socket)
         socket.sndhwm, socket.linger = 0, 0

@@ -138,7 +138,7 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
         executor=_make_executor(runner, workers, graph, schedule, progress),
         workers=workers,
         schedule=schedule,
-        files=_open_files(runner, step),
+        files=_open_files(runner, step, publisher.lineage),
         progress=progress,
         publisher=publisher,
         saved_roles=tuple(n.role for n in graph.nodes if n.is_train),
@@ -178,19 +178,20 @@ async def _resume(runner: WorkerRunner, workers: ModelWorkers, publisher: Publis
         workers=names,
         lineage=Lineage.of(recover.read_resumed(runner.trial_files, phase)),
     )
+    # Ours first, then said: once it is said, what the other writes later counts no more.
+    ours = found and recover.adopt(found, attempt=runner.attempt.number)
     publisher.resumed(found)
-    if found is None:
+    if found is None or ours is None:
         return None
-    found = recover.adopt(found, attempt=runner.attempt.number)
     await workers.call(
         {
-            worker: partial(rq.LoadRecover, file=str(found.files[name]))
+            worker: partial(rq.LoadRecover, file=str(ours.files[name]))
             for worker, name in enumerate(names)
         },
         timeout_s=SETUP_TIMEOUT_S,
         what=f"load checkpoint of step {found.step}",
     )
-    logger.info("resumed after_step=%d folder=%s", found.step, found.folder)
+    logger.info("resumed after_step=%d folder=%s", ours.step, ours.folder)
     return found.step
 
 
@@ -234,7 +235,7 @@ def _data_workers(graph: DataflowGraph, shards: Any) -> list[int]:
     return [placement[rank] for rank in topo.data_parallel_heads()]
 
 
-def _open_files(runner: WorkerRunner, step: int | None) -> RunFiles:
+def _open_files(runner: WorkerRunner, step: int | None, lineage: Lineage) -> RunFiles:
     """The run's files, from the step that we go on from. The metrics' come first."""
     files, config = runner.phase_files, runner.phase.config
     main = runner.phase.name == "main"
@@ -246,6 +247,7 @@ def _open_files(runner: WorkerRunner, step: int | None) -> RunFiles:
         config=to_plain(runner.plan.options),
         attempt=runner.attempt.number,
         resume_step=step,
+        former=[n for n in lineage.limits if n != runner.attempt.number],
     )
     own = metrics.own
     return RunFiles(

@@ -97,7 +97,10 @@ def commit(
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
         allow()
-        os.rename(folder, final)
+        if final.is_dir():  # a stop right after a checkpoint, or after a resume: it says the same,
+            shutil.rmtree(folder, ignore_errors=True)  # and must not be away for a moment
+        else:
+            os.rename(folder, final)
         _sync_folder(folder.parent)
     except OSError as error:
         raise ClusterError(
@@ -129,7 +132,7 @@ def newest_whole(recover: Path, *, workers: Sequence[str], lineage: Lineage) -> 
         try:
             if not lineage.counts(found.attempt, found.step):
                 raise _torn(found.path, "it does not count: another attempt had taken over before")
-            return _read_whole(found.path, workers)
+            return _read_whole(found, workers)
         except CheckpointError as error:
             logger.warning("checkpoint refused folder=%s why=%s", found.path, error.what)
     return None
@@ -170,11 +173,11 @@ def read_resumed(files: TrialFiles, phase: str) -> dict[int, Resumed]:
     return {number: record for number, record in found.items() if record is not None}
 
 
-def _read_whole(folder: Path, workers: Sequence[str]) -> Checkpoint:
+def _read_whole(found: _Folder, workers: Sequence[str]) -> Checkpoint:
+    folder = found.path
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         step, listed = int(manifest["step"]), dict(manifest["files"])
-        attempt = int(manifest.get("attempt", 0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _torn(folder, f"its manifest can't be read: {error}") from error
     if manifest.get("version") != VERSION:
@@ -185,15 +188,15 @@ def _read_whole(folder: Path, workers: Sequence[str]) -> Checkpoint:
     for worker, entry in listed.items():
         try:
             name, expected = str(entry["file"]), str(entry["sha256"])
-            found = _hash(folder / name) if (folder / name).is_file() else "no file"
+            read = _hash(folder / name) if (folder / name).is_file() else "no file"
         except (KeyError, TypeError) as error:
             raise _torn(folder, f"its manifest says nothing of {worker}: {error!r}") from error
         except OSError as error:
             raise _torn(folder, f"{name} can't be read: {error}") from error
-        if found != expected:
-            raise _torn(folder, f"{name} has hash {found[:12]}, not {expected[:12]}")
+        if read != expected:
+            raise _torn(folder, f"{name} has hash {read[:12]}, not {expected[:12]}")
         files[worker] = folder / name
-    return Checkpoint(folder, step, attempt, files)
+    return Checkpoint(folder, step, found.attempt, files)
 
 
 def _torn(folder: Path, why: str) -> CheckpointError:
@@ -202,7 +205,7 @@ def _torn(folder: Path, why: str) -> CheckpointError:
 
 class _Folder(NamedTuple):
     step: int
-    attempt: int  # 0: written before names told it
+    attempt: int  # 0: written before names told it, whatever the manifest says
     path: Path
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +36,7 @@ class MetricsWriter:
         config: shown by Weights & Biases.
         attempt: whose files are written.
         resume_step: last step to take over; None starts from nothing.
+        former: attempts whose rows count, newest first (master/lineage.py).
     Raises:
         ConfigError: wandb is asked for and not installed.
         ClusterError: no space, no permission.
@@ -52,12 +53,14 @@ class MetricsWriter:
         config: Mapping[str, Any],
         attempt: int,
         resume_step: int | None,
+        former: Sequence[int] = (),
     ) -> None:
         self._wandb: WandbRun | None = None
         self._tensorboard: TensorBoardFiles | None = None
         # Before any file changes: a missing package must not cost an earlier attempt's rows.
         self._wandb = start_wandb(wandb, folder=files.root, run_name=run_name, config=config)
-        self.own = take_over(files, attempt, -1 if resume_step is None else resume_step)
+        last_step = -1 if resume_step is None else resume_step
+        self.own = take_over(files, attempt, last_step, former=former)
         self._file = JsonlAppender(self.own.metrics)
         if tensorboard:
             first_step = 0 if resume_step is None else resume_step + 1
@@ -99,11 +102,19 @@ class MetricsWriter:
         self.close()
 
 
-def take_over(files: PhaseFiles, attempt: int, last_step: int) -> PhaseFiles:
+def take_over(
+    files: PhaseFiles, attempt: int, last_step: int, *, former: Sequence[int] = ()
+) -> PhaseFiles:
     """Copies every row up to ``last_step`` into this attempt's own files, which are returned, and has
-    the phase's names point to them."""
+    the phase's names point to them.
+
+    Rows come from the newest of ``former`` that got so far as to have the file. The phase's names say
+    less: a master that was cut off may have pointed them to its own rows just before.
+    """
     own = files.rows_of(attempt)
-    for source, target in _rows(files, own):
+    for name, target in _rows(files, own):
+        sources = [files.rows_of(number).root / name.name for number in former]
+        source = next((path for path in sources if path.exists()), name)
         copy_rows(source, target, last_step=last_step)
     point_to(files, own)
     return own

@@ -29,6 +29,7 @@ from realsys.supervisor.split_steps import SplitSteps
 from realsys.supervisor.steps import Steps
 from realsys.supervisor.supervisor import Supervisor
 from realsys.worker.parent import die_with_parent
+from realsys.worker.requeued import linger, newer_attempt_of_same_job
 from realsys.worker.runner import trial_keys
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,9 @@ def _supervise(
         supervisor.give_room()
         write_record(attempt_files.exit, marker)
         logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+        if newer_attempt_of_same_job(files, record.number) is not None:
+            logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
+            linger()
     finally:
         if isinstance(steps, SplitSteps):
             steps.close()  # whatever happened: the other jobs hold nodes

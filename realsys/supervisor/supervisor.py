@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from realsys.api.errors import KeyNotFound, StoreError
+from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.trial import (
     AttemptFiles,
@@ -43,12 +43,14 @@ from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
 from realsys.supervisor.worker_leases import WorkerLeases
 from realsys.worker import exit_codes
+from realsys.worker.requeued import newer_attempt_of_same_job
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
 STOP_POLL_S = 0.25
+REQUEUE_LOOK_S = 1.0
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
 STACKS_S = 2.0  # how long workers may take to write their stacks
 END_GRACE_S = 5.0
@@ -72,6 +74,7 @@ class Supervisor:
     _stop: StopRequest | None = None
     _stop_deadline: float | None = None
     _next_stop_poll: float = 0.0
+    _next_requeue_look: float = 0.0
     _failures: list[Failure] = field(default_factory=list)
     leases: WorkerLeases = field(init=False)
     history: HistoryLog = field(init=False)
@@ -155,18 +158,28 @@ class Supervisor:
             tasks = self.steps.start(phase)
             result = self._watch(tasks, phase)
         finally:
-            self.steps.end(tasks, grace_s=END_GRACE_S)
+            self._end_steps(tasks)
         if result is Result.COMPLETED and phase.publish is not None:
             AttemptFence(self.store, self.keys, self.attempt).check()
             _publish(phase_files, Path(phase.publish))
         logger.info("phase ended phase=%s result=%s", phase.name, result)
         return result
 
+    def _end_steps(self, tasks: list[Task]) -> None:
+        """Unless the job was requeued: then an order to Slurm would end the new attempt's steps."""
+        if newer_attempt_of_same_job(self.files, self.attempt.number) is None:
+            self.steps.end(tasks, grace_s=END_GRACE_S)
+
     def _watch(self, tasks: list[Task], phase: PhasePlan) -> Result:
-        """Until the master is done or somebody fails."""
+        """Until the master is done or somebody fails.
+
+        Raises:
+            StaleAttempt: Slurm has requeued the job, and its new incarnation runs.
+        """
         master = next(t for t in tasks if t.worker.startswith("master_worker/"))
         while True:
             self._poll_stop()
+            self._refuse_if_requeued()
             if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
                 logger.warning("stop grace over; ending the workers")
                 return Result.STOPPED
@@ -184,6 +197,18 @@ class Supervisor:
                 self._collect_stalls(tasks, stalled)
                 return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
+
+    def _refuse_if_requeued(self) -> None:
+        if self.plan.job is None or time.monotonic() < self._next_requeue_look:
+            return
+        self._next_requeue_look = time.monotonic() + REQUEUE_LOOK_S
+        newer = newer_attempt_of_same_job(self.files, self.attempt.number)
+        if newer is not None:
+            raise StaleAttempt(
+                f"attempt {newer.number} on {newer.host} has taken over: Slurm requeued the job",
+                where=str(self.attempt_files.root),
+                fix="nothing: the newer attempt runs the trial",
+            )
 
     def _has_left(self, task: Task) -> bool:
         """Whether its parent says that it left well: srun does not, until the last of its tasks ends."""
@@ -264,7 +289,7 @@ class Supervisor:
         self._end_all(tasks)
 
     def _end_all(self, tasks: list[Task]) -> None:
-        self.steps.end(tasks, grace_s=END_GRACE_S)
+        self._end_steps(tasks)
         first, _ = order_failures(self._failures)
         if first is not None:
             logger.error(

@@ -21,6 +21,7 @@ import zmq.asyncio
 from realsys.api.errors import ClusterError, StaleAttempt
 from realsys.transport.authentication import (
     DOMAIN,
+    HANDSHAKE_MS,
     Authenticator,
     Refusals,
     count_failed_handshakes,
@@ -102,6 +103,7 @@ class RequestServer:
         self._socket.zap_domain = DOMAIN
         self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no answer from ZAP means no
         self._socket.maxmsgsize = self._max_bytes
+        self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.sndhwm = 0  # a ROUTER drops what is above the mark
         self._socket.linger = _LINGER_MS
         self._monitor = open_monitor(self._socket)

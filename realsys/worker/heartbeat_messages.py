@@ -8,18 +8,22 @@ last renewed. Both read one monotonic clock, the machine's.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from realsys.api.progress import count_in, ticks
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
 from realsys.name_resolve.lease_judge import LeaseJudge, Standing
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_PACKET = 128 * 1024
 PULSE_BYTES = 4096
@@ -154,12 +158,12 @@ class Line:
         return True
 
     def receive_from_worker(self) -> FromWorker | None:
-        """The next message; None at the end of the stream. Blocks."""
-        return _from_worker.decode(data) if (data := self._receive()) else None
+        """The next message; None at the end of the stream, and when it can't be read. Blocks."""
+        return _decoded(_from_worker, data) if (data := self._receive()) else None
 
     def receive_to_worker(self) -> ToWorker | None:
-        """The next message; None at the end of the stream. Blocks."""
-        return _to_worker.decode(data) if (data := self._receive()) else None
+        """The next message; None at the end of the stream, and when it can't be read. Blocks."""
+        return _decoded(_to_worker, data) if (data := self._receive()) else None
 
     def close(self) -> None:
         """Ends the stream for both."""
@@ -170,6 +174,15 @@ class Line:
             return self.end.recv(MAX_PACKET)
         except ConnectionResetError:
             return b""
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T | None:
+    """None ends the stream: who can't be understood can't be trusted to say what comes next."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        logger.exception("message of the other end not understood bytes=%d", len(data))
+        return None
 
 
 class Pulse:

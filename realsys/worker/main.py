@@ -10,6 +10,7 @@ import argparse
 import importlib
 import logging
 import os
+import resource
 import socket
 import sys
 import time
@@ -61,6 +62,7 @@ def command(
 def main() -> int:
     """Runs one worker; returns its exit code."""
     args = _parse()
+    _raise_limits()
     if parent := os.environ.get(PARENT_PID_VARIABLE):
         die_with_parent(int(parent))
     name = f"{args.worker_type}/{args.index}"
@@ -88,6 +90,13 @@ def main() -> int:
     finally:
         if runner is not None:
             _say_goodbye(runner)
+
+
+def _raise_limits() -> None:
+    """As many open files as we may have: a socket a peer, and strangers who connect and say nothing must
+    not keep a checkpoint from being opened."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parse() -> argparse.Namespace:

@@ -41,6 +41,7 @@ from realsys.worker.controls import Controls
 from realsys.worker.heartbeat_link import Heartbeat
 from realsys.worker.heartbeat_messages import Begin, Over
 from realsys.worker.lifecycle import WorkerEvent, WorkerState, next_state
+from realsys.worker.missing import describe_missing
 from realsys.worker.network import listening_address, ports
 
 logger = logging.getLogger(__name__)
@@ -192,8 +193,7 @@ class WorkerRunner:
 
     def _describe_missing(self, missing: list[str]) -> str:
         names = [key.removeprefix(self.keys.workers + "/") for key in missing]
-        logs = ", ".join(str(self.attempt_files.log(name)) for name in names[:3])
-        return f"not registered: {', '.join(names)}; their logs: {logs}"
+        return describe_missing(names, self.attempt_files)
 
     @property
     def heartbeat(self) -> Heartbeat:

@@ -31,6 +31,7 @@ from realsys.worker.main import command
 from realsys.worker.network import interface_variables
 from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
 from realsys.worker.parent import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
+from realsys.worker.requeued import linger, newer_attempt_of_same_job
 
 # Slurm kills what is left of a step when its tasks have ended: the worker's heartbeat process (which
 # takes three seconds at most) must have told name resolution by then that the worker is gone.
@@ -43,7 +44,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     index = int(os.environ["SLURM_PROCID"])
     worker = f"{args.worker_type}/{index}"
-    attempt = TrialFiles(Path(args.trial_dir)).attempt(args.attempt)
+    files = TrialFiles(Path(args.trial_dir))
+    attempt = files.attempt(args.attempt)
     memory = read_oom_counts()
     adopt_orphans()
     try:
@@ -66,6 +68,10 @@ def main() -> int:
     except OSError as error:
         print(f"how {worker} ended is not written down: {error}", file=sys.stderr)  # noqa: T201
     wait_for_children(HEARTBEAT_ENDS_IN_S)
+    if newer_attempt_of_same_job(files, args.attempt) is not None:
+        print(f"{worker} has ended; its job was requeued, waiting for Slurm to end this task")  # noqa: T201
+        sys.stdout.flush()
+        linger()
     return code if code >= 0 else 128 - code
 
 

@@ -125,4 +125,5 @@ def test_old_tasks_that_live_on_write_nothing(
     old = files.attempt(1)
     told = [path.read_text(errors="replace") for path in sorted(old.logs.glob("*.log"))]
     words = [path.read_text() for path in old.last_words.glob("*.json")]
+    assert "Slurm requeued the job" in old.exit.read_text()
     assert "taken over" in "".join([*told, *words]), "\n".join(text[-1500:] for text in told)

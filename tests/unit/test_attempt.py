@@ -5,24 +5,32 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from realsys.api.errors import KeyNotFound, TrialError, TrialIsLive
+from realsys.api.errors import (
+    KeyNotFound,
+    StaleAttempt,
+    StoreUnavailable,
+    TrialError,
+    TrialIsLive,
+)
 from realsys.api.trial import (
     AttemptRecord,
     ExitMarker,
     Result,
     TrialFiles,
     dumps,
+    loads,
     process_start,
     read_record,
     write_record,
 )
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store
-from realsys.supervisor.attempt import Job, take_attempt
+from realsys.supervisor.attempt import MOST_AT_ONCE, Job, end_attempt, take_attempt
 from realsys.transport.keys import TrialKeypairs
 
 KEYS = TrialKeys(cluster="local", user="anna", experiment="ppo-math", trial="run1")
@@ -139,6 +147,15 @@ def test_a_new_attempt_forgets_what_the_older_one_told(files, store):
     assert store.get(KEYS.experiment_status).value == b"kept"
 
 
+def test_more_keys_than_one_transaction_takes_are_forgotten_too(files, store):
+    take(files, store)
+    end(files, 1)
+    for index in range(MOST_AT_ONCE + 1):
+        store.add(KEYS.worker_status("model_worker", index), b"old")
+    take(files, store)
+    assert store.find_subtree(KEYS.worker_statuses) == []
+
+
 # ---- a live one -----------------------------------------------------------------------------------
 
 
@@ -209,6 +226,36 @@ def test_who_is_overtaken_gets_nothing(files, store, earlier):
     assert not files.attempt(number).root.exists()
 
 
+class OvertakenLater(Overtaken):
+    """The same, after so many transactions."""
+
+    def __init__(self, store, act, *, after):
+        super().__init__(store, act)
+        self.left = after
+
+    def transaction(self, *args, **kwargs):
+        self.left -= 1
+        if self.left < 0:
+            return super().transaction(*args, **kwargs)
+        return self._store.transaction(*args, **kwargs)
+
+
+def test_who_is_overtaken_while_it_tidies_forgets_nothing_of_the_newer_one(files, store):
+    take(files, store)
+    end(files, 1)
+    newer = dumps(attempt_of(3, pid=os.getpid(), start=1, host="another"))
+    worker = KEYS.worker("model_worker", 0)
+    store.add(worker, b"of attempt 1")
+
+    def take_over():
+        store.add(KEYS.attempt, newer, replace=True)
+        store.add(worker, b"of attempt 3", replace=True)
+
+    with pytest.raises(StaleAttempt, match="attempt 3 on another has taken over"):
+        take(files, OvertakenLater(store, take_over, after=1))
+    assert store.get(worker).value == b"of attempt 3"
+
+
 def test_whose_folder_is_taken_gets_nothing(files, store, monkeypatch):
     """As where each attempt has a store of its own: the folder is all they share."""
     elsewhere(files, 1)
@@ -277,3 +324,51 @@ def test_of_many_at_the_same_moment_one_wins(files, store):
         thread.join(10.0)
     assert sorted(outcomes, key=str) == [1] + [None] * (count - 1)
     assert [a.number for a in files.all_attempts()] == [1]
+
+
+# ---- its end ----------------------------------------------------------------------------------------
+
+
+def test_an_end_is_told_and_the_next_attempt_goes_on_counting(files, store):
+    record, _ = take(files, store)
+    end_attempt(store, KEYS, record)
+    told = loads(AttemptRecord, store.get(KEYS.attempt).value, where="here")
+    assert told.ended_at is not None
+    assert replace(told, ended_at=None) == record
+    end(files, 1)
+    assert take(files, store)[0].number == 2
+
+
+def test_an_end_that_was_told_twice_is_told_once(files, store):
+    record, _ = take(files, store)
+    end_attempt(store, KEYS, record)
+    told = store.get(KEYS.attempt)
+    end_attempt(store, KEYS, record)
+    assert store.get(KEYS.attempt) == told
+
+
+def test_nobody_ends_a_newer_attempt(files, store):
+    first, _ = take(files, store)
+    end(files, 1)
+    second, _ = take(files, store)
+    end_attempt(store, KEYS, first)
+    assert store.get(KEYS.attempt).value == dumps(second)
+
+
+def test_an_end_without_a_store_is_a_warning(files, store, caplog):
+    record, _ = take(files, store)
+
+    def away():
+        raise StoreUnavailable("no route to host", where="etcd", fix="start it")
+
+    end_attempt(Overtaken(store, away), KEYS, record)
+    assert "the attempt's end is not told error=no route to host" in caplog.text
+    assert store.get(KEYS.attempt).value == dumps(record)
+
+
+def test_an_end_leaves_nothing_behind_where_the_trial_was_cleared(files, store):
+    record, _ = take(files, store)
+    store.delete(KEYS.attempt)
+    end_attempt(store, KEYS, record)
+    with pytest.raises(KeyNotFound):
+        store.get(KEYS.attempt)

@@ -18,12 +18,24 @@ from realsys.api.errors import ClusterError, ConfigError, DataError
 from realsys.api.options import WandbOptions
 from realsys.api.trial import PhaseFiles
 from realsys.observability.events import EventLog, MfcEvent, PeriodicEvent, StepEvent, read_events
-from realsys.observability.jsonl import JsonlAppender, read_jsonl, truncate_jsonl
-from realsys.observability.metrics import MetricsWriter, deterministic, read_metrics
+from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl
+from realsys.observability.metrics import (
+    MetricsWriter,
+    deterministic,
+    point_to,
+    read_metrics,
+    take_over,
+)
 
 
 def writer(
-    root: Path, *, resume: int | None = None, tensorboard: bool = False, wandb: str = "disabled"
+    root: Path,
+    *,
+    attempt: int = 1,
+    resume: int | None = None,
+    former: tuple[int, ...] = (),
+    tensorboard: bool = False,
+    wandb: str = "disabled",
 ) -> MetricsWriter:
     return MetricsWriter(
         PhaseFiles(root),
@@ -31,7 +43,9 @@ def writer(
         wandb=WandbOptions(mode=wandb),
         run_name="ppo-math/run1",
         config={"seed": 1},
+        attempt=attempt,
         resume_step=resume,
+        former=former,
     )
 
 
@@ -96,44 +110,58 @@ def test_resumed_run_has_the_same_metrics_file_byte_for_byte(tmp_path: Path) -> 
             metrics.write(step, row(step))
     with PhaseFiles(parts).metrics.open("ab") as file:
         file.write(b'{"loss": 0.1, "st')  # the process died here
-    with writer(parts, resume=3) as metrics:
+    with writer(parts, attempt=2, resume=3, former=(1,)) as metrics:
         for step in range(4, 8):
             metrics.write(step, row(step))
     assert PhaseFiles(parts).metrics.read_bytes() == PhaseFiles(whole).metrics.read_bytes()
 
 
-def test_resume_cuts_ledger_samples_and_events_too(tmp_path: Path) -> None:
+def steps_in(path: Path) -> list[int]:
+    return [r["step"] for r in read_jsonl(path)]
+
+
+def rows(path: Path, *steps: int) -> None:
+    with JsonlAppender(path) as file:
+        for step in steps:
+            file.append({"step": step})
+
+
+KINDS = ("metrics", "ledger", "samples", "events")
+
+
+def test_resume_takes_over_ledger_samples_and_events_too(tmp_path: Path) -> None:
     files = PhaseFiles(tmp_path)
-    for path in (files.ledger, files.samples, files.events):
-        with JsonlAppender(path) as file:
-            for step in (0, 1, 2, 2, 3):
-                file.append({"step": step})
-    writer(tmp_path, resume=2).close()
-    for path in (files.ledger, files.samples, files.events):
-        assert [r["step"] for r in read_jsonl(path)] == [0, 1, 2, 2]
+    for kind in KINDS:
+        rows(getattr(files.rows_of(1), kind), 0, 1, 2, 2, 3)
+    writer(tmp_path, attempt=2, resume=2, former=(1,)).close()
+    for kind in KINDS:
+        assert steps_in(getattr(files, kind)) == [0, 1, 2, 2]
 
 
 def test_fresh_start_in_a_used_folder_starts_from_nothing(tmp_path: Path) -> None:
     with writer(tmp_path) as metrics:
         metrics.write(0, {"eval/accuracy": 0.5})
         metrics.write(1, row(1))
-    with writer(tmp_path, resume=None) as metrics:
+    with writer(tmp_path, attempt=2, resume=None) as metrics:
         metrics.write(1, row(1))
-    assert [r["step"] for r in read_metrics(PhaseFiles(tmp_path).metrics)] == [1]
+    assert steps_in(PhaseFiles(tmp_path).metrics) == [1]
 
 
-def test_truncation_keeps_lines_as_they_are_and_leaves_no_temporary_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"step":1,  "z":1.50}\n{"step": 2}\n{"step": 3}')  # last line lacks its end
-    assert truncate_jsonl(path, 3) == 3
-    assert path.read_bytes() == b'{"step":1,  "z":1.50}\n{"step": 2}\n{"step": 3}\n'
-    assert truncate_jsonl(path, 1) == 1
-    assert path.read_bytes() == b'{"step":1,  "z":1.50}\n'
-    assert os.listdir(tmp_path) == ["x.jsonl"]
+def test_copied_rows_are_the_same_bytes_and_leave_no_temporary_file(tmp_path: Path) -> None:
+    path, target = tmp_path / "x.jsonl", tmp_path / "rows" / "x.jsonl"
+    content = b'{"step":1,  "z":1.50}\n{"step": 2}\n{"step": 3}'  # last line lacks its end
+    path.write_bytes(content)
+    assert copy_rows(path, target, last_step=3) == 3
+    assert target.read_bytes() == content + b"\n"
+    assert copy_rows(path, target, last_step=1) == 1
+    assert target.read_bytes() == b'{"step":1,  "z":1.50}\n'
+    assert path.read_bytes() == content
+    assert os.listdir(target.parent) == ["x.jsonl"]
 
 
-def test_truncation_of_nothing(tmp_path: Path) -> None:
-    assert truncate_jsonl(tmp_path / "none.jsonl", 5) == 0
+def test_no_rows_make_an_empty_file(tmp_path: Path) -> None:
+    assert copy_rows(tmp_path / "none.jsonl", tmp_path / "x.jsonl", last_step=5) == 0
+    assert (tmp_path / "x.jsonl").read_bytes() == b""
     assert not (tmp_path / "none.jsonl").exists()
 
 
@@ -145,30 +173,107 @@ def test_truncation_of_nothing(tmp_path: Path) -> None:
         (b'{"step": 1}\n{"stop": 2}\n', "row 2 has no step"),
     ],
 )
-def test_truncation_refuses_damaged_files_and_leaves_them(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_damaged_rows_are_not_copied(tmp_path: Path, content: bytes, message: str) -> None:
+    path, target = tmp_path / "ledger.jsonl", tmp_path / "target.jsonl"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        truncate_jsonl(path, 1)
+    with pytest.raises(DataError, match=message) as refused:
+        copy_rows(path, target, last_step=1)
+    assert str(path) in refused.value.where
     assert path.read_bytes() == content
+    assert not target.exists()
 
 
-def test_truncation_that_fails_leaves_the_file_whole(
+def test_rows_that_can_t_be_copied_leave_both_files_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x.jsonl"
+    path, target = tmp_path / "x.jsonl", tmp_path / "y.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n')
+    target.write_bytes(b'{"step": 7}\n')
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ClusterError, match="no space left"):
-        truncate_jsonl(path, 1)
+        copy_rows(path, target, last_step=1)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-    assert os.listdir(tmp_path) == ["x.jsonl"]
+    assert target.read_bytes() == b'{"step": 7}\n'
+    assert sorted(os.listdir(tmp_path)) == ["x.jsonl", "y.jsonl"]
+
+
+# ---- each attempt its own files ---------------------------------------------------------------------
+
+
+def test_the_phase_s_names_are_links_to_the_newest_attempt_s_files(tmp_path: Path) -> None:
+    files = PhaseFiles(tmp_path)
+    for attempt in (1, 2):
+        own = writer(tmp_path, attempt=attempt).own
+        assert own == files.rows_of(attempt)
+        for kind in KINDS:
+            name = getattr(files, kind)
+            assert os.readlink(name) == f"rows/{attempt:04d}/{name.name}"
+            assert name.exists()
+    assert sorted(os.listdir(tmp_path)) == sorted([*(f"{kind}.jsonl" for kind in KINDS), "rows"])
+
+
+def test_a_trial_that_was_moved_keeps_its_rows(tmp_path: Path) -> None:
+    with writer(tmp_path / "here") as metrics:
+        metrics.write(1, {"a": 1.0})
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert steps_in(PhaseFiles(tmp_path / "there").metrics) == [1]
+
+
+def test_who_was_cut_off_writes_where_nobody_looks(tmp_path: Path) -> None:
+    late = writer(tmp_path)
+    late.write(1, {"a": 1.0})
+    with writer(tmp_path, attempt=2, resume=1, former=(1,)) as metrics:
+        late.write(2, {"a": -2.0})
+        metrics.write(2, {"a": 2.0})
+    late.write(3, {"a": -3.0})
+    late.close()
+    assert [r["a"] for r in read_metrics(PhaseFiles(tmp_path).metrics)] == [1.0, 2.0]
+
+
+def test_an_older_attempt_s_link_is_put_right_and_its_rows_are_not_taken_over(
+    tmp_path: Path,
+) -> None:
+    files = PhaseFiles(tmp_path)
+    with writer(tmp_path) as metrics:
+        metrics.write(1, {"a": 1.0})
+    with writer(tmp_path, attempt=2, resume=1, former=(1,)) as metrics:
+        metrics.write(2, {"a": 2.0})
+        point_to(files, files.rows_of(1))  # attempt 1 woke up
+        assert steps_in(files.metrics) == [1]
+        point_to(files, metrics.own)
+        assert steps_in(files.metrics) == [1, 2]
+    point_to(files, files.rows_of(1))  # and again, before the next attempt looks
+    take_over(files, 3, 2, former=(2, 1))
+    assert steps_in(files.metrics) == [1, 2]
+
+
+def test_rows_come_from_the_newest_attempt_that_got_so_far_as_to_have_them(tmp_path: Path) -> None:
+    """Attempt 2 was killed after it had taken over its metrics; 3 before it had taken over any."""
+    files = PhaseFiles(tmp_path)
+    for kind in KINDS:
+        rows(getattr(files.rows_of(1), kind), 1, 2, 3)
+    rows(files.rows_of(2).metrics, 1, 2)
+    take_over(files, 4, 2, former=(3, 2, 1))
+    for kind in KINDS:
+        assert steps_in(getattr(files, kind)) == [1, 2]
+
+
+def test_rows_of_a_version_without_files_of_each_attempt_are_taken_over(tmp_path: Path) -> None:
+    files = PhaseFiles(tmp_path)
+    rows(files.metrics, 1, 2, 3)
+    take_over(files, 2, 2, former=(1,))
+    assert files.metrics.is_symlink()
+    assert steps_in(files.metrics) == [1, 2]
+
+
+def test_a_link_that_can_t_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ClusterError, match=r"metrics.jsonl can't be written"):
+        point_to(PhaseFiles(tmp_path), PhaseFiles(tmp_path).rows_of(1))
 
 
 # ---- appending ------------------------------------------------------------------------------
@@ -207,7 +312,7 @@ def test_full_disk_is_an_error_with_a_way_out_and_no_half_line(
     monkeypatch.undo()
     metrics.close()
     assert caught.value.what == "no space left for metrics.jsonl"
-    assert caught.value.where == str(PhaseFiles(tmp_path).metrics)
+    assert caught.value.where == str(PhaseFiles(tmp_path).rows_of(1).metrics)
     assert "resume" in caught.value.fix
     assert PhaseFiles(tmp_path).metrics.read_bytes() == before
 
@@ -299,7 +404,7 @@ def test_tensorboard_forgets_the_steps_that_a_resumed_run_repeats(tmp_path: Path
     with writer(tmp_path, tensorboard=True) as metrics:
         for step in (1, 2, 3):
             metrics.write(step, {"a": float(step)})
-    with writer(tmp_path, tensorboard=True, resume=2) as metrics:
+    with writer(tmp_path, tensorboard=True, attempt=2, resume=2, former=(1,)) as metrics:
         metrics.write(3, {"a": 30.0})
     assert scalars(tmp_path / "tensorboard") == {"a": [(1, 1.0), (2, 2.0), (3, 30.0)]}
 
@@ -339,7 +444,7 @@ def test_wandb_gets_the_rows_and_a_resumed_run_keeps_its_id(
     monkeypatch.setitem(sys.modules, "wandb", fake)
     with writer(tmp_path, wandb="offline") as metrics:
         metrics.write(1, {"a": 1.5})
-    writer(tmp_path, wandb="offline", resume=1).close()
+    writer(tmp_path, attempt=2, wandb="offline", resume=1, former=(1,)).close()
     names = [name for name, _, _ in fake.calls]
     assert names == ["init", "log", "finish", "init", "finish"]
     first, again = fake.calls[0][2], fake.calls[3][2]
@@ -372,7 +477,7 @@ def test_missing_wandb_is_said_with_the_command_that_installs_it(
         metrics.write(1, {"a": 1.0})
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError) as caught:
-        writer(tmp_path, wandb="offline")
+        writer(tmp_path, attempt=2, wandb="offline")
     assert "pip install 'realsys[wandb]'" in caught.value.fix
     assert len(read_metrics(PhaseFiles(tmp_path).metrics)) == 1  # nothing was emptied before
 

@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 
 from realsys.api.errors import ClusterError, StaleAttempt
-from realsys.api.trial import TrialFiles
-from realsys.master.recover import (
-    MANIFEST,
-    begin,
-    commit,
-    dead_after,
-    newest_whole,
-    read_resumed,
-    write_resumed,
-)
+from realsys.api.trial import Resumed, TrialFiles, write_record
+from realsys.master.lineage import Lineage
+from realsys.master.recover import MANIFEST, adopt, begin, commit, newest_whole, read_resumed
 from realsys.transport.requests import RecoverSaved
 
 WORKERS = ("model_worker/0", "model_worker/1")
+EVERYTHING = Lineage({})
+
+
+def lineage(*links: tuple[int, int, int]) -> Lineage:
+    """Of attempts that each went on from (attempt, its step, whose checkpoint it was)."""
+    return Lineage.of(
+        {n: Resumed(attempt=n, phase="main", step=step, of_attempt=of) for n, step, of in links}
+    )
 
 
 def write_states(folder: Path, step: int, workers=WORKERS) -> dict[str, RecoverSaved]:
@@ -38,32 +39,42 @@ def write_states(folder: Path, step: int, workers=WORKERS) -> dict[str, RecoverS
     return saved
 
 
-def checkpoint(root: Path, step: int, *, attempt=1, keep=2, workers=WORKERS, resumed=0) -> Path:
+def checkpoint(
+    root: Path, step: int, *, attempt=1, keep=2, workers=WORKERS, lineage=EVERYTHING
+) -> Path:
     folder = begin(root, step=step, attempt=attempt)
     saved = write_states(folder, step, workers)
-    return commit(folder, step=step, attempt=attempt, saved=saved, keep=keep, resumed_step=resumed)
+    return commit(folder, step=step, attempt=attempt, saved=saved, keep=keep, lineage=lineage)
 
 
-def newest_step(root: Path, workers=WORKERS) -> int | None:
-    found = newest_whole(root, workers=workers)
+def newest(root: Path, workers=WORKERS, lineage=EVERYTHING):
+    return newest_whole(root, workers=workers, lineage=lineage)
+
+
+def newest_step(root: Path, workers=WORKERS, lineage=EVERYTHING) -> int | None:
+    found = newest(root, workers, lineage)
     return None if found is None else found.step
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
 
 
 # ---- whole ones -----------------------------------------------------------------------------------
 
 
 def test_what_was_written_is_found_with_its_files(tmp_path):
-    final = checkpoint(tmp_path, 100)
-    found = newest_whole(tmp_path, workers=WORKERS)
-    assert final == tmp_path / "step-000100"
-    assert (found.folder, found.step) == (final, 100)
+    final = checkpoint(tmp_path, 100, attempt=3)
+    found = newest(tmp_path)
+    assert final == tmp_path / "step-000100.3"
+    assert (found.folder, found.step, found.attempt) == (final, 100, 3)
     assert set(found.files) == set(WORKERS)
     assert found.files["model_worker/1"].read_bytes().startswith(b"model_worker/1 after 100")
 
 
 def test_without_a_checkpoint_there_is_none(tmp_path):
-    assert newest_whole(tmp_path / "never made", workers=WORKERS) is None
-    assert newest_whole(tmp_path, workers=WORKERS) is None
+    assert newest(tmp_path / "never made") is None
+    assert newest(tmp_path) is None
 
 
 def test_the_newest_is_taken_whatever_their_order_on_disk(tmp_path):
@@ -82,15 +93,15 @@ def test_a_step_of_seven_digits_is_newer_than_one_of_six(tmp_path):
 def test_the_newest_ones_stay(tmp_path, keep):
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step, keep=keep)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        f"step-{step:06d}" for step in range(5 - keep, 5)
-    ]
+    assert names(tmp_path) == [f"step-{step:06d}.1" for step in range(5 - keep, 5)]
 
 
 def test_a_folder_of_another_name_is_left_alone(tmp_path):
     (tmp_path / "notes").mkdir()
-    (tmp_path / "step-000001").write_text("a file")
+    (tmp_path / "step-000001.1").write_text("a file")
+    (tmp_path / "step-000009.1.old").mkdir()
     checkpoint(tmp_path, 2, keep=1)
+    assert (tmp_path / "step-000009.1.old").is_dir()
     assert (tmp_path / "notes").is_dir()
     assert newest_step(tmp_path) == 2
 
@@ -156,7 +167,7 @@ def test_what_is_not_whole_is_refused_and_the_one_before_is_taken(tmp_path, dama
     with caplog.at_level(logging.WARNING):
         assert newest_step(tmp_path) == 1
     (told,) = caplog.messages
-    assert "step-000002" in told
+    assert "step-000002.1" in told
 
 
 def test_the_log_says_which_file_has_which_hash(tmp_path, caplog):
@@ -223,7 +234,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch, 
     with monkeypatch.context() as dying:
         crash_at(dying, place)
         try:
-            commit(folder, step=2, attempt=1, saved=saved, keep=keep)
+            commit(folder, step=2, attempt=1, saved=saved, keep=keep, lineage=EVERYTHING)
         except Crash:
             pass
     assert newest_step(tmp_path) in (1, 2)
@@ -231,19 +242,36 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch, 
     assert newest_step(tmp_path) == 3
 
 
+@pytest.mark.parametrize("attempt", [1, 2], ids=["by the same attempt", "by the next one"])
 @pytest.mark.parametrize("place", range(6))
-def test_a_crash_while_the_same_step_is_written_again_leaves_one(tmp_path, monkeypatch, place):
-    """A run resumed from step 5 and stopped at once checkpoints step 5 again; keep is 1."""
+def test_a_crash_while_the_same_step_is_written_again_leaves_one(
+    tmp_path, monkeypatch, place, attempt
+):
+    """A stop right after a checkpoint, or right after a resume, writes step 5 again; keep is 1."""
     checkpoint(tmp_path, 5, attempt=1, keep=1)
-    folder = begin(tmp_path, step=5, attempt=2)
+    folder = begin(tmp_path, step=5, attempt=attempt)
     saved = write_states(folder, 5)
     with monkeypatch.context() as dying:
         crash_at(dying, place)
         try:
-            commit(folder, step=5, attempt=2, saved=saved, keep=1, resumed_step=5)
+            commit(folder, step=5, attempt=attempt, saved=saved, keep=1, lineage=EVERYTHING)
         except Crash:
             pass
     assert newest_step(tmp_path) == 5
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_crash_while_one_is_adopted_leaves_it(tmp_path, monkeypatch, place):
+    checkpoint(tmp_path, 5, attempt=1)
+    found = newest(tmp_path)
+    with monkeypatch.context() as dying:
+        crash_at(dying, place)
+        try:
+            adopt(found, attempt=2)
+        except Crash:
+            pass
+    assert newest_step(tmp_path) == 5
+    assert adopt(newest(tmp_path), attempt=3).attempt == 3
 
 
 def test_a_half_removed_checkpoint_is_no_checkpoint(tmp_path, caplog):
@@ -253,9 +281,17 @@ def test_a_half_removed_checkpoint_is_no_checkpoint(tmp_path, caplog):
     assert newest_step(tmp_path) == 2
 
 
-def test_the_same_step_can_be_written_again(tmp_path):
+def test_the_same_step_of_another_attempt_lies_beside_it(tmp_path):
     checkpoint(tmp_path, 5, attempt=1)
     checkpoint(tmp_path, 5, attempt=2)
+    assert names(tmp_path) == ["step-000005.1", "step-000005.2"]
+    assert newest(tmp_path).attempt == 2
+
+
+def test_a_stop_right_after_a_checkpoint_writes_the_same_step_again(tmp_path):
+    checkpoint(tmp_path, 5)
+    assert checkpoint(tmp_path, 5) == tmp_path / "step-000005.1"
+    assert names(tmp_path) == ["step-000005.1"]
     assert newest_step(tmp_path) == 5
 
 
@@ -271,7 +307,7 @@ def test_folders_left_by_crashes_do_not_fill_the_disk(tmp_path):
     for attempt, step in ((1, 7), (2, 9)):
         write_states(begin(tmp_path, step=step, attempt=attempt), step)
     checkpoint(tmp_path, 12, attempt=3)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-000012"]
+    assert names(tmp_path) == ["step-000012.3"]
 
 
 def test_what_is_being_written_is_not_taken(tmp_path):
@@ -280,64 +316,157 @@ def test_what_is_being_written_is_not_taken(tmp_path):
     assert newest_step(tmp_path) == 1
 
 
+# ---- names of attempts ------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_a_version_whose_names_told_no_attempt_is_taken(tmp_path):
+    checkpoint(tmp_path, 7).rename(tmp_path / "step-000007")
+    found = newest(tmp_path)
+    assert (found.step, found.attempt) == (7, 0)
+    ours = adopt(found, attempt=2)
+    assert names(tmp_path) == ["step-000007", "step-000007.2"]
+    head = lineage((2, 7, 0))
+    assert newest(tmp_path, lineage=head).folder == ours.folder
+    checkpoint(tmp_path, 9, attempt=2, keep=1, lineage=head)
+    assert names(tmp_path) == ["step-000009.2"]
+
+
+def test_an_adopted_checkpoint_outlives_the_one_that_it_was(tmp_path):
+    theirs = checkpoint(tmp_path, 5, attempt=1)
+    ours = adopt(newest(tmp_path), attempt=2)
+    assert (ours.folder, ours.step, ours.attempt) == (tmp_path / "step-000005.2", 5, 2)
+    assert os.path.samefile(ours.files["model_worker/0"], theirs / "model_worker-0.pt")
+    assert json.loads((ours.folder / MANIFEST).read_text())["attempt"] == 2
+    shutil.rmtree(theirs)  # attempt 1 woke up and tidies
+    found = newest(tmp_path, lineage=lineage((1, 0, 0), (2, 5, 1)))
+    assert (found.folder, found.files) == (ours.folder, ours.files)
+
+
+def test_one_s_own_checkpoint_is_adopted_already(tmp_path):
+    checkpoint(tmp_path, 5)
+    found = newest(tmp_path)
+    assert adopt(found, attempt=1) is found
+
+
+def test_a_resume_that_is_stopped_before_its_first_step_keeps_what_it_adopted(tmp_path):
+    checkpoint(tmp_path, 5, attempt=1, keep=1)
+    adopt(newest(tmp_path), attempt=2)
+    head = lineage((1, 0, 0), (2, 5, 1))
+    checkpoint(tmp_path, 5, attempt=2, keep=1, lineage=head)
+    assert names(tmp_path) == ["step-000005.2"]
+    assert newest_step(tmp_path, lineage=head) == 5
+
+
+def test_where_no_file_can_be_linked_the_other_s_is_used(tmp_path, monkeypatch, caplog):
+    checkpoint(tmp_path, 5)
+    found = newest(tmp_path)
+    monkeypatch.setattr(os, "link", refusing(errno.EPERM))
+    with caplog.at_level(logging.WARNING):
+        assert adopt(found, attempt=2) is found
+    assert "checkpoint not adopted" in caplog.text
+    assert names(tmp_path) == ["step-000005.1"]
+
+
 # ---- who was cut off writes no more -----------------------------------------------------------------
 
 
-def test_what_an_older_attempt_wrote_after_a_newer_one_went_on_is_not_taken(tmp_path):
+@pytest.mark.parametrize(
+    ("told", "counts", "dead"),
+    [
+        ((), [(1, 99), (7, 1)], []),
+        (((1, 0, 0),), [(1, 1), (1, 999)], [(2, 1), (0, 1)]),
+        # 2 went on from step 10 of 1: what 1 wrote later is a dead branch
+        (((1, 0, 0), (2, 10, 1)), [(1, 10), (2, 11)], [(1, 11)]),
+        # the checkpoint of step 10 was torn when 3 looked, so it took an older one of 1
+        (((1, 0, 0), (2, 10, 1), (3, 4, 1)), [(1, 4), (3, 5)], [(1, 5), (2, 10), (2, 11)]),
+        # 3 went on from 2, which had gone on from 1
+        (((1, 0, 0), (2, 10, 1), (3, 14, 2)), [(1, 10), (2, 14), (3, 15)], [(1, 11), (2, 15)]),
+        # 3 went on from an earlier checkpoint of 2, the one that 2 had adopted
+        (((1, 0, 0), (2, 10, 1), (3, 10, 2)), [(1, 10), (2, 10)], [(1, 11), (2, 11)]),
+        # 2 said nothing: it never got so far
+        (((1, 0, 0), (3, 6, 1)), [(1, 6), (3, 7)], [(1, 7), (2, 1)]),
+        # 2 began from nothing: no checkpoint was whole
+        (((1, 0, 0), (2, 0, 0)), [(2, 1)], [(1, 1)]),
+        # told by a version that did not say whose checkpoint it was
+        (((3, 8, 0),), [(0, 8), (3, 9)], [(0, 9), (1, 1)]),
+    ],
+)
+def test_what_counts_is_the_newest_attempt_s_chain_backwards(told, counts, dead):
+    found = lineage(*told)
+    assert [pair for pair in counts if not found.counts(*pair)] == []
+    assert [pair for pair in dead if found.counts(*pair)] == []
+
+
+def test_a_damaged_chain_that_bites_its_tail_ends():
+    assert lineage((1, 5, 2), (2, 7, 1)).limits == {2: None, 1: 7}
+
+
+def test_what_an_older_attempt_wrote_after_a_newer_one_went_on_is_not_taken(tmp_path, caplog):
     checkpoint(tmp_path, 10, attempt=1)
     checkpoint(tmp_path, 12, attempt=1, keep=9)  # late: attempt 2 had gone on from step 10
     assert newest_step(tmp_path) == 12
-    assert newest_whole(tmp_path, workers=WORKERS, resumed={1: 0, 2: 10}).step == 10
+    with caplog.at_level(logging.WARNING):
+        assert newest_step(tmp_path, lineage=lineage((1, 0, 0), (2, 10, 1))) == 10
+    assert "step-000012.1 why=it does not count" in caplog.text
 
 
 def test_what_the_newer_one_wrote_is_taken(tmp_path):
     checkpoint(tmp_path, 10, attempt=1)
     checkpoint(tmp_path, 14, attempt=2, keep=9)
-    assert newest_whole(tmp_path, workers=WORKERS, resumed={1: 0, 2: 10}).step == 14
+    assert newest_step(tmp_path, lineage=lineage((1, 0, 0), (2, 10, 1))) == 14
 
 
-@pytest.mark.parametrize(
-    ("attempt", "resumed", "last"),
-    [
-        (1, {}, None),
-        (1, {1: 0}, None),
-        (1, {1: 0, 2: 10}, 10),
-        (1, {2: 10, 3: 4}, 4),  # the checkpoint of step 10 was torn when attempt 3 looked
-        (2, {2: 10, 3: 14}, 14),
-        (0, {1: 0}, 0),
-    ],
-)
-def test_the_last_step_that_counts(attempt, resumed, last):
-    assert dead_after(attempt, resumed) == last
-
-
-def test_a_dead_branch_in_the_way_is_replaced(tmp_path):
+def test_of_one_step_the_one_that_counts_is_taken(tmp_path):
     checkpoint(tmp_path, 12, attempt=1)
-    checkpoint(tmp_path, 12, attempt=2, resumed=10)
-    found = newest_whole(tmp_path, workers=WORKERS, resumed={1: 0, 2: 10})
-    assert (found.step, found.folder.name) == (12, "step-000012")
+    checkpoint(tmp_path, 12, attempt=2)
+    checkpoint(tmp_path, 12, attempt=3)  # cut off before it had said from where it goes on
+    found = newest(tmp_path, lineage=lineage((1, 0, 0), (2, 10, 1)))
+    assert found.folder.name == "step-000012.2"
+
+
+def test_dead_branches_are_removed_and_do_not_push_out_what_counts(tmp_path):
+    checkpoint(tmp_path, 10, attempt=1)
+    checkpoint(tmp_path, 20, attempt=1, keep=9)
+    checkpoint(tmp_path, 30, attempt=1, keep=9)
+    checkpoint(tmp_path, 12, attempt=2, keep=2, lineage=lineage((1, 0, 0), (2, 10, 1)))
+    assert names(tmp_path) == ["step-000010.1", "step-000012.2"]
+
+
+def test_who_wakes_up_late_removes_nothing_of_a_newer_attempt(tmp_path):
+    """Not even what is older, nor what is being written, nor the last one of all."""
+    checkpoint(tmp_path, 10, attempt=1)
+    adopt(newest(tmp_path), attempt=2)
+    being_written = begin(tmp_path, step=11, attempt=2)
+    checkpoint(tmp_path, 40, attempt=1, keep=1, lineage=lineage((1, 0, 0)))
+    assert names(tmp_path) == [being_written.name, "step-000010.2", "step-000040.1"]
 
 
 def test_a_checkpoint_that_is_not_allowed_is_none(tmp_path):
     checkpoint(tmp_path, 1)
     folder = begin(tmp_path, step=2, attempt=1)
+    saved = write_states(folder, 2)
 
     def refuse():
         raise StaleAttempt("attempt 2 has taken over", where="here", fix="exit")
 
     with pytest.raises(StaleAttempt):
-        commit(folder, step=2, attempt=1, saved=write_states(folder, 2), keep=2, allow=refuse)
+        commit(folder, step=2, attempt=1, saved=saved, keep=2, lineage=EVERYTHING, allow=refuse)
     assert newest_step(tmp_path) == 1
 
 
-def test_where_each_attempt_went_on_is_written_down(tmp_path):
+def test_what_each_attempt_said_is_read_back(tmp_path):
     files = TrialFiles(tmp_path)
     for number in (1, 2, 3):
         files.attempt(number).root.mkdir(parents=True)
-    write_resumed(files.attempt(1), "main", 0)
-    write_resumed(files.attempt(3), "main", 7)
-    write_resumed(files.attempt(3), "sft", 2)
-    assert read_resumed(files, "main") == {1: 0, 3: 7}
+    told = [
+        Resumed(attempt=1, phase="main", step=0),
+        Resumed(attempt=3, phase="main", step=7, of_attempt=1),
+        Resumed(attempt=3, phase="sft", step=2, of_attempt=2),
+    ]
+    for record in told:
+        write_record(files.attempt(record.attempt).resumed(record.phase), record)
+    assert read_resumed(files, "main") == {1: told[0], 3: told[1]}
+    assert read_resumed(files, "sft") == {3: told[2]}
 
 
 # ---- a disk that refuses --------------------------------------------------------------------------
@@ -357,9 +486,9 @@ def test_a_full_disk_is_told_and_the_older_one_stays(tmp_path, monkeypatch, call
     saved = write_states(folder, 2)
     monkeypatch.setattr(os, call, refusing(errno.ENOSPC))
     with pytest.raises(ClusterError) as full:
-        commit(folder, step=2, attempt=1, saved=saved, keep=2)
+        commit(folder, step=2, attempt=1, saved=saved, keep=2, lineage=EVERYTHING)
     assert "No space left on device" in full.value.what
-    assert full.value.where == str(tmp_path / "step-000002")
+    assert full.value.where == str(tmp_path / "step-000002.1")
     assert "resume" in full.value.fix
     assert newest_step(tmp_path) == 1
 

@@ -111,6 +111,7 @@ def _metrics(files: PhaseFiles) -> MetricsWriter:
         wandb=WandbOptions(),
         run_name="ppo-math/run1",
         config={},
+        attempt=1,
         resume_step=None,
     )
 

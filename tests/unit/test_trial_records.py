@@ -15,6 +15,7 @@ from realsys.api.trial import (
     Failure,
     Progress,
     Result,
+    Resumed,
     StopRequest,
     TrialFiles,
     TrialRecord,
@@ -67,6 +68,16 @@ RECORDS = [
         headline={"reward": 0.5},
     ),
     StopRequest(grace_seconds=5.0, by="anna", at=1.0, attempt=2),
+    Resumed(attempt=2, phase="main", step=10, of_attempt=1),
+    AttemptRecord(
+        number=2,
+        token="ff",
+        host="n1",
+        supervisor_pid=7,
+        supervisor_start=99,
+        started_at=0.5,
+        ended_at=9.25,
+    ),
 ]
 all_records = pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
 
@@ -150,7 +161,11 @@ def test_every_path_lies_under_the_trial():
     assert attempt.number == 3
     assert attempt.log("model_worker/3").name == "model_worker-3.log"
     assert attempt.words("model_worker/3").parent == attempt.last_words
-    assert str(TrialFiles.phase("/p").recover) == "/p/recover"
+    assert attempt.done("main") == attempt.root / "done-main.json"
+    assert attempt.resumed("sft") == attempt.root / "resumed-sft.json"
+    phase = TrialFiles.phase("/p")
+    assert str(phase.recover) == "/p/recover"
+    assert str(phase.rows_of(3).metrics) == "/p/rows/0003/metrics.jsonl"
     assert attempt.curve_keys.parent == attempt.secrets == attempt.root / "secrets"
 
 

@@ -1,0 +1,30 @@
+"""What old tasks of a requeued job must not do: end.
+
+Slurm gives a requeued job the same id, and its steps the same numbers. When a node was given up but its
+processes live on, an old srun whose task fails asks for the end of "step 123.0", and slurmctld ends the
+new one (seen with 22.05). So whoever finds that a newer attempt of the same job runs does nothing and
+waits for Slurm to end it, which it does as soon as it reaches the node. Holds no GPU: the worker has gone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from realsys.api.trial import AttemptRecord, TrialFiles, read_record
+
+LINGER_S = 24 * 3600.0
+
+
+def newer_attempt_of_same_job(files: TrialFiles, attempt: int) -> AttemptRecord | None:
+    """The newest attempt, if it is another one than ``attempt`` in the same Slurm job."""
+    ours = read_record(AttemptRecord, files.attempt(attempt).record)
+    newest = files.all_attempts()[-1]
+    if ours is None or not ours.job_id or newest.number <= attempt:
+        return None
+    record = read_record(AttemptRecord, newest.record)
+    return record if record is not None and record.job_id == ours.job_id else None
+
+
+def linger(seconds: float = LINGER_S) -> None:
+    """Waits to be ended."""
+    time.sleep(seconds)

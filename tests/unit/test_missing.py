@@ -1,0 +1,65 @@
+"""Why somebody waits in vain: each case names the worker and what became of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from realsys.api.trial import AttemptFiles, Failure, WorkerExit, write_record
+from realsys.worker.missing import MOST_TOLD, describe_missing
+
+NAME = "model_worker/3"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> AttemptFiles:
+    made = AttemptFiles(tmp_path / "0001")
+    made.logs.mkdir(parents=True)
+    return made
+
+
+def told(files: AttemptFiles) -> str:
+    start, _, rest = describe_missing([NAME], files).partition(NAME + " ")
+    assert start == "not registered: "
+    assert rest.endswith(f"; their logs: {files.logs}")
+    return rest.removesuffix(f"; their logs: {files.logs}")
+
+
+def test_one_that_has_not_started(files):
+    assert told(files) == "(not started: it has no log yet)"
+
+
+def test_one_that_has_said_nothing_yet(files):
+    files.log(NAME).touch()
+    assert told(files) == "(started, its log is empty)"
+
+
+def test_one_that_is_still_on_its_way(files):
+    files.log(NAME).write_text("first line\nimporting torch\n\n")
+    assert told(files) == "(started, its log ends: importing torch)"
+
+
+@pytest.mark.parametrize(
+    ("returncode", "hint", "how"),
+    [
+        (1, "", "ended with code 1 on n2"),
+        (-9, "", "killed by signal 9 on n2"),
+        (-9, "the node's memory ran out", "killed by signal 9 on n2: the node's memory ran out"),
+    ],
+)
+def test_one_whose_parent_saw_it_end(files, returncode, hint, how):
+    ended = WorkerExit(worker=NAME, host="n2", pid=7, returncode=returncode, at=1.0, hint=hint)
+    write_record(files.exit_of(NAME), ended)
+    assert told(files) == f"({how})"
+
+
+def test_one_that_said_why_it_died(files):
+    words = Failure(worker=NAME, host="n2", pid=7, why="no such file\nmore", at=1.0)
+    write_record(files.words(NAME), words)
+    assert told(files) == "(failed: no such file)"
+
+
+def test_of_very_many_some_are_named(files):
+    names = [f"model_worker/{i}" for i in range(MOST_TOLD + 5)]
+    assert ", and 5 more; their logs" in describe_missing(names, files)
