@@ -15,10 +15,12 @@ from .world import Node, Process
 
 LAST_BEGIN_S = 45.0
 LONG_PAUSE_S = 5.0  # from here a process that stands still may be taken for lost
+MASTER_POINTS = ("look", "adopt", "resumed", "load", "take_over", "step", "point")
+CHECKPOINT_POINTS = ("checkpoint", "checkpoint allowed", "rename", "prune")
 TRAPS = (
-    *(("master_worker", name) for name in ("resumed", "truncate", "step", "checkpoint")),
-    *(("master_worker", name) for name in ("rename", "prune", "done")),
-    *(("model_worker", "save"), ("supervisor", "taken")),
+    *(("master_worker", name) for name in (*MASTER_POINTS, *CHECKPOINT_POINTS, "done")),
+    *(("supervisor", name) for name in ("listed", "claim", "claimed", "taken", "end")),
+    ("model_worker", "save"),
     *(("heartbeat model_worker", "leave"), ("heartbeat model_worker", "gone")),
 )
 
@@ -237,8 +239,8 @@ def _lay_chain(trial: Trial) -> None:
     world, chance = trial.world, trial.world.random
     first_s, second_s = chance.uniform(2.0, 12.0), chance.uniform(10.0, 40.0)
     gap_s = chance.uniform(-1.0, 3.0)  # from the first one's going on to the third one's beginning
-    name = chance.choice(("step", "checkpoint", "rename", "prune"))
-    then = chance.choice(("resumed", "resumed", "truncate", "taken"))
+    name = chance.choice(("step", "point", *CHECKPOINT_POINTS))
+    then = chance.choice(("look", "adopt", "resumed", "resumed", "take_over", "taken"))
 
     def first(process: Process) -> None:
         wakes = world.now + first_s

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from realsys.master.lineage import Lineage
 from realsys.observability.history_check import check_history
 
 from .faults import Plan
@@ -13,16 +15,15 @@ DETECT_WITHIN_S = 25.0  # of a cut, when nothing else goes wrong; the ttl is 15 
 DETECT_IN_A_MIX_S = 180.0  # outages and freezes may follow each other
 # A worker that hears nothing from the store gives itself up after 120 s.
 DETECT_DEAF_S = 150.0
-CLOCK_SLACK = 1.02
 
 
 def violations(trial: Trial, plan: Plan) -> list[str]:
     within_s = DETECT_WITHIN_S if plan.alone else DETECT_IN_A_MIX_S
-    found = check_history(trial.history, detect_within_s=within_s, faults_known=True)
+    found = check_history(_rows(trial), detect_within_s=within_s, faults_known=True)
     found += _it_ends(trial)
     found += _the_trial_is_whole(trial)
     found += trial.missing
-    found += _nobody_comes_back_too_late(trial)
+    found += _the_ended_are_silent(trial)
     if plan.alone in ("outage", "pause"):
         found += _nothing_ends(trial, plan.alone)
     if plan.cut is not None:
@@ -38,26 +39,47 @@ def _it_ends(trial: Trial) -> Iterator[str]:
             yield f"{process.name} of attempt {process.attempt} still runs at {trial.world.now:.0f} s"
 
 
+def _rows(trial: Trial) -> Iterator[dict[str, Any]]:
+    """The history with the dead branches apart: check_history knows only that a newer attempt's resume
+    ends what was before, and not from whose checkpoint it went on."""
+    lineage = Lineage.of(trial.told)
+    for row in trial.history:
+        counts = lineage.counts(row["attempt"], row["step"])
+        if row["op"] == "checkpoint" and not counts:
+            yield row | {"phase": f"dead branch of attempt {row['attempt']}"}
+        elif row["op"] != "resumed" and (counts or row["op"] != "step"):
+            yield row
+
+
 def _the_trial_is_whole(trial: Trial) -> Iterator[str]:
-    """A reader of the metrics finds each step once."""
+    """A reader of the metrics finds each step once, and each of the trial's own lineage."""
     if trial.verdict != "completed":
         return
-    resumed = trial.resumed()
-    counts = dict.fromkeys(range(1, trial.num_steps + 1), 0)
-    for attempt, step in trial.metrics:
-        if not trial.rules.is_dead(attempt, step, resumed):
-            counts[step] += 1
-    for step, count in counts.items():
-        if count != 1:
-            yield f"the metrics have {count} living rows of step {step}"
+    lineage, head = Lineage.of(trial.told), max(trial.told)
+    if trial.names_point_to != head:
+        yield f"the metrics shown are those of attempt {trial.names_point_to}, not of {head}"
+    rows = trial.rows[head]
+    for step in range(1, trial.num_steps + 1):
+        writers = [attempt for attempt, written in rows if written == step]
+        if len(writers) != 1:
+            yield f"the metrics have {len(writers)} rows of step {step}"
+        elif not lineage.counts(writers[0], step):
+            yield f"the row of step {step} is of attempt {writers[0]}, which does not count there"
 
 
-def _nobody_comes_back_too_late(trial: Trial) -> Iterator[str]:
-    for worker, attempt, at, silence_s in trial.silences:
-        if silence_s > trial.rules.ttl_s * CLOCK_SLACK:
+def _the_ended_are_silent(trial: Trial) -> Iterator[str]:
+    """Nothing of an attempt is accepted once it was ended, or another one was taken."""
+    over: dict[int, str] = {}
+    for row in trial.history:  # in the order of what happened
+        if row["op"] == "ended":
+            over.setdefault(row["attempt"], f"was ended at {row['at']:.3f}")
+        elif row["op"] == "took_attempt" and not trial.has_own_stores:
+            for older in range(1, row["attempt"]):
+                over.setdefault(older, f"was followed by {row['attempt']} at {row['at']:.3f}")
+        elif row["op"] in ("registered", "checkpoint", "save", "done") and row["attempt"] in over:
             yield (
-                f"{worker} of attempt {attempt} took its key anew at {at:.3f}, {silence_s:.1f} s "
-                f"after the store last heard of it (ttl {trial.rules.ttl_s:g} s)"
+                f"{row['op']} of {row['worker']} was accepted at {row['at']:.3f}, but attempt "
+                f"{row['attempt']} {over[row['attempt']]}"
             )
 
 

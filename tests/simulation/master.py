@@ -1,81 +1,178 @@
-"""The master: where it goes on, its steps, its checkpoints, its end."""
+"""The master: where it goes on, its steps, its checkpoints, its end.
+
+Files are as realsys/master/recover.py, publication.py and realsys/observability/metrics.py handle them;
+between two of their system calls the master may stand still as long as it likes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from realsys.api.errors import StoreUnavailable
+from realsys.api.errors import StaleAttempt, StoreUnavailable
+from realsys.api.trial import Resumed
+from realsys.master.lineage import Lineage
 from realsys.name_resolve.fence import AttemptFence
 
-from .trial import CHECKPOINT_EVERY, Trial
-from .worker import DONE, FAILED, Worker, may_publish, publish
+from .remote import fence_check, insistently
+from .trial import CHECKPOINT_EVERY, Checkpoint, Trial
+from .worker import DONE, FAILED, FENCED, Worker, may_publish, publish
 from .world import Exit, Receive, Rpc
 
 PEERS_TIMEOUT_S = 60.0
+HASH_S = 0.2  # reading a checkpoint
 
 
-def master(worker: Worker, peers: Sequence[Worker]) -> Generator[Any, Any, None]:
-    trial, world, me, fence = worker.trial, worker.trial.world, worker.main, worker.fence()
-    while worker.told is None:
-        yield 0.25
-    yield from _wait_for(worker, peers)
-    resumed = yield from _resumed(worker)
-    yield trial.point(me, "resume")
-    first = max((step for _, step in _alive(trial, resumed)), default=0)
-    yield from publish(worker, fence, "resumed", first)
-    resumed[me.attempt] = first
-    if trial.rules.truncates_metrics:
-        yield trial.point(me, "truncate")
-        trial.metrics[:] = [(a, s) for a, s in trial.metrics if s <= first]
-    for step in range(first + 1, trial.num_steps + 1):
-        yield from _ask(worker, peers, "step", step)
-        yield from may_publish(worker)
-        yield trial.point(me, "step")
-        trial.metrics.append((me.attempt, step))
-        trial.note("step", me, step)
-        if step % CHECKPOINT_EVERY == 0:
-            yield from _checkpoint(worker, fence, step, resumed)
-            yield from _ask(worker, peers[:1], "save", step)
-    yield from publish(worker, fence, "done", trial.num_steps)
-    trial.done.add(me.attempt)
-    trial.look_at_checkpoints(me)
-    for peer in peers:
-        world.post(me, peer.mailbox, ("exit", 0))
-    raise Exit(DONE)
+@dataclass(eq=False)
+class Master:
+    worker: Worker
+    peers: Sequence[Worker]
+    lineage: Lineage = field(default_factory=lambda: Lineage({}))
+    fence: AttemptFence = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.fence = self.worker.fence()
 
-def _checkpoint(
-    worker: Worker, fence: AttemptFence, step: int, resumed: Mapping[int, int]
-) -> Generator[Any, Any, None]:
-    """As realsys/master/recover.py commits: accepted first, then renamed, then the oldest removed. From
-    the acceptance on the process may stand still as long as it likes."""
-    trial, me = worker.trial, worker.main
-    yield from publish(worker, fence, "checkpoint", step)
-    yield trial.point(me, "rename")
-    if trial.rules.folder_per_attempt:
-        trial.checkpoints.append((me.attempt, step))
-    elif step > resumed[me.attempt] or step not in [s for _, s in trial.checkpoints]:
-        trial.checkpoints[:] = [c for c in trial.checkpoints if c[1] != step] + [(me.attempt, step)]
-    trial.stored.append((me.attempt, step))
-    found = trial.checkpoints if trial.rules.prunes_by_step else _alive(trial, trial.resumed())
-    oldest_first = sorted(found, key=lambda checkpoint: checkpoint[::-1])
-    yield trial.point(me, "prune")
-    for old in oldest_first[: -trial.rules.keep]:
-        if old in trial.checkpoints:
-            trial.checkpoints.remove(old)
-    trial.look_at_checkpoints(me)
+    @property
+    def trial(self) -> Trial:
+        return self.worker.trial
 
+    @property
+    def number(self) -> int:
+        return self.worker.main.attempt
 
-def _alive(trial: Trial, resumed: Mapping[int, int]) -> list[tuple[int, int]]:
-    """The checkpoints that are not of a dead branch."""
-    is_dead = trial.rules.is_dead
-    return [(number, s) for number, s in trial.checkpoints if not is_dead(number, s, resumed)]
+    def run(self) -> Generator[Any, Any, None]:
+        trial, me = self.trial, self.worker.main
+        while self.worker.told is None:
+            yield 0.25
+        yield from _wait_for(self.worker, self.peers)
+        first = yield from self._resume()
+        yield from self._take_over(first)
+        for step in range(first + 1, trial.num_steps + 1):
+            yield from _ask(self.worker, self.peers, "step", step)
+            yield from may_publish(self.worker)
+            yield trial.point(me, "step")
+            trial.rows[self.number].append((self.number, step))
+            trial.note("step", me, step)
+            yield from self._point_to_ours()
+            if step % CHECKPOINT_EVERY == 0 and step < trial.num_steps:
+                yield from self._checkpoint(step)
+                yield from _ask(self.worker, self.peers[:1], "save", step)
+        yield from publish(self.worker, self.fence, "done", trial.num_steps)
+        trial.done.add(self.number)
+        trial.look_at_checkpoints(me)
+        for peer in self.peers:
+            trial.world.post(me, peer.mailbox, ("exit", 0))
+        raise Exit(DONE)
+
+    # ---- where it goes on -------------------------------------------------------------------
+
+    def _resume(self) -> Generator[Any, Any, int]:
+        trial, me = self.trial, self.worker.main
+        yield trial.point(me, "resume")
+        found = yield from self._newest_whole()
+        if trial.rules.says_first:
+            yield from self._say(found)
+        ours = yield from self._adopt(found)
+        if not trial.rules.says_first:
+            yield from self._say(found)
+        yield trial.point(me, "load")
+        if ours is None or found is None:
+            return 0
+        if ours not in trial.checkpoints:
+            trial.world.say(f"{me.name}.{me.attempt} can't load {ours}: it is gone")
+            raise Exit(FAILED)
+        return found.step
+
+    def _newest_whole(self) -> Generator[Any, Any, Checkpoint | None]:
+        trial, me = self.trial, self.worker.main
+        lineage = trial.rules.lineage(dict(trial.told))
+        yield trial.point(me, "look")
+        for found in sorted(trial.checkpoints, reverse=True):
+            if lineage.counts(found.attempt, found.step):
+                yield HASH_S
+                if found in trial.checkpoints:
+                    return found
+        return None
+
+    def _adopt(self, found: Checkpoint | None) -> Generator[Any, Any, Checkpoint | None]:
+        trial, me = self.trial, self.worker.main
+        yield trial.point(me, "adopt")
+        if not found or not trial.rules.adopts or found not in trial.checkpoints:
+            return found
+        ours = self._folder(found.step)
+        trial.checkpoints.add(ours)
+        return ours
+
+    def _say(self, found: Checkpoint | None) -> Generator[Any, Any, None]:
+        trial, me = self.trial, self.worker.main
+        step, of = found or (0, 0)
+        if "resumed" in trial.rules.fenced:
+            try:
+                yield from insistently(
+                    lambda: fence_check(self.fence, timeout_s=5.0),
+                    trial.world,
+                    me,
+                    for_s=trial.rules.patience_s,
+                )
+            except StaleAttempt:
+                raise Exit(FENCED) from None
+            except StoreUnavailable:
+                raise Exit(FAILED) from None
+        yield trial.point(me, "resumed")
+        record = Resumed(attempt=self.number, phase="main", step=step, of_attempt=of)
+        trial.told[self.number] = record
+        told = {n: r for n, r in trial.told.items() if n <= self.number}
+        self.lineage = trial.rules.lineage(told)
+        trial.note("resumed", me, step, of=of)
+        trial.look_at_checkpoints(me)
+
+    # ---- rows -------------------------------------------------------------------------------
+
+    def _take_over(self, last_step: int) -> Generator[Any, Any, None]:
+        trial, me = self.trial, self.worker.main
+        yield trial.point(me, "take_over")
+        former = [n for n in self.lineage.limits if n != self.number]
+        sources = [n for n in former if n in trial.rows] if trial.rules.rows_of_lineage else []
+        rows = trial.rows.get([*sources, trial.names_point_to][0], [])
+        trial.rows[self.number] = [row for row in rows if row[1] <= last_step]
+        yield from self._point_to_ours()
+
+    def _point_to_ours(self) -> Generator[Any, Any, None]:
+        if self.trial.names_point_to != self.number:
+            yield self.trial.point(self.worker.main, "point")
+            self.trial.names_point_to = self.number
+
+    # ---- checkpoints ------------------------------------------------------------------------
+
+    def _checkpoint(self, step: int) -> Generator[Any, Any, None]:
+        """Accepted first, then renamed, then what is no longer needed is removed."""
+        trial, me, ours = self.trial, self.worker.main, self._folder(step)
+        yield from publish(self.worker, self.fence, "checkpoint", step)
+        yield trial.point(me, "rename")
+        if not trial.rules.folder_per_attempt:
+            trial.checkpoints -= {c for c in trial.checkpoints if c.step == step}
+        trial.checkpoints.add(ours)
+        trial.stored.append(ours)
+        old = self._no_longer_needed()
+        yield trial.point(me, "prune")
+        trial.checkpoints -= old
+        trial.look_at_checkpoints(me)
+
+    def _no_longer_needed(self) -> set[Checkpoint]:
+        rules, found = self.trial.rules, sorted(self.trial.checkpoints)
+        ours = [c for c in found if rules.prunes_newer or c.attempt <= self.number]
+        counting = [c for c in ours if self.lineage.counts(c.attempt, c.step)]
+        return set(ours) - set(counting[-rules.keep :])
+
+    def _folder(self, step: int) -> Checkpoint:
+        return Checkpoint(step, self.number)
 
 
 def _wait_for(worker: Worker, peers: Sequence[Worker]) -> Generator[Any, Any, None]:
-    trial, world = worker.trial, worker.trial.world
-    values, workers = {peer.value for peer in peers}, trial.keys.workers
+    world = worker.trial.world
+    values, workers = {peer.value for peer in peers}, worker.keys.workers
     deadline = world.clock(worker.main) + PEERS_TIMEOUT_S
     while True:
         try:
@@ -87,18 +184,6 @@ def _wait_for(worker: Worker, peers: Sequence[Worker]) -> Generator[Any, Any, No
         if world.clock(worker.main) > deadline:
             raise Exit(FAILED)
         yield 0.5
-
-
-def _resumed(worker: Worker) -> Generator[Any, Any, dict[int, int]]:
-    """attempt → the step that it goes on after."""
-    prefix = f"{worker.trial.keys.root}/resumed"
-    while True:
-        try:
-            entries = yield Rpc(lambda store: store.get_subtree(prefix), 5.0)
-        except StoreUnavailable:
-            yield 0.5
-            continue
-        return {int(entry.key.rpartition("/")[2]): int(entry.value) for entry in entries}
 
 
 def _ask(

@@ -12,14 +12,15 @@ import copy
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from realsys.api.errors import RealsysError
+from realsys.api.errors import RealsysError, StoreUnavailable
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.memory import MemoryStore
 from realsys.name_resolve.store import Put
 
-from .world import Rpc
+from .world import Process, Rpc, World
 
 Call = Callable[[MemoryStore], Any]
+RETRY_S = 0.5
 
 
 class _Ask(BaseException):  # no Exception: the code under test must not catch it
@@ -74,6 +75,20 @@ def remotely(
             answers.append(error)
 
 
+def insistently(
+    attempt: Callable[[], Generator[Any, Any, Any]], world: World, me: Process, *, for_s: float
+) -> Generator[Any, Any, Any]:
+    """As EtcdClient: a call that is refused is made again until its deadline."""
+    deadline = world.clock(me) + for_s
+    while True:
+        try:
+            return (yield from attempt())
+        except StoreUnavailable:
+            if world.clock(me) + RETRY_S > deadline:
+                raise
+            yield RETRY_S
+
+
 def fenced_write(
     fence: AttemptFence,
     puts: Sequence[Put],
@@ -91,3 +106,14 @@ def fenced_write(
         return again._revision
 
     fence._revision = yield from remotely(write, timeout_s=timeout_s, accepted=accepted)
+
+
+def fence_check(fence: AttemptFence, *, timeout_s: float) -> Generator[Any, Any, None]:
+    """AttemptFence.check itself. Raises StaleAttempt or StoreUnavailable."""
+
+    def check(store: Any) -> None:
+        again = copy.copy(fence)
+        again._store = store
+        again.check()
+
+    yield from remotely(check, timeout_s=timeout_s)

@@ -43,6 +43,7 @@ def play(
         num_steps=chance.randint(6, 10),
         num_workers=chance.randint(2, 4),
         num_nodes=chance.randint(2, 3),
+        has_own_stores=seed // 10 % 4 == 3,
     )
     plan = plan_faults(trial, seed)
     world.after(0.0, trial.submit, supervise)

@@ -1,105 +1,152 @@
 """The supervisor: takes an attempt, starts workers, looks who is there, ends the attempt.
 
-It plays FailureDetector; take_attempt's store part is a compare-and-set as in
+It plays FailureDetector and AttemptFence. The steps of take_attempt and end_attempt are those of
 realsys/supervisor/attempt.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 from realsys.api.errors import KeyNotFound, StaleAttempt, StoreUnavailable
 from realsys.api.trial import AttemptRecord, dumps, loads
 from realsys.name_resolve.fence import AttemptFence
+from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.memory import MemoryStore
 from realsys.name_resolve.store import Compare, Put
 
-from .master import master
-from .remote import fenced_write, remotely
+from .master import Master
+from .remote import fenced_write, insistently, remotely
 from .trial import Trial
 from .worker import DONE, Worker, model_worker, start_worker
 from .world import Exit, Process, Rpc
 
 LOOK_EVERY_S = 1.0
 CALL_TIMEOUT_S = 5.0
-TAKE_TIMEOUT_S = 120.0
 FAILED, SUPERSEDED = 1, 77
 
 
 def supervise(trial: Trial, me: Process) -> Generator[Any, Any, None]:
     job = next(job for job in trial.jobs if job[0] is me)
-    record = yield from _take_attempt(trial, me)
-    fence = AttemptFence(None, trial.keys, record)  # type: ignore[arg-type]
-    yield trial.point(me, "taken")
-    yield from _forget_older(trial, fence)
+    keys, for_s = trial.keys_of(me), trial.rules.patience_s
+    try:
+        record = yield from _take_attempt(trial, me, keys)
+        fence = AttemptFence(None, keys, record)  # type: ignore[arg-type]
+        yield trial.point(me, "taken")
+        yield from insistently(
+            lambda: _forget_older(trial, keys, fence), trial.world, me, for_s=for_s
+        )
+    except (StoreUnavailable, StaleAttempt):
+        raise Exit(FAILED) from None
     if job is not trial.jobs[-1]:
         raise Exit(SUPERSEDED)  # Slurm has begun the job anew: it gives this one no nodes
     workers = _start_workers(trial, me, record)
-    code = yield from _watch(trial, me, workers, fence)
+    code = yield from _watch(trial, me, workers, keys)
     trial.kill_reachable(job[1:])
+    yield from _end_attempt(trial, me, keys, record)
     raise Exit(code)
 
 
-def _take_attempt(trial: Trial, me: Process) -> Generator[Any, Any, AttemptRecord]:
-    world, key = trial.world, trial.keys.attempt
+def _take_attempt(
+    trial: Trial, me: Process, keys: TrialKeys
+) -> Generator[Any, Any, AttemptRecord]:
+    world, key, for_s = trial.world, keys.attempt, trial.rules.patience_s
     token = f"{world.random.getrandbits(64):016x}"
-    deadline = world.clock(me) + TAKE_TIMEOUT_S
-    made: list[AttemptRecord] = []
+    number = max(trial.folders, default=0) + 1
+    yield trial.point(me, "listed")
 
-    def take(store: Any) -> AttemptRecord | None:
+    def ask(store: Any) -> tuple[Compare, int]:
         try:
             entry = store.get(key)
         except KeyNotFound:
-            compare, number = Compare.absent(key), 1
-        else:
-            newest = loads(AttemptRecord, entry.value, where=key)
-            if newest.token == token:
-                return newest  # taken: the answer was lost
-            compare, number = Compare.at_revision(key, entry.revision), newest.number + 1
-        record = AttemptRecord(
-            number=number,
-            token=token,
-            host=me.node.name,
-            supervisor_pid=1,
-            supervisor_start=1,
-            started_at=0.0,
-        )
-        made[:] = [record]
-        return record if store.transaction([compare], puts=[Put(key, dumps(record))]) else None
+            return Compare.absent(key), number
+        newest = loads(AttemptRecord, entry.value, where=key)
+        return Compare.at_revision(key, entry.revision), max(number, newest.number + 1)
+
+    compare, number = yield from insistently(
+        lambda: remotely(ask, timeout_s=CALL_TIMEOUT_S), world, me, for_s=for_s
+    )
+    yield trial.point(me, "claim")
+    if number in trial.folders:
+        raise Exit(FAILED)  # somebody else was faster: TrialIsLive
+    trial.folders[number] = token
+    me.attempt, me.token = number, token
+    record = AttemptRecord(
+        number=number,
+        token=token,
+        host=me.node.name,
+        supervisor_pid=1,
+        supervisor_start=1,
+        started_at=0.0,
+    )
+    if trial.has_own_stores:  # the folder decides
+        trial.note("took_attempt", me)
+    yield trial.point(me, "claimed")
+    yield from _put_attempt(trial, me, key, compare, record)
+    return record
+
+
+def _put_attempt(
+    trial: Trial, me: Process, key: str, compare: Compare, record: AttemptRecord
+) -> Generator[Any, Any, None]:
+    """The compare-and-set; an answer that was lost is looked for, as etcd/transaction.py does."""
+    ours = dumps(record)
+
+    def put(store: Any) -> bool:
+        if store.transaction([compare], puts=[Put(key, ours)]):
+            return True
+        try:
+            return bool(store.get(key).value == ours)
+        except KeyNotFound:
+            return False
 
     def accepted() -> None:
-        me.attempt, me.token = made[0].number, token
-        trial.note("took_attempt", me)
+        if not trial.has_own_stores:
+            trial.note("took_attempt", me)
 
-    while True:
-        try:
-            record = yield from remotely(take, timeout_s=CALL_TIMEOUT_S, accepted=accepted)
-            if record is not None:
-                me.attempt, me.token = record.number, token
-                return record
-            raise Exit(FAILED)  # somebody else was faster: TrialIsLive
-        except StoreUnavailable:
-            if world.clock(me) > deadline:
-                raise Exit(FAILED) from None
-            yield 0.5
+    taken = yield from insistently(
+        lambda: remotely(put, timeout_s=CALL_TIMEOUT_S, accepted=accepted),
+        trial.world,
+        me,
+        for_s=trial.rules.patience_s,
+    )
+    if not taken:
+        del trial.folders[record.number]
+        raise Exit(FAILED)
 
 
-def _forget_older(trial: Trial, fence: AttemptFence) -> Generator[Any, Any, None]:
-    """Removes what older attempts left: their workers' keys."""
-    prefix = trial.keys.workers
-    while True:
-        try:
-            if "clear" in trial.rules.fenced:
-                keys = yield Rpc(lambda store: store.find_subtree(prefix), CALL_TIMEOUT_S)
-                yield from fenced_write(fence, [], keys, timeout_s=CALL_TIMEOUT_S)
-            else:
-                yield Rpc(lambda store: store.clear_subtree(prefix), CALL_TIMEOUT_S)
-            return
-        except StoreUnavailable:
-            yield 0.5
-        except StaleAttempt:
-            raise Exit(SUPERSEDED) from None
+def _forget_older(
+    trial: Trial, keys: TrialKeys, fence: AttemptFence
+) -> Generator[Any, Any, None]:
+    """Deletes what older attempts left: their workers' keys."""
+    prefix = keys.workers
+    if "clear" not in trial.rules.fenced:
+        yield Rpc(lambda store: store.clear_subtree(prefix), CALL_TIMEOUT_S)
+    elif left := (yield Rpc(lambda store: store.find_subtree(prefix), CALL_TIMEOUT_S)):
+        yield from fenced_write(fence, [], left, timeout_s=CALL_TIMEOUT_S)
+
+
+def _end_attempt(
+    trial: Trial, me: Process, keys: TrialKeys, record: AttemptRecord
+) -> Generator[Any, Any, None]:
+    """Whoever of it lives on somewhere must exit. Best effort."""
+    ours, ended = dumps(record), dumps(replace(record, ended_at=1.0))
+    yield trial.point(me, "end")
+
+    def tell(store: MemoryStore) -> None:
+        if not trial.rules.ends_attempts:
+            trial.note("ended", me)
+        elif store.transaction(
+            [Compare.holds(keys.attempt, ours)], puts=[Put(keys.attempt, ended)]
+        ):
+            trial.note("ended", me)
+
+    try:
+        yield Rpc(tell, CALL_TIMEOUT_S)
+    except StoreUnavailable:
+        trial.world.say(f"the end of attempt {record.number} is not told")
 
 
 def _start_workers(trial: Trial, me: Process, record: AttemptRecord) -> list[Worker]:
@@ -114,35 +161,32 @@ def _start_workers(trial: Trial, me: Process, record: AttemptRecord) -> list[Wor
         start_worker(trial, name, record, nodes[(i + 1) % len(nodes)])
         for i, name in enumerate(names)
     ]
-    trial.world.spawn(first.main, master(first, peers))
+    trial.world.spawn(first.main, Master(first, peers).run())
     for peer in peers:
         trial.world.spawn(peer.main, model_worker(peer, first))
     return [first, *peers]
 
 
 def _watch(
-    trial: Trial, me: Process, workers: list[Worker], fence: AttemptFence
+    trial: Trial, me: Process, workers: list[Worker], keys: TrialKeys
 ) -> Generator[Any, Any, int]:
-    world, keys, token = trial.world, trial.keys, me.token.encode()
+    world, token = trial.world, me.token.encode()
     detector, running = trial.rules.detector(), {worker.name: worker for worker in workers}
 
-    def look(store: MemoryStore) -> tuple[int, dict[str, str], dict[str, str]]:
+    def look(store: MemoryStore) -> tuple[dict[str, str], dict[str, str]]:
         present, leases = {}, {}
         for entry in store.get_subtree(keys.workers):
             mark, name, host = entry.value.split()
             if mark == token:
                 present[name.decode()], leases[name.decode()] = host.decode(), entry.lease_id or ""
-        return store.get(keys.attempt).revision, present, leases
+        return present, leases
 
     while True:
         asked = world.clock(me)
         try:
-            revision, present, leases = yield Rpc(look, CALL_TIMEOUT_S)
+            present, leases = yield Rpc(look, CALL_TIMEOUT_S)
         except StoreUnavailable:
             present, leases = None, None
-        else:
-            if revision != fence._revision and fence._revision:
-                return SUPERSEDED
         verdict = detector.look(present, now_s=asked, leases=leases)
         if verdict.frozen and world.tracing is not None:
             world.say(f"supervisor.{me.attempt} decides nothing: {verdict.frozen}")
@@ -157,8 +201,6 @@ def _watch(
             detector.forget(worker.name)
             if worker is workers[0]:
                 return DONE
-        if me.attempt in trial.done:
-            return DONE
         lost = [name for name in verdict.lost if name in running]
         for name in lost:
             trial.note("lost", me, worker=name)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from realsys.api.trial import Resumed
+from realsys.master.lineage import Lineage
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import TTL_S, LeaseJudge
 from realsys.supervisor.failure_detector import FailureDetector
 
-from .lineage import is_dead
 from .world import Node, Process, World
 
 NUM_NODES = 6
@@ -25,21 +26,35 @@ CHECKPOINT_EVERY = 3
 logging.getLogger("realsys.name_resolve").setLevel(logging.CRITICAL)  # thousands of leases expire
 
 
+FENCED = ("checkpoint", "save", "done", "resumed", "take", "clear", "leave")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is played. The defaults are what realsys does, or should do."""
+    """What is played. The defaults are what realsys does."""
 
     detector: Callable[[], FailureDetector] = FailureDetector
     judge: Callable[..., LeaseJudge] = LeaseJudge
-    is_dead: Callable[[int, int, Mapping[int, int]], bool] = is_dead
-    fenced: frozenset[str] = frozenset({"checkpoint", "save", "done", "resumed", "clear", "leave"})
+    lineage: Callable[[Mapping[int, Resumed]], Lineage] = Lineage.of
+    fenced: frozenset[str] = frozenset(FENCED)
     waits_while_suspended: bool = True
-    asks_judge_again: bool = True  # when the new lease has been granted
-    truncates_metrics: bool = False  # at a resume, in place, as truncate_jsonl does
+    ends_attempts: bool = True  # the supervisor's last word, in the store
+    looks_at_folders: bool = True  # before a publication: which attempt is the newest
     folder_per_attempt: bool = True  # else a checkpoint's folder is named by its step alone
-    prunes_by_step: bool = False  # the newest are those of the highest step, dead or not
+    prunes_newer: bool = False  # also what newer attempts wrote, by our own lineage
+    adopts: bool = True  # the checkpoint that a resume goes on from
+    says_first: bool = False  # from whose checkpoint it goes on, before it is adopted
+    rows_of_lineage: bool = True  # are taken over, else those that the phase's names point to
     keep: int = 2  # checkpoints
     ttl_s: float = TTL_S
+    patience_s: float = 5.0  # of a call to the store that is not made again
+
+
+class Checkpoint(NamedTuple):
+    """A folder's name. They sort by it."""
+
+    step: int
+    attempt: int
 
 
 @dataclass(eq=False)
@@ -53,47 +68,53 @@ class Trial:
     num_nodes: int  # of a job
     verdict: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
-    metrics: list[tuple[int, int]] = field(default_factory=list)  # (attempt, step), on shared disk
-    checkpoints: list[tuple[int, int]] = field(default_factory=list)
-    stored: list[tuple[int, int]] = field(default_factory=list)  # checkpoints that were accepted
+    has_own_stores: bool = False  # each job an etcd of its own: they share the disk only
+    # ---- on the shared disk
+    folders: dict[int, str] = field(default_factory=dict)  # attempt → token of who claimed it
+    told: dict[int, Resumed] = field(default_factory=dict)  # the attempts' own words
+    rows: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # attempt → (writer, step)
+    names_point_to: int = 0  # whose rows the phase's names show
+    checkpoints: set[Checkpoint] = field(default_factory=set)
+    # ---- for the checks
+    stored: list[Checkpoint] = field(default_factory=list)  # that were accepted and renamed
     missing: list[str] = field(default_factory=list)  # accepted checkpoints that nobody could take
     done: set[int] = field(default_factory=set)  # attempts whose master says so, on shared disk
-    # Who took its key anew: worker, attempt, when, after how long a silence.
-    silences: list[tuple[str, int, float, float]] = field(default_factory=list)
     jobs: list[list[Process]] = field(default_factory=list)  # the processes of each incarnation
     traps: dict[tuple[str, str, int], Callable[[Process], None]] = field(default_factory=dict)
     _passed: dict[tuple[str, str], int] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
-    keys: TrialKeys = field(
-        default_factory=lambda: TrialKeys(cluster="c", user="u", experiment="e", trial="t")
-    )
-
     def __post_init__(self) -> None:
         chance = self.world.random
         for i in range(NUM_NODES):
             rate, offset_s = 1 + chance.uniform(-0.005, 0.005), chance.uniform(0, 1e5)
             self.nodes.append(Node(f"n{i}", rate, offset_s))
 
-    def note(self, op: str, process: Process, step: int = 0, *, worker: str = "") -> None:
-        row = {"at": self.world.now, "op": op, "worker": worker or process.name, "step": step}
-        self.history.append(row | {"attempt": process.attempt, "token": process.token})
-        self.world.say(f"{process.name}.{process.attempt} {op} {worker} {step or ''}")
+    def keys_of(self, process: Process) -> TrialKeys:
+        """Its job's: other names stand for another store."""
+        job = next(i for i, job in enumerate(self.jobs) if process in job)
+        trial = f"t{job}" if self.has_own_stores else "t"
+        return TrialKeys(cluster="c", user="u", experiment="e", trial=trial)
 
-    def resumed(self) -> dict[int, int]:
-        """attempt → the step that it went on after."""
-        return {row["attempt"]: row["step"] for row in self.history if row["op"] == "resumed"}
+    def note(
+        self, op: str, process: Process, step: int = 0, *, worker: str = "", **more: Any
+    ) -> None:
+        row = {"at": self.world.now, "op": op, "worker": worker or process.name, "step": step}
+        row |= {"attempt": process.attempt, "token": process.token, **more}
+        self.history.append(row)
+        self.world.say(f"{process.name}.{process.attempt} {op} {worker} {step or ''} {more or ''}")
 
     def look_at_checkpoints(self, process: Process) -> None:
         """Would somebody who resumed now find the newest checkpoint that counts?"""
-        resumed = self.resumed()
-        accepted = [c for c in self.stored if not is_dead(*c, resumed)]
-        found = [c for c in self.checkpoints if not is_dead(*c, resumed)]
-        newest = max((step for _, step in accepted), default=0)
-        if newest > max((step for _, step in found), default=0):
-            who = f"{process.name} of attempt {process.attempt}"
+        lineage = Lineage.of(self.told)
+        accepted = [c for c in self.stored if lineage.counts(c.attempt, c.step)]
+        found = [c for c in self.checkpoints if lineage.counts(c.attempt, c.step)]
+        newest = max((c.step for c in accepted), default=0)
+        if newest > max((c.step for c in found), default=0):
+            left = [f"{c.step}.{c.attempt}" for c in sorted(self.checkpoints)]
             self.missing.append(
-                f"the checkpoint of step {newest} is gone at {self.world.now:.1f}, {who} was the last "
-                f"at the folder; left: {sorted(self.checkpoints)}, resumed: {resumed}"
+                f"the checkpoint of step {newest} is gone at {self.world.now:.1f}, {process.name} of "
+                f"attempt {process.attempt} was the last at the folder; left: {left}, "
+                f"counts: {dict(lineage.limits)}"
             )
 
     def point(self, process: Process, name: str) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
 from realsys.api.trial import AttemptRecord
 from realsys.name_resolve.fence import AttemptFence
+from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import RENEWALS_PER_TTL, LeaseJudge, Standing
 from realsys.name_resolve.memory import MemoryStore
 from realsys.name_resolve.store import Lease, Put
@@ -36,12 +37,12 @@ class Worker:
     main: Process
     heart: Process
     record: AttemptRecord
-    heard_at: float = 0.0  # true time at which the store got the last renewal
+    keys: TrialKeys
     told: Standing | None = None  # what main has heard last; None before it is registered
     mailbox: Mailbox = None  # type: ignore[assignment]
 
     def fence(self) -> AttemptFence:
-        return AttemptFence(None, self.trial.keys, self.record)  # type: ignore[arg-type]
+        return AttemptFence(None, self.keys, self.record)  # type: ignore[arg-type]
 
     @property
     def value(self) -> bytes:
@@ -54,7 +55,8 @@ def start_worker(trial: Trial, name: str, record: AttemptRecord, node: Any) -> W
     heart = trial.world.start(Process(f"heartbeat {name}", *who))
     trial.jobs[-1] += [main, heart]
     kind, _, index = name.partition("/")
-    worker = Worker(trial, name, trial.keys.worker(kind, int(index)), main, heart, record)
+    keys = trial.keys_of(main)
+    worker = Worker(trial, name, keys.worker(kind, int(index)), main, heart, record, keys)
     worker.mailbox = Mailbox(main)
     trial.world.spawn(heart, heartbeat(worker))
     # Main hears the end of its heartbeat at once: it can't prove any more that it lives.
@@ -99,7 +101,6 @@ def _register(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, tuple[
         sent = world.clock(me)
         try:
             lease = yield from _take(worker, fence)
-            worker.heard_at = world.now
         except (StoreUnavailable, LeaseLost):
             if world.clock(me) > deadline:
                 raise StoreUnavailable("never answered", where="", fix="") from None
@@ -109,65 +110,54 @@ def _register(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, tuple[
 
 
 def _take(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, Lease]:
-    """A new lease, and the key under it if the attempt is still ours."""
+    """A new lease, and the key under it if the attempt is still ours and not ended: WorkerKeys.take."""
     trial = worker.trial
     ttl_s = trial.rules.ttl_s
     lease = yield Rpc(lambda store: store.grant(ttl_s), CALL_TIMEOUT_S)
-    yield from fenced_write(
-        fence,
-        [Put(worker.key, worker.value, lease)],
-        timeout_s=CALL_TIMEOUT_S,
-        accepted=lambda: trial.note("registered", worker.main),
-    )
+    put = Put(worker.key, worker.value, lease)
+
+    def accepted() -> None:
+        trial.note("registered", worker.main)
+
+    if "take" in trial.rules.fenced:
+        yield from fenced_write(fence, [put], timeout_s=CALL_TIMEOUT_S, accepted=accepted)
+    else:
+        yield Rpc(lambda store: store.transaction([], puts=[put]), CALL_TIMEOUT_S)
+        accepted()
     return lease
 
 
 def _renew(
     worker: Worker, fence: AttemptFence, judge: LeaseJudge, lease: Lease
 ) -> Generator[Any, Any, tuple[bool, Lease]]:
-    """One renewal, and a look at the attempt key (the real one is told of its changes)."""
-    world, me = worker.trial.world, worker.heart
-    attempt_key, sent = worker.trial.keys.attempt, world.clock(me)
+    """One renewal, and a look at the attempt key (the real one is told of its changes). A lease that has
+    ended is taken anew."""
+    me, attempt_key = worker.heart, worker.keys.attempt
+    sent = worker.trial.world.clock(me)
 
-    def call(store: MemoryStore) -> int:
+    def call(store: MemoryStore) -> int | None:
         store.end_dead([lease.id], at_once=True)
-        alive = lease.id in store.current().leases
+        if lease.id not in store.current().leases:
+            return None
         store.renew(lease.id)
-        revision = store.get(attempt_key).revision
-        if alive:
-            worker.heard_at = world.now
-        if not alive and revision == fence._revision:
-            raise LeaseLost("gone", where="", fix="")
-        return revision
+        return store.get(attempt_key).revision
 
     timeout_s = max(0.05, min(CALL_TIMEOUT_S, judge.next_change_s(sent)))
     try:
         revision = yield Rpc(call, timeout_s)
-    except StoreUnavailable:
-        return True, lease
-    except LeaseLost:
-        now = world.clock(me)
-        if not judge.gone(now):
-            return False, lease
-        yield worker.trial.point(me, "gone")
-        try:
+        if revision is None:
+            yield worker.trial.point(me, "gone")
             lease = yield from _take(worker, fence)
-        except (StoreUnavailable, LeaseLost):
-            return True, lease
-        except StaleAttempt as error:
-            judge.end(error.what)
+            judge.replaced(lease.ttl_s, granted_s=sent)
             return False, lease
-        # We may have stood still since we asked the judge: others may have acted by now.
-        if worker.trial.rules.asks_judge_again and not judge.gone(world.clock(me)):
-            return False, lease
-        judge.replaced(lease.ttl_s, granted_s=now)
-        silence_s = world.now - worker.heard_at
-        worker.trial.silences.append((worker.name, me.attempt, world.now, silence_s))
-        worker.heard_at = world.now
+    except (StoreUnavailable, LeaseLost):
+        return True, lease
+    except StaleAttempt as error:
+        judge.end(error.what)
         return False, lease
     judge.renewed(sent)
-    if revision != fence._revision:
-        judge.end("another attempt has taken over")
+    if "take" in worker.trial.rules.fenced and revision != fence._revision:
+        judge.end("another attempt has taken over, or ours was ended")
     return False, lease
 
 
@@ -200,14 +190,19 @@ def publish(worker: Worker, fence: AttemptFence, op: str, step: int) -> Generato
     yield from may_publish(worker)
     yield trial.point(me, op)
     noted: list[None] = []
+    # Who sees no other attempt in its store may be believed if it asked before the other one began.
+    began = {"began": world.now} if trial.has_own_stores else {}
 
     def accepted() -> None:
         if not noted:
-            trial.note(op, me, step)
+            trial.note(op, me, step, **began)
         noted.append(None)
 
-    key = f"{trial.keys.root}/{op}/{me.attempt}" if op == "resumed" else f"{trial.keys.root}/{op}"
-    put = Put(key, str(step).encode())
+    if trial.rules.looks_at_folders and max(trial.folders) > me.attempt:
+        trial.note("refused", me, step)
+        raise Exit(FENCED)
+    yield trial.point(me, f"{op} allowed")
+    put = Put(f"{worker.keys.root}/{op}", str(step).encode())
     deadline = world.clock(me) + PUBLISH_TIMEOUT_S
     while True:
         try:
