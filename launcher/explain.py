@@ -86,7 +86,8 @@ def _failure(view: TrialView, failure: Failure) -> Iterator[str]:
         yield from (f"    {line}" for line in failure.log_tail)
     others = view.exit.other_failures if view.exit else ()
     for other in others[:MAX_NAMES]:
-        yield f"then: {other.worker}: {other.why.splitlines()[0] if other.why else 'ended'}"
+        why = other.why.splitlines()[0] if other.why else "ended"
+        yield f"{'because of it' if other.secondary else 'then'}: {other.worker}: {why}"
     if len(others) > MAX_NAMES:
         yield f"then: {len(others) - MAX_NAMES} more"
 

@@ -226,6 +226,7 @@ class Failure:
     fix: str = ""
     log: str = ""
     log_tail: tuple[str, ...] = ()
+    secondary: bool = False  # only says that somebody else was missing
 
 
 @dataclass(frozen=True, kw_only=True)

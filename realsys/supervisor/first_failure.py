@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from realsys.api.trial import Failure
@@ -52,7 +53,8 @@ def is_secondary(failure: Failure) -> bool:
 
 def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[Failure, ...]]:
     """(the first failure, the others in time order)."""
-    ordered = sorted(failures, key=lambda f: (is_secondary(f), f.at))
+    judged = (replace(failure, secondary=is_secondary(failure)) for failure in failures)
+    ordered = sorted(judged, key=lambda f: (f.secondary, f.at))
     if not ordered:
         return None, ()
     return ordered[0], tuple(sorted(ordered[1:], key=lambda f: f.at))

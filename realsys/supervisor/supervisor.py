@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError
+from realsys.api.errors import KeyNotFound, StaleAttempt
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.trial import (
     AttemptFiles,
@@ -39,6 +39,7 @@ from realsys.name_resolve.store import NameResolve
 from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.supervisor.failure_report import FailureReporter, suspects
 from realsys.supervisor.first_failure import log_tail, order_failures
+from realsys.supervisor.looks import Looks
 from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
 from realsys.supervisor.worker_leases import WorkerLeases
@@ -72,6 +73,7 @@ class Supervisor:
     steps: Steps
     look_after_store: Callable[[], None] = lambda: None
     _stop: StopRequest | None = None
+    _stop_told: bool = False
     _stop_deadline: float | None = None
     _next_stop_poll: float = 0.0
     _next_requeue_look: float = 0.0
@@ -79,6 +81,7 @@ class Supervisor:
     leases: WorkerLeases = field(init=False)
     history: HistoryLog = field(init=False)
     _reporter: FailureReporter = field(init=False)
+    _stop_looks: Looks[StopRequest | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._reporter = FailureReporter(self.attempt, self.attempt_files)
@@ -89,6 +92,7 @@ class Supervisor:
             token=self.attempt.token,
         )
         self.history.note(Op.TOOK_ATTEMPT)
+        self._stop_looks = Looks(self._look_for_stop, every_s=STOP_POLL_S, name="stop key")
         self.leases = WorkerLeases(
             self.store,
             self.keys,
@@ -99,15 +103,12 @@ class Supervisor:
 
     def run(self) -> ExitMarker:
         """Runs every phase that is not done yet; returns what the exit marker says."""
-        result, phase = Result.COMPLETED, self.plan.phases[-1]
-        for phase in self.plan.phases:
-            if phase.publish is not None and Path(phase.publish).is_dir():
-                logger.info("phase skipped phase=%s product=%s", phase.name, phase.publish)
-                continue
-            result = self._run_phase(phase)
-            if result is not Result.COMPLETED:
-                break
-        self.history.close()
+        self._stop_looks.start()
+        try:
+            result, phase = self._run_phases()
+        finally:
+            self._stop_looks.stop()
+            self.history.close()
         first, others = order_failures(self._failures)
         going_on = result is not Result.COMPLETED
         return ExitMarker(
@@ -120,6 +121,18 @@ class Supervisor:
             other_failures=others,
             resume=f"realsys resume {self.plan.trial}" if going_on else "",
         )
+
+    def _run_phases(self) -> tuple[Result, PhasePlan]:
+        """Every phase that is not done yet, until one does not complete."""
+        result, phase = Result.COMPLETED, self.plan.phases[-1]
+        for phase in self.plan.phases:
+            if phase.publish is not None and Path(phase.publish).is_dir():
+                logger.info("phase skipped phase=%s product=%s", phase.name, phase.publish)
+                continue
+            result = self._run_phase(phase)
+            if result is not Result.COMPLETED:
+                break
+        return result, phase
 
     def keep_room(self) -> None:
         """Sets space aside for the words that must be written when the disk is full."""
@@ -153,11 +166,12 @@ class Supervisor:
             old.unlink(missing_ok=True)
         logger.info("phase started phase=%s", phase.name)
         tasks: list[Task] = []
-        self.leases.begin_phase()
         try:
             tasks = self.steps.start(phase)
+            self.leases.begin_phase(len(tasks))
             result = self._watch(tasks, phase)
         finally:
+            self.leases.end_phase()
             self._end_steps(tasks)
         if result is Result.COMPLETED and phase.publish is not None:
             AttemptFence(self.store, self.keys, self.attempt).check()
@@ -237,26 +251,28 @@ class Supervisor:
     # ---- stop -------------------------------------------------------------------------------
 
     def _poll_stop(self) -> None:
-        """Reads the stop key (or passes a signal on to it), and starts the grace clock once."""
+        """Hears of a stop, by key or by signal, and starts the grace clock once."""
         if time.monotonic() < self._next_stop_poll:
             return
         self._next_stop_poll = time.monotonic() + STOP_POLL_S
         self.look_after_store()
-        if self._stop_deadline is not None:
-            return
-        try:
-            if self._stop is not None:
-                self.store.add(self.keys.stop, dumps(self._stop), replace=True)
-            entry = self.store.get(self.keys.stop)
-        except KeyNotFound:
-            return
-        except StoreError as error:
-            logger.warning("stop key not readable error=%s", error.what)
-            return
-        request = loads(StopRequest, entry.value, where=self.keys.stop)
-        if request.attempt == self.attempt.number:
+        sight = self._stop_looks.take()
+        request = self._stop or (sight.value if sight is not None else None)
+        if self._stop_deadline is None and request is not None:
             logger.info("stop requested by=%s grace_s=%g", request.by, request.grace_seconds)
             self._stop_deadline = time.monotonic() + request.grace_seconds
+
+    def _look_for_stop(self) -> StopRequest | None:
+        """On the looking thread: passes a signal on to the key, reads it. Raises StoreError."""
+        if self._stop is not None and not self._stop_told:
+            self.store.add(self.keys.stop, dumps(self._stop), replace=True)
+            self._stop_told = True
+        try:
+            entry = self.store.get(self.keys.stop)
+        except KeyNotFound:
+            return None
+        request = loads(StopRequest, entry.value, where=self.keys.stop)
+        return request if request.attempt == self.attempt.number else None
 
     # ---- failures ---------------------------------------------------------------------------
 

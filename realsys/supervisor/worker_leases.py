@@ -11,21 +11,31 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from realsys.api.errors import StoreError
 from realsys.api.trial import AttemptRecord, WorkerRecord, WorkerStatus, loads
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.supervisor.failure_detector import FailureDetector
+from realsys.supervisor.looks import Looks
 from realsys.supervisor.steps import Task
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+WORKERS_A_LOOK = 1000  # of more, looks are farther apart: reading them must not fill a core
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a look found of our attempt: registrations, the leases they are under, statuses."""
+
+    records: dict[str, WorkerRecord]
+    leases: dict[str, str]
+    statuses: dict[str, WorkerStatus]
 
 
 @dataclass
 class WorkerLeases:
-    """Looks at most once in ``LOOK_S``. Used from one thread.
+    """Used from one thread between ``begin_phase`` and ``end_phase``; it looks from another.
 
     Args:
         judges_leases: False where every worker is a child of ours: then its end is seen, and a lease
@@ -41,29 +51,40 @@ class WorkerLeases:
     detector: FailureDetector = field(default_factory=FailureDetector)
     registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
-    _lease_ids: dict[str, str] = field(default_factory=dict)
-    _next_look_s: float = 0.0
+    _looks: Looks[Found] | None = None
     _frozen: str = ""
 
-    def begin_phase(self) -> None:
-        """Forgets the workers of the phase before."""
+    def begin_phase(self, num_workers: int) -> None:
+        """Forgets the workers of the phase before, and begins to look."""
         self.registered.clear()
         self.statuses.clear()
         self.detector = FailureDetector(
             lost_s=self.detector.lost_s, settle_s=self.detector.settle_s
         )
+        every_s = LOOK_S * max(1.0, num_workers / WORKERS_A_LOOK)
+        self._looks = Looks(self._look, every_s=every_s, name="leases").start()
+
+    def end_phase(self) -> None:
+        """Looks no more."""
+        if self._looks is not None:
+            self._looks.stop()
+            self._looks = None
 
     def lost(self, tasks: Iterable[Task]) -> list[Task]:
-        """Tasks that are lost. Looks if it is time to."""
-        now_s = time.monotonic()
-        if now_s < self._next_look_s:
+        """Tasks that are lost, after the newest look; none when there is no new one."""
+        sight = self._looks.take() if self._looks is not None else None
+        if sight is None:
             return []
-        self._next_look_s = now_s + LOOK_S
         running = {t.worker: t for t in tasks if t.poll() is None}
-        present = self._look()
-        if present is not None:
+        present: dict[str, str] | None = None
+        if (found := sight.value) is not None:
+            self.registered |= found.records
+            self.statuses = found.statuses
+            present = {worker: record.host for worker, record in found.records.items()}
             self._forget_who_left(present, running)
-        verdict = self.detector.look(present, now_s=now_s, leases=self._lease_ids)
+        leases = found.leases if found is not None else None
+        # Judged as of now: what was found then may be older, and a pause of ours must not count.
+        verdict = self.detector.look(present, now_s=time.monotonic(), leases=leases)
         self._tell(verdict.frozen)
         if not self.judges_leases:
             return []
@@ -73,28 +94,23 @@ class WorkerLeases:
         """Workers that say of themselves that they do not get on, as of the last look."""
         return {worker: s for worker, s in self.statuses.items() if s.stalled_s > 0}
 
-    def _look(self) -> dict[str, str] | None:
-        """Worker → host of those of our attempt that hold their lease; None without an answer."""
-        try:
-            entries = self.store.get_subtree(self.keys.workers)
-            told = self.store.get_subtree(self.keys.worker_statuses)
-        except StoreError as error:
-            logger.warning("leases not readable error=%s", error.what)
-            return None
-        found = [loads(WorkerRecord, entry.value, where=entry.key) for entry in entries]
-        ours = {record.worker: record for record in found if record.token == self.attempt.token}
-        self._lease_ids = {
-            record.worker: entry.lease_id
-            for record, entry in zip(found, entries, strict=True)
-            if record.worker in ours and entry.lease_id is not None
-        }
-        self.registered |= ours
+    def _look(self) -> Found:
+        """On the looking thread. Raises StoreError."""
+        entries = self.store.get_subtree(self.keys.workers)
+        told = self.store.get_subtree(self.keys.worker_statuses)
+        records, leases, statuses = {}, {}, {}
+        for entry in entries:
+            record = loads(WorkerRecord, entry.value, where=entry.key)
+            if record.token == self.attempt.token:
+                records[record.worker] = record
+                if entry.lease_id is not None:
+                    leases[record.worker] = entry.lease_id
         prefix = self.keys.worker_statuses + "/"
         for entry in told:
             status = loads(WorkerStatus, entry.value, where=entry.key)
             if status.token == self.attempt.token:
-                self.statuses[entry.key.removeprefix(prefix)] = status
-        return {worker: record.host for worker, record in ours.items()}
+                statuses[entry.key.removeprefix(prefix)] = status
+        return Found(records=records, leases=leases, statuses=statuses)
 
     def _forget_who_left(self, present: dict[str, str], running: dict[str, Task]) -> None:
         for worker in self.detector.hosts.keys() - present.keys():

@@ -140,9 +140,13 @@ class Master:
         yield from self._point_to_ours()
 
     def _point_to_ours(self) -> Generator[Any, Any, None]:
-        if self.trial.names_point_to != self.number:
-            yield self.trial.point(self.worker.main, "point")
-            self.trial.names_point_to = self.number
+        trial, me = self.trial, self.worker.main
+        while trial.names_point_to != (newest := self._whose_to_show()):
+            yield trial.point(me, "point")
+            trial.names_point_to = newest
+
+    def _whose_to_show(self) -> int:
+        return max(self.trial.rows) if self.trial.rules.names_only_go_on else self.number
 
     # ---- checkpoints ------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class Rules:
     adopts: bool = True  # the checkpoint that a resume goes on from
     says_first: bool = False  # from whose checkpoint it goes on, before it is adopted
     rows_of_lineage: bool = True  # are taken over, else those that the phase's names point to
+    names_only_go_on: bool = False  # the phase's names are never pointed back to older rows
     keep: int = 2  # checkpoints
     ttl_s: float = TTL_S
     patience_s: float = 5.0  # of a call to the store that is not made again

@@ -44,7 +44,9 @@ def test_a_failed_trial_is_told_from_its_first_failure_to_what_to_do():
         log_tail=("step 3", "torch.OutOfMemoryError: CUDA out of memory"),
     )
     others = (
-        failure("master_worker/0", "actor_train failed on model_worker/1\nTraceback …"),
+        failure(
+            "master_worker/0", "actor_train failed on model_worker/1\nTraceback …", secondary=True
+        ),
         failure("model_worker/0", ""),
     )
     found = view(
@@ -64,7 +66,7 @@ def test_a_failed_trial_is_told_from_its_first_failure_to_what_to_do():
         "  end of /x/attempts/0001/logs/model_worker-1.log:",
         "    step 3",
         "    torch.OutOfMemoryError: CUDA out of memory",
-        "then: master_worker/0: actor_train failed on model_worker/1",
+        "because of it: master_worker/0: actor_train failed on model_worker/1",
         "then: model_worker/0: ended",
         "note: no space left on the disk of /x",
         "what to do: read its log, then realsys resume ppo-math/run1",
