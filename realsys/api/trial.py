@@ -5,14 +5,17 @@ written by one process and read by many; each is written whole (temporary file, 
 
     <file root>/runs/<user>/<experiment>/<trial>/
       plan.json  trial.json                 the plan and its hash; who launched it, when, where
-      secrets/                              the trial's own keys and environment, 0600
+      secrets/                              on Slurm: the environment that the job takes over, 0600
       code/ snapshot.json                   on Slurm: the copy of the code that runs, and its revision
       submitit/                             the hand-over: batch script, pickled call, its output
       attempts/0001/                        attempt.json, exit.json, logs/<type>-<index>.log,
-      latest -> attempts/0001                 last_words/<type>-<index>.json
+      latest -> attempts/0001                 last_words/<type>-<index>.json, secrets/, history/,
+                                              stacks/, resumed-<phase>.json, done-<phase>.json
                                               on Slurm also exits/, hosts/, steps.jsonl
-      metrics.jsonl events.jsonl ledger.jsonl samples.jsonl   (of the main phase)
-      tensorboard/  checkpoints/<role>/step-000200/  recover/step-000100/
+      rows/0001/                            metrics.jsonl events.jsonl ledger.jsonl samples.jsonl
+                                              of an attempt (of the main phase)
+      metrics.jsonl …                       links to the newest attempt's
+      tensorboard/  checkpoints/<role>/step-000200/  recover/step-000100.<attempt>/
       dataflow_graph.png  report.html
       prepare/<phase>/                      the same files of a preparing phase
 """

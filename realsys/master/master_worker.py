@@ -76,6 +76,7 @@ class MasterWorkerLoop:
         self.publisher = publisher
         self.saved_roles, self.evaluates = saved_roles, evaluates
         self.total_steps, self.step = total_steps, step
+        self.checkpointed_step = step  # of the checkpoint that we go on from, then of our newest
         ctrl: ExperimentSaveEvalControl = runner.config.exp_ctrl
         self.ckpt_keep = ctrl.ckpt_keep
         self.save_period = Periodic(
@@ -235,6 +236,7 @@ class MasterWorkerLoop:
             lineage=self.publisher.lineage,
             allow=partial(self.publisher.allow_checkpoint, self.step),
         )
+        self.checkpointed_step = self.step
         self.files.events.periodic("checkpoint", self.step, started, time.time())
         logger.info("checkpoint written folder=%s seconds=%.3f", final, time.time() - started)
 
@@ -245,9 +247,9 @@ class MasterWorkerLoop:
     # ---- the two ends -----------------------------------------------------------------------
 
     async def stop(self) -> int:
-        """Ends after a whole step: checkpoint, then goodbye."""
+        """Ends after a whole step: its checkpoint, if it has none yet, then goodbye."""
         logger.info("stopping after_step=%d of=%d", self.step, self.total_steps)
-        if self.step > 0:
+        if self.step > self.checkpointed_step:
             await self.checkpoint()
         await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
         return exit_codes.STOPPED

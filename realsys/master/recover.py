@@ -97,7 +97,7 @@ def commit(
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
         allow()
-        if final.is_dir():  # a stop right after a checkpoint, or after a resume: it says the same,
+        if final.is_dir():  # this attempt's, of this step: it says the same,
             shutil.rmtree(folder, ignore_errors=True)  # and must not be away for a moment
         else:
             os.rename(folder, final)

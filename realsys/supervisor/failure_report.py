@@ -49,6 +49,15 @@ class FailureReporter:
 
     def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
         """Of a worker that lives and does not get on."""
+        if not status.stalled_s:
+            return self._failure(
+                task,
+                known,
+                why="does not answer: other workers stand still and wait for it",
+                at=time.time(),
+                kind=STALLED,
+                fix=f"stacks of all workers: {self.files.stacks}",
+            )
         doing = f" in {status.mfc}" if status.mfc else ""
         where = f", {status.stalled_where}" if status.stalled_where else ""
         return self._failure(
@@ -79,19 +88,33 @@ class FailureReporter:
         )
 
 
-def suspects(stalled: Mapping[str, WorkerStatus]) -> Sequence[str]:
-    """Of the workers that stand still, those that do not just wait for another one. Pure.
+def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:
+    """Of all workers, given that some stand still: those that do not just wait for another one. Pure.
 
     One rank that hangs stops all that share a collective with it: those stand in the collective, or wait
-    for a peer's tensors, and say so. When all of them do, all are named.
+    for a peer's tensors, and say so. Who waits for a peer accuses that peer. When all stand in
+    collectives, all are named.
     """
-    own = [w for w, status in stalled.items() if not _is_waiting(status)]
-    return sorted(own or stalled, key=lambda worker: -stalled[worker].stalled_s)
+    stalled = {worker: status for worker, status in statuses.items() if status.stalled_s > 0}
+    ends = {_end_of_chain(worker, statuses) for worker in stalled}
+    own = [w for w in ends if w not in stalled or not _is_in_collective(stalled[w])]
+    found = own or list(stalled)
+    return sorted(found, key=lambda worker: (-statuses[worker].stalled_s, worker))
 
 
-def _is_waiting(status: WorkerStatus) -> bool:
+def _end_of_chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> str:
+    seen = {worker}
+    while (other := statuses[worker].waits_for.partition(": ")[0]) in statuses:
+        if other in seen:
+            return worker
+        seen.add(other)
+        worker = other
+    return worker
+
+
+def _is_in_collective(status: WorkerStatus) -> bool:
     where = status.stalled_where.lower()
-    return bool(status.waits_for) or any(word in where for word in _WAITS)
+    return any(word in where for word in _WAITS)
 
 
 def _why(task: Task) -> str:

@@ -207,8 +207,8 @@ class Supervisor:
             if bad or lost:
                 self._collect_failures(tasks, lost)
                 return Result.FAILED
-            if stalled := self.leases.stalled():
-                self._collect_stalls(tasks, stalled)
+            if self.leases.stalled():
+                self._collect_stalls(tasks, self.leases.statuses)
                 return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
 
@@ -289,18 +289,18 @@ class Supervisor:
             self._failures.append(self._reporter.of_task(task, known))
         self._end_all(tasks)
 
-    def _collect_stalls(self, tasks: list[Task], stalled: Mapping[str, WorkerStatus]) -> None:
+    def _collect_stalls(self, tasks: list[Task], statuses: Mapping[str, WorkerStatus]) -> None:
         """Everybody's stack, then those who do not just wait for another one."""
         self.give_room()
         asked = [t.worker for t in tasks if t.poll() is None]
         ask_for_stacks(self.store, self.keys, self.attempt, asked)
         time.sleep(STACKS_S)
         by_name = {t.worker: t for t in tasks}
-        for worker in suspects(stalled):
+        for worker in suspects(statuses):
             if worker in by_name:
                 self.history.note(Op.LOST, worker=worker)
                 known = self.leases.registered.get(worker)
-                failure = self._reporter.of_stall(by_name[worker], known, stalled[worker])
+                failure = self._reporter.of_stall(by_name[worker], known, statuses[worker])
                 self._failures.append(failure)
         self._end_all(tasks)
 

@@ -10,15 +10,18 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from realsys.api.trial import AttemptRecord, WorkerRecord, WorkerStatus, loads
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.store import Entry, NameResolve
 from realsys.supervisor.failure_detector import FailureDetector
 from realsys.supervisor.looks import Looks
 from realsys.supervisor.steps import Task
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOOK_S = 1.0
 WORKERS_A_LOOK = 1000  # of more, looks are farther apart: reading them must not fill a core
@@ -51,6 +54,7 @@ class WorkerLeases:
     detector: FailureDetector = field(default_factory=FailureDetector)
     registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
+    _known: dict[str, tuple[int, object]] = field(default_factory=dict)  # key → revision, value
     _looks: Looks[Found] | None = None
     _frozen: str = ""
 
@@ -100,17 +104,25 @@ class WorkerLeases:
         told = self.store.get_subtree(self.keys.worker_statuses)
         records, leases, statuses = {}, {}, {}
         for entry in entries:
-            record = loads(WorkerRecord, entry.value, where=entry.key)
+            record = self._decoded(WorkerRecord, entry)
             if record.token == self.attempt.token:
                 records[record.worker] = record
                 if entry.lease_id is not None:
                     leases[record.worker] = entry.lease_id
         prefix = self.keys.worker_statuses + "/"
         for entry in told:
-            status = loads(WorkerStatus, entry.value, where=entry.key)
+            status = self._decoded(WorkerStatus, entry)
             if status.token == self.attempt.token:
                 statuses[entry.key.removeprefix(prefix)] = status
         return Found(records=records, leases=leases, statuses=statuses)
+
+    def _decoded(self, kind: type[T], entry: Entry) -> T:
+        """An entry's value; decoded once, since of thousands few have changed."""
+        revision, value = self._known.get(entry.key, (0, None))
+        if revision != entry.revision:
+            value = loads(kind, entry.value, where=entry.key)
+            self._known[entry.key] = (entry.revision, value)
+        return cast(T, value)
 
     def _forget_who_left(self, present: dict[str, str], running: dict[str, Task]) -> None:
         for worker in self.detector.hosts.keys() - present.keys():

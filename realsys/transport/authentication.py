@@ -19,7 +19,9 @@ from zmq.utils.monitor import parse_monitor_message
 logger = logging.getLogger(__name__)
 
 DOMAIN = b"realsys"
-HANDSHAKE_MS = 10_000  # a stranger who connects and says nothing costs a socket and memory no longer
+HANDSHAKE_MS = (
+    10_000  # a stranger who connects and says nothing costs a socket and memory no longer
+)
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by the specification; one per context
 _ZAP_VERSION = b"1.0"
 _FAILED = (

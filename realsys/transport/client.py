@@ -233,5 +233,5 @@ class RequestClient:
         return WorkerLost(
             f"{self.peer_name} was lost, no reply to {what}: {reason}",
             where=self.endpoint,
-            fix=f"the end of the log of {self.peer_name} says why; the supervisor restarts it",
+            fix=f"the end of the log of {self.peer_name} says why; then realsys resume",
         )

@@ -33,6 +33,7 @@ class ProgressWatch:
         self._judge = StallJudge(floor_s=float(os.environ.get(STALL_FLOOR_VARIABLE) or FLOOR_S))
         self._judging = threading.Lock()
         self._stalled_s, self._where = 0.0, ""
+        self._stopped_since_s: float | None = None
 
     def told(self, status: WorkerStatus, *, may_take_s: float) -> None:
         """The worker told a status: that is progress."""
@@ -50,8 +51,10 @@ class ProgressWatch:
         """Looks, a few times a second. True when the status must be published anew."""
         if self._dumps.has_new:
             within(COLLECT_IN_S, self._collect_dumps)
+        stopped_s = self._stopped_for_s(now_s)
         with self._judging:
-            stalled_s, before_s = self._judge.look(self._pulse.ticks, now_s=now_s), self._stalled_s
+            stalled_s = self._judge.look(self._pulse.ticks, now_s=now_s, stopped_s=stopped_s)
+            before_s = self._stalled_s
         if stalled_s and not before_s:
             self._where = self._where_it_stands(f"stalled for {stalled_s:.0f} s")
             logger.error("worker stalled seconds=%.0f where=%s", stalled_s, self._where)
@@ -60,6 +63,14 @@ class ProgressWatch:
             logger.warning("worker gets on again")
         self._stalled_s = stalled_s
         return int(stalled_s) != int(before_s)
+
+    def _stopped_for_s(self, now_s: float) -> float:
+        if state_letter(self._pid) != "T":
+            self._stopped_since_s = None
+            return 0.0
+        if self._stopped_since_s is None:
+            self._stopped_since_s = now_s
+        return now_s - self._stopped_since_s
 
     def completed(self, status: WorkerStatus) -> WorkerStatus:
         """The status with what was found here."""

@@ -2,8 +2,9 @@
 
 Alive and getting on are two things: a process in a deadlock, in an endless loop or waiting for a peer
 that never comes keeps its lease. A worker that says it computes and has not ticked for longer than two
-and a half of its usual steps is *stalled*. That is published, and taken back when it ticks again; what
-follows from it is for others to decide.
+of its usual steps and a little is *stalled*; so is one that somebody has stopped for so long, whatever it
+was at: others wait for its answer. That is published, and taken back when it ticks again; what follows from
+it is for others to decide.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 FLOOR_S = 30.0
-FACTOR = 2.5  # so that a hang is seen, with its stacks, before three steps' time is over
+FACTOR = 2.2  # so that a hang is seen, with its stacks, before three steps' time is over
 UNKNOWN_S = 1800.0
 KNOWN_STEPS = 3  # before so many step times are known, nothing is usual
 KEPT_STEPS = 20
@@ -56,16 +57,25 @@ class StallJudge:
     @property
     def limit_s(self) -> float:
         """How long it may go without a tick, as things are."""
-        known = len(self._steps_s) >= KNOWN_STEPS
-        limit_s = max(self.floor_s, FACTOR * median(self._steps_s)) if known else self.unknown_s
-        return max(limit_s, self._may_take_s)
+        return max(self._usual_s, self._may_take_s)
 
-    def look(self, ticks: int, *, now_s: float) -> float:
-        """How long the worker has been stalled for; 0 when it is not."""
+    @property
+    def _usual_s(self) -> float:
+        known = len(self._steps_s) >= KNOWN_STEPS
+        return max(self.floor_s, FACTOR * median(self._steps_s)) if known else self.unknown_s
+
+    def look(self, ticks: int, *, now_s: float, stopped_s: float = 0.0) -> float:
+        """How long the worker has been stalled for; 0 when it is not.
+
+        Args:
+            stopped_s: for how long its process has been seen stopped (SIGSTOP), at every look.
+        """
         gap_s, self._looked_s = now_s - self._looked_s, now_s
         if ticks != self._ticks:
             self._ticks, self._moved_s = ticks, now_s
         elif gap_s > GAP_S:  # we were stopped, and so was the worker for all we know
             self._moved_s += gap_s
         still_s = now_s - self._moved_s
-        return still_s if self._busy and still_s > self.limit_s else 0.0
+        if self._busy and still_s > self.limit_s:
+            return still_s
+        return stopped_s if stopped_s > self._usual_s else 0.0

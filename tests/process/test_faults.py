@@ -34,9 +34,15 @@ def assert_nothing_left(files: TrialFiles, *, within_s: float = 5.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("worker", ["master_worker/0", "model_worker/0"])
+@pytest.mark.parametrize(
+    ("worker", "how_far"),
+    [
+        ("master_worker/0", "step done"),  # the last lines of its own log
+        ("model_worker/0", "model_worker/0 was lost, no reply to"),  # and which call missed it
+    ],
+)
 def test_kill_9_of_a_worker_ends_the_run_and_names_it(
-    trials: Trials, running: TrialFiles, worker: str
+    trials: Trials, running: TrialFiles, worker: str, how_far: str
 ) -> None:
     pid = worker_pid(trials.wait_for_step(running, 2), worker)
     began = time.monotonic()
@@ -46,7 +52,7 @@ def test_kill_9_of_a_worker_ends_the_run_and_names_it(
     assert view.state is State.FAILED, explain(running, view)
     assert_nothing_left(running, within_s=60)  # the report is written last
     text = trials.run("status", "ppo-math/run").stdout
-    for wanted in (worker, "SIGKILL", str(pid), "realsys resume ppo-math/run", "step done"):
+    for wanted in (worker, "SIGKILL", str(pid), "realsys resume ppo-math/run", how_far):
         assert wanted in text, f"{wanted!r} is not in:\n{text}"
 
 

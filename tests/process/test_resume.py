@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,10 @@ from real_trials import (
 
 from launcher.trial_state import State
 from realsys.api.trial import TrialFiles
+from realsys.master.recover import read_resumed
+from realsys.observability.history import read_history
+from realsys.observability.history_check import check_history
+from realsys.observability.metrics import read_metrics
 
 pytestmark = pytest.mark.process
 
@@ -39,6 +44,28 @@ def assert_same_run(files: TrialFiles, reference: TrialFiles) -> None:
     for role in ("actor", "critic"):
         assert weights_of(files, role) == weights_of(reference, role), role
     assert trained_ids(files) == trained_ids(reference)
+
+
+def newest_checkpoint(files: TrialFiles) -> Path:
+    """Its folder, step-<step>.<attempt>."""
+    return sorted(files.phase(files.root).recover.glob("step-*"))[-1]
+
+
+def assert_told_apart(files: TrialFiles, attempts: int) -> None:
+    """Each attempt has rows of its own, and says whose checkpoint it went on from."""
+    main = files.phase(files.root)
+    told = read_resumed(files, "main")
+    assert list(told) == list(range(1, attempts + 1))
+    for number, record in told.items():
+        assert record.of_attempt < number
+        assert main.rows_of(number).metrics.exists()
+        if record.of_attempt:
+            steps = [row["step"] for row in read_metrics(main.rows_of(record.of_attempt).metrics)]
+            assert record.step in steps
+    assert os.readlink(main.metrics) == f"rows/{attempts:04d}/metrics.jsonl"
+    assert files.attempt(attempts).done("main").exists()
+    assert newest_checkpoint(files).name.endswith(f".{attempts}")
+    assert check_history(read_history(files.root)) == []
 
 
 def test_one_seed_gives_one_run_bit_for_bit(
@@ -76,6 +103,27 @@ def test_stop_and_resume_equals_the_undisturbed_run(
     trials.resume(files)
     assert trials.wait(files).state is State.COMPLETED
     assert_same_run(files, undisturbed)
+    assert_told_apart(files, 2)
+
+
+def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
+) -> None:
+    """The step has a checkpoint already: no second one is written, and nothing fails."""
+    each = tuple(w.replace("ckpt_freq_steps=3", "ckpt_freq_steps=1") for w in SMALL_PPO)
+    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *each)
+    trials.wait_for_step(files, 4)
+    for attempt in (1, 2):
+        stopped = trials.run("stop", "ppo-math/stopped")
+        assert stopped.returncode == 0, stopped.stderr
+        view = trials.wait(files)
+        assert view.state is State.STOPPED, explain(files, view)
+        assert newest_checkpoint(files).name == f"step-{view.step:06d}.{attempt}"
+        trials.resume(files)  # the second time at once: attempt 2 may not have begun a step
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert_same_run(files, undisturbed)
+    assert_told_apart(files, 3)
 
 
 @pytest.mark.parametrize("step", [1, 5, 9])
@@ -91,6 +139,7 @@ def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
     assert_same_run(files, undisturbed)
+    assert_told_apart(files, 2)
 
 
 def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
@@ -99,7 +148,7 @@ def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
     files = trials.launch("ppo-math", "torn", f"actor.path={tiny_policy}", *SMALL_PPO)
     trials.wait_for_step(files, 7)  # checkpoints after 3 and 6
     kill_everything(files)
-    newest = sorted(files.phase(files.root).recover.glob("step-*"))[-1]
+    newest = newest_checkpoint(files)
     state = newest / "model_worker-0.pt"
     state.write_bytes(state.read_bytes()[:-100])
     wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
@@ -117,8 +166,6 @@ def test_a_signal_to_the_supervisor_stops_the_trial_after_a_step(
     files = trials.launch("ppo-math", "signalled", f"actor.path={tiny_policy}", *SMALL_PPO)
     view = trials.wait_for_step(files, 2)
     assert view.supervisor_pid is not None
-    import os
-
     os.kill(view.supervisor_pid, signal.SIGTERM)
     view = trials.wait(files)
     assert view.state is State.STOPPED, explain(files, view)

@@ -2,6 +2,8 @@
 
 python -m tests.simulation.run --seed 17        one, with its trace
 python -m tests.simulation.run --seeds 0-9999   many; each that fails is printed with its command
+
+With --mended what is known to be wrong is played as it should be (trial.py).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from .faults import plan_faults
 from .invariants import violations
 from .supervisor import supervise
-from .trial import Rules, Trial
+from .trial import MENDED, Rules, Trial
 from .world import World
 
 HORIZON_S = 1500.0
@@ -60,16 +62,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
     parser.add_argument("--seed", type=int, help="play this one and print what happens")
     parser.add_argument("--seeds", default="0-999", help="play these, e.g. 0-999")
+    parser.add_argument("--mended", action="store_true", help="as it should be, not as it is")
     options = parser.parse_args()
+    rules = MENDED if options.mended else Rules()
     if options.seed is not None:
-        outcome = play(options.seed, trace=lambda at, text: print(f"{at:9.3f}  {text}"))  # noqa: T201
+        outcome = play(options.seed, rules, trace=_print)
         _show(outcome)
         return 1 if outcome.violations else 0
     first, _, last = options.seeds.partition("-")
     began, num_bad, num_events, verdicts = time.monotonic(), 0, 0, dict[str, int]()
     seeds = range(int(first), int(last or first) + 1)
     for seed in seeds:
-        outcome = play(seed)
+        outcome = play(seed, rules)
         num_events += outcome.num_events
         verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
         if outcome.violations:
@@ -82,6 +86,10 @@ def main() -> int:
         f"({a_minute:.0f} schedules a minute); ended: {verdicts}\n"
     )
     return 1 if num_bad else 0
+
+
+def _print(at: float, text: str) -> None:
+    sys.stdout.write(f"{at:9.3f}  {text}\n")
 
 
 def _show(outcome: Outcome) -> None:

@@ -51,6 +51,10 @@ class Rules:
     patience_s: float = 5.0  # of a call to the store that is not made again
 
 
+# What realsys does not do yet: test_simulation.py shows what goes wrong. Empty when nothing is known.
+MENDED = Rules(names_only_go_on=True, patience_s=60.0)
+
+
 class Checkpoint(NamedTuple):
     """A folder's name. They sort by it."""
 

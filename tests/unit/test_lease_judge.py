@@ -43,18 +43,20 @@ def test_over_is_for_good():
     assert judge.reason == "attempt 2 has taken over"
 
 
-def test_a_lease_that_ends_before_its_time_may_be_taken_anew():
+def test_a_lease_taken_anew_counts_with_its_own_time_however_late():
     judge = LeaseJudge(10.0, granted_s=100.0)
-    assert judge.gone(109.9)
-    judge.replaced(20.0, granted_s=109.9)
-    assert judge.standing(109.9 + SUSPEND_AT * 20 - 0.1) is Standing.HELD
+    assert judge.standing(150.0) is Standing.SUSPENDED
+    judge.replaced(20.0, granted_s=150.0)
+    assert judge.standing(150.0 + SUSPEND_AT * 20 - 0.1) is Standing.HELD
+    assert judge.standing(150.0 + SUSPEND_AT * 20) is Standing.SUSPENDED
 
 
-def test_after_its_time_others_may_have_acted_so_it_is_over():
-    judge = LeaseJudge(10.0, granted_s=100.0)
-    assert not judge.gone(110.0)
-    assert judge.standing(110.0) is Standing.OVER
-    assert "was not renewed for 10.0 s" in judge.reason
+def test_a_store_that_lost_the_lease_ends_nobody_but_one_that_is_silent_does():
+    judge = LeaseJudge(10.0, granted_s=100.0, give_up_s=60.0)
+    assert judge.standing(159.9) is Standing.SUSPENDED
+    assert judge.standing(160.1) is Standing.OVER
+    judge.replaced(10.0, granted_s=160.1)  # its answer, too late
+    assert judge.standing(160.2) is Standing.OVER
 
 
 def test_the_next_change_is_when_the_standing_changes():

@@ -130,12 +130,34 @@ def test_taking_it_anew_goes_on_while_the_store_is_away():
     assert next(answers, None) is None
 
 
-def test_a_lease_that_ended_in_its_own_time_is_over():
-    lease = FakeLease(lambda: (time.sleep(0.4), lose()))
-    heard = Heard()
-    with LeaseKeeper(lambda: lease, name="w/0", on_change=heard):
+def test_a_lease_that_ended_in_its_own_time_is_taken_anew_too():
+    """The owner's keys say whether it may: ``take`` has the condition that the attempt is ours."""
+
+    def end_late():
+        time.sleep(0.5)  # longer than the ttl
+        lose()
+
+    leases = [FakeLease(end_late), FakeLease(ttl_s=1.0)]
+    left, heard = iter(leases), Heard()
+    with LeaseKeeper(lambda: next(left), name="w/0", on_change=heard) as keeper:
+        time.sleep(0.9)
+        assert keeper.lease is leases[1]
+        assert keeper.standing is Standing.HELD
+    assert heard.standings == [Standing.SUSPENDED, Standing.HELD]
+
+
+def test_whoever_stood_still_until_its_attempt_was_ended_is_over():
+    def ended():
+        raise StaleAttempt("attempt 1 was ended by its supervisor", where="attempt", fix="none")
+
+    def end_late():
+        time.sleep(0.5)
+        lose()
+
+    answers, heard = iter([lambda: FakeLease(end_late), ended]), Heard()
+    with LeaseKeeper(lambda: next(answers)(), name="w/0", on_change=heard):
         assert heard.over.wait(5)
-    assert "was not renewed for" in heard.changes[-1][1]
+    assert heard.changes[-1] == (Standing.OVER, "attempt 1 was ended by its supervisor")
 
 
 def test_keys_that_are_another_attempts_are_not_taken_anew():

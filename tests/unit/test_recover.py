@@ -247,7 +247,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch, 
 def test_a_crash_while_the_same_step_is_written_again_leaves_one(
     tmp_path, monkeypatch, place, attempt
 ):
-    """A stop right after a checkpoint, or right after a resume, writes step 5 again; keep is 1."""
+    """Step 5 once more, and keep is 1."""
     checkpoint(tmp_path, 5, attempt=1, keep=1)
     folder = begin(tmp_path, step=5, attempt=attempt)
     saved = write_states(folder, 5)
@@ -288,7 +288,7 @@ def test_the_same_step_of_another_attempt_lies_beside_it(tmp_path):
     assert newest(tmp_path).attempt == 2
 
 
-def test_a_stop_right_after_a_checkpoint_writes_the_same_step_again(tmp_path):
+def test_an_attempt_may_write_a_step_again(tmp_path):
     checkpoint(tmp_path, 5)
     assert checkpoint(tmp_path, 5) == tmp_path / "step-000005.1"
     assert names(tmp_path) == ["step-000005.1"]
@@ -348,7 +348,7 @@ def test_one_s_own_checkpoint_is_adopted_already(tmp_path):
     assert adopt(found, attempt=1) is found
 
 
-def test_a_resume_that_is_stopped_before_its_first_step_keeps_what_it_adopted(tmp_path):
+def test_the_step_that_was_adopted_may_be_written_again(tmp_path):
     checkpoint(tmp_path, 5, attempt=1, keep=1)
     adopt(newest(tmp_path), attempt=2)
     head = lineage((1, 0, 0), (2, 5, 1))
@@ -368,37 +368,6 @@ def test_where_no_file_can_be_linked_the_other_s_is_used(tmp_path, monkeypatch, 
 
 
 # ---- who was cut off writes no more -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("told", "counts", "dead"),
-    [
-        ((), [(1, 99), (7, 1)], []),
-        (((1, 0, 0),), [(1, 1), (1, 999)], [(2, 1), (0, 1)]),
-        # 2 went on from step 10 of 1: what 1 wrote later is a dead branch
-        (((1, 0, 0), (2, 10, 1)), [(1, 10), (2, 11)], [(1, 11)]),
-        # the checkpoint of step 10 was torn when 3 looked, so it took an older one of 1
-        (((1, 0, 0), (2, 10, 1), (3, 4, 1)), [(1, 4), (3, 5)], [(1, 5), (2, 10), (2, 11)]),
-        # 3 went on from 2, which had gone on from 1
-        (((1, 0, 0), (2, 10, 1), (3, 14, 2)), [(1, 10), (2, 14), (3, 15)], [(1, 11), (2, 15)]),
-        # 3 went on from an earlier checkpoint of 2, the one that 2 had adopted
-        (((1, 0, 0), (2, 10, 1), (3, 10, 2)), [(1, 10), (2, 10)], [(1, 11), (2, 11)]),
-        # 2 said nothing: it never got so far
-        (((1, 0, 0), (3, 6, 1)), [(1, 6), (3, 7)], [(1, 7), (2, 1)]),
-        # 2 began from nothing: no checkpoint was whole
-        (((1, 0, 0), (2, 0, 0)), [(2, 1)], [(1, 1)]),
-        # told by a version that did not say whose checkpoint it was
-        (((3, 8, 0),), [(0, 8), (3, 9)], [(0, 9), (1, 1)]),
-    ],
-)
-def test_what_counts_is_the_newest_attempt_s_chain_backwards(told, counts, dead):
-    found = lineage(*told)
-    assert [pair for pair in counts if not found.counts(*pair)] == []
-    assert [pair for pair in dead if found.counts(*pair)] == []
-
-
-def test_a_damaged_chain_that_bites_its_tail_ends():
-    assert lineage((1, 5, 2), (2, 7, 1)).limits == {2: None, 1: 7}
 
 
 def test_what_an_older_attempt_wrote_after_a_newer_one_went_on_is_not_taken(tmp_path, caplog):

@@ -122,3 +122,14 @@ def test_its_limits_can_be_others():
     worker.steps(0.5, 0.5, 0.5)
     worker.passes(3)
     assert worker.stalled_s > 2
+
+
+def test_one_that_is_stopped_while_it_waits_for_work_is_stalled_too():
+    judge = StallJudge(floor_s=10.0, unknown_s=10.0)
+    judge.told(busy=False, step=0, now_s=0.0)
+    assert judge.look(1, now_s=1.0) == 0.0
+    for now_s in range(2, 40):
+        assert judge.look(1, now_s=float(now_s)) == 0.0  # idle: nobody expects it to tick
+    assert judge.look(1, now_s=41.0, stopped_s=9.0) == 0.0
+    assert judge.look(1, now_s=44.0, stopped_s=12.0) == 12.0
+    assert judge.look(1, now_s=45.0) == 0.0

@@ -1,0 +1,54 @@
+"""Whom a standstill is put down to."""
+
+from __future__ import annotations
+
+import pytest
+
+from realsys.api.trial import WorkerStatus
+from realsys.supervisor.failure_report import suspects
+
+IN_COLLECTIVE = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"
+
+
+def status(stalled_s: float = 0.0, where: str = "", waits_for: str = "") -> WorkerStatus:
+    return WorkerStatus(
+        state="running", stalled_s=stalled_s, stalled_where=where, waits_for=waits_for
+    )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "named"),
+    [
+        ({"m/0": status(60.0), "m/1": status()}, ["m/0"]),
+        (  # the one in a loop of its own, not those that wait for it in a collective
+            {"m/0": status(60.0, IN_COLLECTIVE), "m/1": status(58.0, "loop (reward.py:7)")},
+            ["m/1"],
+        ),
+        (  # the one that is waited for, though it does not say that it stands still
+            {"m/0": status(60.0, "poll", "m/1: tensors of actor_gen"), "m/1": status()},
+            ["m/1"],
+        ),
+        (  # along the chain
+            {
+                "m/0": status(60.0, "poll", "m/1: a"),
+                "m/1": status(60.0, "poll", "m/2: b"),
+                "m/2": status(50.0, "stopped by SIGSTOP"),
+            },
+            ["m/2"],
+        ),
+        (  # all in collectives: nobody knows
+            {"m/0": status(60.0, IN_COLLECTIVE), "m/1": status(61.0, IN_COLLECTIVE)},
+            ["m/1", "m/0"],
+        ),
+        (  # who waits for somebody that nobody knows is the end itself
+            {"m/0": status(60.0, "poll", "m/7: a")},
+            ["m/0"],
+        ),
+        (  # a circle has no end: those in it are named
+            {"m/0": status(60.0, "p", "m/1: a"), "m/1": status(59.0, "p", "m/0: b")},
+            ["m/0", "m/1"],
+        ),
+    ],
+)
+def test_the_suspects(statuses, named):
+    assert suspects(statuses) == named
