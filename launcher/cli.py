@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from launcher import verbs_etcd, verbs_inspect, verbs_run, verbs_site
+from launcher import verbs_etcd, verbs_inspect, verbs_run, verbs_site, verbs_worker
 from launcher.cli_options import INSPECT, RUN, SETUP
 from launcher.exit_codes import ExitCode
 
@@ -41,7 +41,8 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
             verbs_inspect.watch,
             verbs_inspect.explain,
             verbs_inspect.logs,
-            verbs_inspect.exec_,
+            verbs_worker.exec_,
+            verbs_worker.tell,
             verbs_inspect.ls,
             verbs_inspect.show,
             verbs_inspect.graph,

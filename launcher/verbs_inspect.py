@@ -160,27 +160,6 @@ def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> 
     return ExitCode.OK
 
 
-def exec_(
-    trial: o.Trial,
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="E.g. model_worker/0.")],
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMAND", help="After --; else a shell.", show_default=False),
-    ] = None,
-    cluster: o.Cluster = None,
-) -> int:
-    """Open a shell, or run a command, beside a running worker, on its node and in its image."""
-    from launcher.status import TrialReader
-    from launcher.trials import find_trial
-    from launcher.worker_shell import run_in_place, shell_command
-
-    reader = TrialReader(find_trial(trial, cluster=cluster))
-    argv, environment = shell_command(reader, worker, command or [], terminal=sys.stdin.isatty())
-    reader.close()
-    run_in_place(argv, environment)
-    return ExitCode.OK
-
-
 def show(
     trial: o.OptionalTrial = None,
     config: Annotated[

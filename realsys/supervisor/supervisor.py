@@ -205,8 +205,7 @@ class Supervisor:
             bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
             lost = self.leases.lost(tasks) if not bad else []
             if bad or lost:
-                self._collect_failures(tasks, lost)
-                return Result.FAILED
+                return self._collect_failures(tasks, lost)
             if self.leases.stalled():
                 self._collect_stalls(tasks, self.leases.statuses)
                 return Result.FAILED
@@ -276,18 +275,25 @@ class Supervisor:
 
     # ---- failures ---------------------------------------------------------------------------
 
-    def _collect_failures(self, tasks: list[Task], lost: list[Task]) -> None:
-        """Everybody's reason: own last words, else the exit code or signal that we saw."""
+    def _collect_failures(self, tasks: list[Task], lost: list[Task]) -> Result:
+        """Everybody's reason: own last words, else the exit code or signal that we saw.
+
+        STOPPED when all of it came from a worker that was told to leave (`realsys tell … interrupt`).
+        """
         self.give_room()
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
             time.sleep(POLL_S)
         failed = [t for t in tasks if t.poll() not in (None, exit_codes.DONE)]
+        if any(task.poll() == exit_codes.STOPPED for task in failed):
+            self._end_steps(tasks)
+            return Result.STOPPED
         for task in failed or lost or [t for t in tasks if t.poll() is not None]:
             self.history.note(Op.EXITED if task.poll() is not None else Op.LOST, worker=task.worker)
             known = self.leases.registered.get(task.worker)
             self._failures.append(self._reporter.of_task(task, known))
         self._end_all(tasks)
+        return Result.FAILED
 
     def _collect_stalls(self, tasks: list[Task], statuses: Mapping[str, WorkerStatus]) -> None:
         """Everybody's stack, then those who do not just wait for another one."""

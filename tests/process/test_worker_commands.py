@@ -16,6 +16,7 @@ from real_trials import (
     SMALL_PPO_STEPS,
     Trials,
     explain,
+    kill_everything,
     metrics_of,
     worker_pid,
 )
@@ -57,6 +58,11 @@ class Steered:
         self.store.add(self.keys.command("model_worker", 0), dumps(command), replace=True)
         return self.until(lambda status: status.last_command == command.id)
 
+    def tell(self, *words: str) -> tuple[int, str, str]:
+        """`realsys tell`: status, what it prints, the last line that it says."""
+        done = self.trials.run("tell", "ppo-math/run", "model_worker/0", *words)
+        return done.returncode, done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
+
     def until(
         self, condition: Callable[[WorkerStatus], bool], within_s: float = 10
     ) -> WorkerStatus:
@@ -94,25 +100,40 @@ def test_a_model_worker_has_no_store_of_its_own(steered: Steered) -> None:
 
 
 def test_a_worker_is_paused_configured_dumped_and_goes_on(steered: Steered) -> None:
-    steered.order(Verb.PAUSE)
+    assert steered.tell("pause") == (0, "", "model_worker/0 is paused")
     assert steered.status.state == "paused"
-    assert steered.order(Verb.CONFIGURE, log_level="debug").command_refused == ""
-    assert steered.order(Verb.CONFIGURE, log_level="loud").command_refused != ""
-    steered.order(Verb.DUMP)
-    stacks = steered.files.attempt(1).stacks_of("model_worker/0").read_text()
-    assert "between_requests" in stacks
+    assert steered.tell("configure", "log_level=debug")[0] == 0
+    assert steered.tell("configure", "log_level=loud")[0] != 0
+    code, path, _ = steered.tell("dump")
+    assert (code, path) == (0, str(steered.files.attempt(1).stacks_of("model_worker/0")))
+    assert "between_requests" in Path(path).read_text()
     step = steered.trials.wait_for_step(steered.files, 2).step
     time.sleep(2)
     assert steered.trials.wait_for_step(steered.files, 2).step == step
-    steered.order(Verb.RESUME)
+    assert steered.tell("resume")[0] == 0
     steered.trials.wait_for_step(steered.files, (step or 0) + 2)
 
 
 def test_an_interrupted_worker_leaves_after_its_request(steered: Steered) -> None:
     steered.order(Verb.INTERRUPT)
     view = steered.trials.wait(steered.files, timeout_s=40)
-    assert view.state is not State.COMPLETED, explain(steered.files, view)
+    assert view.state is State.STOPPED, explain(steered.files, view)
     assert steered.status.state == "done"
+
+
+def test_what_nobody_understands_is_told_at_once(steered: Steered) -> None:
+    for words, wanted in (
+        (("model_worker/9", "pause"), "no worker 'model_worker/9'"),
+        (("model_worker/0", "puase"), "did you mean 'pause'?"),
+        (("model_worker/0", "configure", "debug"), "'debug' is no argument: it has no '='"),
+    ):
+        done = steered.trials.run("tell", "ppo-math/run", *words)
+        assert done.returncode == 4, done.stderr
+        assert wanted in done.stderr
+    kill_everything(steered.files)
+    done = steered.trials.run("tell", "ppo-math/run", "model_worker/0", "pause")
+    assert done.returncode != 0
+    assert "only workers of a running trial take commands" in done.stderr
 
 
 def test_a_whole_run_ends_with_a_goodbye_of_everybody(trials: Trials, tiny_policy: Path) -> None:

@@ -67,7 +67,7 @@ def main() -> int:
     rules = MENDED if options.mended else Rules()
     if options.seed is not None:
         outcome = play(options.seed, rules, trace=_print)
-        _show(outcome)
+        _show(outcome, rules)
         return 1 if outcome.violations else 0
     first, _, last = options.seeds.partition("-")
     began, num_bad, num_events, verdicts = time.monotonic(), 0, 0, dict[str, int]()
@@ -78,7 +78,7 @@ def main() -> int:
         verdicts[outcome.verdict] = verdicts.get(outcome.verdict, 0) + 1
         if outcome.violations:
             num_bad += 1
-            _show(outcome)
+            _show(outcome, rules)
     seconds = time.monotonic() - began
     a_minute = 60 * len(seeds) / seconds
     sys.stdout.write(
@@ -92,11 +92,17 @@ def _print(at: float, text: str) -> None:
     sys.stdout.write(f"{at:9.3f}  {text}\n")
 
 
-def _show(outcome: Outcome) -> None:
+def command(seed: int, rules: Rules) -> str:
+    """Shows the trace."""
+    mended = "--mended " if rules == MENDED and rules != Rules() else ""
+    return f"python -m tests.simulation.run {mended}--seed {seed}"
+
+
+def _show(outcome: Outcome, rules: Rules) -> None:
     for violation in outcome.violations:
         sys.stdout.write(f"seed {outcome.seed}: {violation}\n")
     if outcome.violations:
-        sys.stdout.write(f"  see: python -m tests.simulation.run --seed {outcome.seed}\n")
+        sys.stdout.write(f"  see: {command(outcome.seed, rules)}\n")
         sys.stdout.flush()  # the run may be cut short
 
 

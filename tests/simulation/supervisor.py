@@ -49,9 +49,7 @@ def supervise(trial: Trial, me: Process) -> Generator[Any, Any, None]:
     raise Exit(code)
 
 
-def _take_attempt(
-    trial: Trial, me: Process, keys: TrialKeys
-) -> Generator[Any, Any, AttemptRecord]:
+def _take_attempt(trial: Trial, me: Process, keys: TrialKeys) -> Generator[Any, Any, AttemptRecord]:
     world, key, for_s = trial.world, keys.attempt, trial.rules.patience_s
     token = f"{world.random.getrandbits(64):016x}"
     number = max(trial.folders, default=0) + 1
@@ -117,9 +115,7 @@ def _put_attempt(
         raise Exit(FAILED)
 
 
-def _forget_older(
-    trial: Trial, keys: TrialKeys, fence: AttemptFence
-) -> Generator[Any, Any, None]:
+def _forget_older(trial: Trial, keys: TrialKeys, fence: AttemptFence) -> Generator[Any, Any, None]:
     """Deletes what older attempts left: their workers' keys."""
     prefix = keys.workers
     if "clear" not in trial.rules.fenced:
@@ -136,11 +132,9 @@ def _end_attempt(
     yield trial.point(me, "end")
 
     def tell(store: MemoryStore) -> None:
-        if not trial.rules.ends_attempts:
-            trial.note("ended", me)
-        elif store.transaction(
-            [Compare.holds(keys.attempt, ours)], puts=[Put(keys.attempt, ended)]
-        ):
+        holds = Compare.holds(keys.attempt, ours)
+        ends = trial.rules.ends_attempts
+        if not ends or store.transaction([holds], puts=[Put(keys.attempt, ended)]):
             trial.note("ended", me)
 
     try:
@@ -182,12 +176,11 @@ def _watch(
         return present, leases
 
     while True:
-        asked = world.clock(me)
         try:
             present, leases = yield Rpc(look, CALL_TIMEOUT_S)
         except StoreUnavailable:
             present, leases = None, None
-        verdict = detector.look(present, now_s=asked, leases=leases)
+        verdict = detector.look(present, now_s=world.clock(me), leases=leases)
         if verdict.frozen and world.tracing is not None:
             world.say(f"supervisor.{me.attempt} decides nothing: {verdict.frozen}")
         for worker in list(running.values()):

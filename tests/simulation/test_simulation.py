@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulation.run import Outcome, play
+from simulation.run import Outcome, command, play
 from simulation.trial import MENDED, Rules
 
 from realsys.api.trial import Resumed
@@ -28,8 +28,7 @@ RULES = MENDED
 
 
 def told(outcome: Outcome) -> str:
-    command = f"python -m tests.simulation.run --mended --seed {outcome.seed}"
-    lines = [f"see: {command}", *outcome.violations]
+    lines = [f"see: {command(outcome.seed, RULES)}", *outcome.violations]
     return "\n  ".join(lines)
 
 
@@ -67,92 +66,82 @@ BROKEN = {
     "a checkpoint without fence": (
         without("checkpoint"),
         "checkpoint .* was accepted .* after took_attempt",
-        (),
+        (163, 248, 703),
     ),
     "no fence at all, and suspended workers publish": (
         replace(RULES, fenced=frozenset(), waits_while_suspended=False),
         "was accepted .* after took_attempt",
-        (),
+        (14, 123, 128),
     ),
     "attempts with stores of their own do not look at the folders": (
         replace(RULES, looks_at_folders=False),
         "was accepted .* after took_attempt",
-        (),
+        (33, 38, 75),
     ),
     "a detector that decides at once": (
         replace(RULES, detector=DecidesAtOnce),
         "declared lost .* and nothing was wrong",
-        (),
+        (6, 8, 10),
     ),
     "a lease is taken anew without fence": (
         without("take"),
         "registered of .* was accepted .* but attempt",
-        (),
+        (2, 12, 22),
     ),
     "the end of an attempt is not told": (
         replace(RULES, ends_attempts=False),
         "was accepted .* but attempt . was ended",
-        (),
+        (32, 33, 34),
     ),
     "no rule of lineage": (
         replace(RULES, lineage=lambda told: Lineage({})),
         "which does not count there|rows of step",
-        (),
+        (619, 704, 973),
     ),
     "a lineage of numbers, without from whose checkpoint": (
         replace(RULES, lineage=by_numbers),
         "which does not count there|rows of step",
-        (),
-    ),
-    "resumed is not fenced": (
-        without("resumed"),
-        "rows of step|is gone|does not count",
-        (),
+        (15, 29, 44),
     ),
     "older attempts are cleared without fence": (
         without("clear"),
         "declared lost .* and nothing was wrong",
-        (),
+        (166, 454),
     ),
     "a worker leaves without fence": (
         without("leave"),
         "declared lost .* and nothing was wrong",
-        (),
+        (63, 265, 496),
     ),
     "a checkpoint's folder is its step": (
         replace(RULES, folder_per_attempt=False),
         "the checkpoint of step .* is gone",
-        (),
+        (179, 205, 374),
     ),
     "checkpoints of newer attempts are tidied up": (
         replace(RULES, prunes_newer=True),
         "the checkpoint of step .* is gone",
-        (),
+        (179, 205, 374),
     ),
     "a checkpoint to go on from is not adopted": (
-        replace(RULES, adopts=False),
+        replace(RULES, adopts=False, keep=1),
         "the checkpoint of step .* is gone",
-        (),
+        (563, 613, 1443),
     ),
     "it is said before the checkpoint is adopted": (
-        replace(RULES, says_first=True),
+        replace(RULES, says_first=True, keep=1),
         "the checkpoint of step .* is gone",
-        (),
-    ),
-    "rows are taken over from where the names point": (
-        replace(RULES, rows_of_lineage=False),
-        "rows of step|which does not count there",
-        (),
+        (313, 933, 1403),
     ),
     "names are pointed back to older rows": (
         replace(RULES, names_only_go_on=False),
         "the metrics shown are those of attempt",
-        (),
+        (33, 276, 313),
     ),
     "a supervisor without patience": (
         replace(RULES, patience_s=5.0),
         "one short outage alone: 2 attempts",
-        (),
+        (6510,),
     ),
 }
 
@@ -162,23 +151,21 @@ def test_a_broken_rule_is_noticed(rule: str) -> None:
     rules, said, seeds = BROKEN[rule]
     found = [violation for seed in seeds for violation in play(seed, rules).violations]
     assert [violation for violation in found if re.search(said, violation)], found
-    assert not any(play(seed).violations for seed in seeds)  # and the rule is what prevents it
+    whole = replace(RULES, keep=rules.keep)
+    assert not any(play(seed, whole).violations for seed in seeds)  # the rule is what prevents it
 
 
-def test_the_supervisor_must_know_of_leases_taken_anew() -> None:
-    class LooksAtNamesOnly(FailureDetector):
-        def look(self, present, *, now_s, leases=None):
-            return super().look(present, now_s=now_s)
-
-    (found,) = play(798, replace(RULES, detector=LooksAtNamesOnly)).violations
-    assert re.search("model_worker/0 .* was declared lost .* nothing was wrong", found)
+@pytest.mark.xfail(strict=True, reason="known; then make it a default and take it out of MENDED")
+@pytest.mark.parametrize("seed", [33, 276, 6510])
+def test_what_realsys_does_not_do_yet(seed: int) -> None:
+    assert not play(seed, Rules()).violations
 
 
 def test_a_seed_is_a_schedule() -> None:
-    command = [sys.executable, "-m", "tests.simulation.run", "--seed", "44"]
+    argv = [sys.executable, "-m", "tests.simulation.run", "--seed", "44"]
     traces = [
         subprocess.run(
-            command,
+            argv,
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,

@@ -88,6 +88,7 @@ class Trial:
     traps: dict[tuple[str, str, int], Callable[[Process], None]] = field(default_factory=dict)
     _passed: dict[tuple[str, str], int] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
+
     def __post_init__(self) -> None:
         chance = self.world.random
         for i in range(NUM_NODES):
@@ -158,10 +159,12 @@ class Trial:
     def _supervisor_ended(self, supervisor: Process, supervise: Callable[..., Any]) -> None:
         job = next(job for job in self.jobs if job[0] is supervisor)
         chance = self.world.random
-        if supervisor.code == 0:
+        if job is not self.jobs[-1]:
+            self.world.say("nobody asks: a newer incarnation of the job runs")
+        elif supervisor.code == 0:
             self.verdict = self.verdict or "completed"
             self.world.say("trial completed")
-        elif job is self.jobs[-1]:  # else a newer one runs already
+        else:
             delay_s = (
                 chance.uniform(2.0, 8.0) if supervisor.code == 1 else chance.uniform(5.0, 25.0)
             )

@@ -1,5 +1,6 @@
 """What the master shows: only while its attempt is the newest, and a line of history for each."""
 
+import asyncio
 import json
 import os
 from dataclasses import dataclass, field
@@ -13,13 +14,15 @@ from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
 from realsys.api.trial import (
     AttemptFiles,
     AttemptRecord,
+    PhaseFiles,
     Resumed,
     TrialFiles,
     dumps,
     read_record,
     write_record,
 )
-from realsys.master import publication
+from realsys.master import publication, recover
+from realsys.master.build import _resume
 from realsys.master.publication import PUBLISH_TIMEOUT_S, WRITER, Publisher
 from realsys.master.recover import MANIFEST, Checkpoint, begin, commit, newest_whole
 from realsys.name_resolve.keys import TrialKeys
@@ -41,6 +44,10 @@ class FakeRunner:
     keys: TrialKeys = KEYS
     checked_s: list[float] = field(default_factory=list)
     lease_is_over: bool = False
+
+    @property
+    def phase_files(self) -> PhaseFiles:
+        return TrialFiles.phase(self.trial_files.root)
 
     @property
     def attempt_files(self) -> AttemptFiles:
@@ -351,6 +358,48 @@ def test_phases_go_on_by_themselves(trial):
     publisher = trial.begin(2)
     publisher.resumed(None)
     assert publisher.lineage.limits == {2: None}
+
+
+class NoWorkers:
+    """What a resume tells the model workers, of which there are none."""
+
+    records = ()
+
+    async def call(self, requests, *, timeout_s, what):
+        self.told = what
+
+
+def resume(publisher: Publisher) -> int | None:
+    """As a master does when it starts."""
+    return asyncio.run(_resume(publisher.runner, NoWorkers(), publisher))
+
+
+def test_a_resume_links_the_checkpoint_under_its_own_name_and_says_whose_it_was(trial):
+    first = trial.begin(1)
+    assert resume(first) is None
+    folder = checkpoint(first.runner.phase_files.recover, 10, first)
+    second = trial.begin(2)
+    assert resume(second) == 10
+    assert sorted(os.listdir(folder.parent)) == ["step-000010.1", "step-000010.2"]
+    assert second.lineage.limits == {2: None, 1: 10}
+    third = trial.begin(3)
+    assert resume(third) == 10
+    assert third.lineage.limits == {3: None, 2: 10, 1: 10}
+
+
+def test_who_dies_while_it_adopts_has_said_nothing(trial, monkeypatch):
+    """Said first, the other's newer checkpoint would be dead, and the one adopted perhaps tidied away."""
+    first = trial.begin(1)
+    resume(first)
+    checkpoint(first.runner.phase_files.recover, 10, first)
+    second = trial.begin(2)
+    with monkeypatch.context() as dying:
+        dying.setattr(recover, "adopt", lambda found, *, attempt: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            resume(second)
+    late = begin(first.runner.phase_files.recover, step=12, attempt=1)  # allowed before
+    commit(late, step=12, attempt=1, saved={}, keep=1, lineage=first.lineage)
+    assert resume(trial.begin(3)) == 12
 
 
 # ---- the link -------------------------------------------------------------------------------------
