@@ -41,6 +41,11 @@ STOP_S, OUTAGE_S, OUTAGE_EVERY_S = 5.0, 10.0, 90.0
 TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40", "--time", "120")
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def kind_of(pid: int) -> str:
     """Which of the trial's programs a process is."""
     try:
@@ -72,7 +77,9 @@ KINDS = {
 }
 
 
-def soak(trials: SlurmTrials, etcd: EtcdCluster, files: TrialFiles, args: argparse.Namespace) -> str:
+def soak(
+    trials: SlurmTrials, etcd: EtcdCluster, files: TrialFiles, args: argparse.Namespace
+) -> str:
     """Disturbs until the time is over; returns what went wrong, "" for nothing."""
     rng, done = random.Random(args.seed), Counter[str]()
     began_s, next_outage_s = time.monotonic(), OUTAGE_EVERY_S / 2
@@ -88,16 +95,16 @@ def soak(trials: SlurmTrials, etcd: EtcdCluster, files: TrialFiles, args: argpar
             disturb(rng, trials.cluster, job_id, done)
         time.sleep(rng.uniform(10.0, 30.0))
         view = trial_view(files)
-        print(f"{at_s:6.0f} s  {view.state}  step {view.step}  {dict(done)}", flush=True)
+        say(f"{at_s:6.0f} s  {view.state}  step {view.step}  {dict(done)}")
         if view.state is not State.RUNNING or view.attempt != 1:
             return f"{view.state}, attempt {view.attempt}: {view.reason}"
     steps = trial_view(files).step
     trials.run("stop", "ppo-math/soak", "--grace", "60", timeout_s=120)
     wrong = check_history(read_history(files.root))
-    print(f"\n| {args.minutes:g} minutes, seed {args.seed} | |\n|---|---|\n| steps | {steps:,} |")
+    say(f"\n| {args.minutes:g} minutes, seed {args.seed} | |\n|---|---|\n| steps | {steps:,} |")
     for what, count in sorted(done.items()):
-        print(f"| {what} | {count} |")
-    print(f"| violations in the history | {len(wrong)} |")
+        say(f"| {what} | {count} |")
+    say(f"| violations in the history | {len(wrong)} |")
     return "; ".join(wrong)
 
 
@@ -129,7 +136,7 @@ def main() -> int:
         wrong = soak(trials, etcd, files, args)
         if wrong:
             log = files.attempt(1).log("supervisor")
-            print(f"WRONG: {wrong}\n{log.read_text()[-3000:]}", file=sys.stderr)
+            sys.stderr.write(f"WRONG: {wrong}\n{log.read_text()[-3000:]}\n")
         return 1 if wrong else 0
 
 

@@ -37,6 +37,7 @@ MASTER = "master_worker/0"
 MASTER_LINES = 5
 ERROR_LINES = 6
 # Of a log line, of a traceback's last line, and of the rest of an error of ours.
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
 _ERROR = re.compile(r" ERROR |^[\w.]*(Error|Exception|Lost|Timeout)\b.*: |^  where: |^  fix:   ")
 COLOURS = {
     State.COMPLETED: "green",
@@ -273,7 +274,8 @@ def _master_tail(view: TrialView, failure: Failure) -> list[str]:
     if failure.worker == MASTER or not view.attempt:
         return []
     log = TrialFiles(Path(view.folder)).attempt(view.attempt).log(MASTER)
-    tail = [line for line in tail_lines(log)[-MASTER_LINES:] if line not in failure.log_tail]
+    told = [line for line in tail_lines(log) if _LOG_LINE.match(line)]  # no lines of tracebacks
+    tail = [line for line in told[-MASTER_LINES:] if line not in failure.log_tail]
     return [f"  master    {log}", *(f"    {line}" for line in tail)] if any(tail) else []
 
 

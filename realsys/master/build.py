@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from realsys.api.dataflow import DataflowGraph
-from realsys.api.errors import ConfigError
+from realsys.api.errors import CheckpointError, ConfigError
+from realsys.api.lineage import Lineage
 from realsys.api.model import FinetuneSpec
 from realsys.api.plain import to_plain
 from realsys.api.trial import StopRequest
@@ -16,7 +17,6 @@ from realsys.master import recover
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor
-from realsys.master.lineage import Lineage
 from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
 from realsys.master.model_function_call import ModelFunctionCall, placement_of
 from realsys.master.model_workers import ModelWorkers
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 300.0
 SETUP_TIMEOUT_S = 1800.0
+LOOKS = 5  # at checkpoints that an older attempt may be tidying up
 
 
 def run(runner: WorkerRunner) -> int:
@@ -171,15 +172,8 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
 
 async def _resume(runner: WorkerRunner, workers: ModelWorkers, publisher: Publisher) -> int | None:
     """Takes the newest whole checkpoint; the step after which it was written, or None."""
-    names, phase = [record.worker for record in workers.records], runner.phase.name
-    found = await asyncio.to_thread(
-        recover.newest_whole,
-        runner.phase_files.recover,
-        workers=names,
-        lineage=Lineage.of(recover.read_resumed(runner.trial_files, phase)),
-    )
-    # Ours first, then said: once it is said, what the other writes later counts no more.
-    ours = found and recover.adopt(found, attempt=runner.attempt.number)
+    names = [record.worker for record in workers.records]
+    found, ours = await asyncio.to_thread(_take_checkpoint, runner, names)
     publisher.resumed(found)
     if found is None or ours is None:
         return None
@@ -193,6 +187,27 @@ async def _resume(runner: WorkerRunner, workers: ModelWorkers, publisher: Publis
     )
     logger.info("resumed after_step=%d folder=%s", ours.step, ours.folder)
     return found.step
+
+
+def _take_checkpoint(
+    runner: WorkerRunner, names: list[str]
+) -> tuple[recover.Checkpoint | None, recover.Checkpoint | None]:
+    """The newest checkpoint that counts, and the same under our own name. Ours is made before it is said:
+    once it is said, what the other writes later counts no more."""
+    for _ in range(LOOKS):
+        found = recover.newest_whole(
+            runner.phase_files.recover,
+            workers=names,
+            lineage=Lineage.of(recover.read_resumed(runner.trial_files, runner.phase.name)),
+        )
+        ours = found and recover.adopt(found, attempt=runner.attempt.number)
+        if found is None or ours is not None:
+            return found, ours
+    raise CheckpointError(
+        f"checkpoints vanished {LOOKS} times while they were looked at",
+        where=str(runner.phase_files.recover),
+        fix="another attempt writes there: realsys status",
+    )
 
 
 def _make_executor(

@@ -26,7 +26,7 @@ from realsys.master.publication import Publisher
 from realsys.master.statistics import headline, metrics_row
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
-from realsys.observability.metrics import MetricsWriter, point_to
+from realsys.observability.metrics import MetricsWriter, point_to_newest
 from realsys.transport import requests as rq
 from realsys.worker import exit_codes
 from realsys.worker.runner import WorkerRunner
@@ -144,7 +144,7 @@ class MasterWorkerLoop:
         self.files.events.step(report.step, report.started, report.ended)
         self.files.ledger.append({"step": report.step, "ids": list(report.ids)})
         self.files.metrics.write(report.step, row)
-        point_to(self._phase, self.files.metrics.own)
+        point_to_newest(self._phase)
         self.publisher.step(report.step)
         logger.info(
             "step done seconds=%.3f %s",

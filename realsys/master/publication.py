@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import StaleAttempt
+from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, write_record
-from realsys.master.lineage import Lineage
 from realsys.master.recover import Checkpoint, read_resumed
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.store import Put
@@ -58,12 +58,12 @@ class Publisher:
         """Goes on from ``found``, or from nothing; what others write beyond it counts no more."""
         files, phase = self._runner.attempt_files, self._runner.phase.name
         step, of = (found.step, found.attempt) if found else (0, 0)
-        self._fence.check()
+        self._fence.check_patiently(timeout_s=PUBLISH_TIMEOUT_S)
         record = Resumed(attempt=files.number, phase=phase, step=step, of_attempt=of)
         write_record(files.resumed(phase), record)
         told = read_resumed(self._runner.trial_files, phase)
         self.lineage = Lineage.of({n: r for n, r in told.items() if n <= files.number})
-        self._history.note(Op.RESUMED, step=step)
+        self._history.note(Op.RESUMED, step=step, of=of)
 
     def allow_checkpoint(self, step: int) -> None:
         """Before a checkpoint is renamed into place. Raises StaleAttempt to prevent it."""
@@ -73,7 +73,11 @@ class Publisher:
     def model(self, role: str, step: int, *, written: Path) -> Path:
         """Renames ``written``, a whole model directory, to ``step-<step>`` and points ``latest`` to it."""
         final = written.parent / f"step-{step:06d}"
-        self._publish(self._keys.saved_model(role), Op.SAVE, step=step, role=role)
+        try:
+            self._publish(self._keys.saved_model(role), Op.SAVE, step=step, role=role)
+        except StaleAttempt:
+            shutil.rmtree(written, ignore_errors=True)
+            raise
         write_record(written / WRITER, {"attempt": self._runner.attempt.number, "step": step})
         if final.is_dir():
             self._refuse_if_newer(final)

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from realsys.api.errors import CheckpointError, ClusterError
+from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, TrialFiles, read_record
-from realsys.master.lineage import Lineage
 from realsys.transport.requests import RecoverSaved
 
 logger = logging.getLogger(__name__)
@@ -138,11 +138,11 @@ def newest_whole(recover: Path, *, workers: Sequence[str], lineage: Lineage) -> 
     return None
 
 
-def adopt(found: Checkpoint, *, attempt: int) -> Checkpoint:
+def adopt(found: Checkpoint, *, attempt: int) -> Checkpoint | None:
     """The same checkpoint under this attempt's name, by hard links: whoever tidies up in the other's
     name, however late it wakes up, can't take it from us.
 
-    Where the file system links no files the other's is used as it is.
+    Where the file system links no files the other's is used as it is. None when it is gone: look again.
     """
     final = found.folder.parent / f"step-{found.step:06d}.{attempt}"
     if final == found.folder:
@@ -162,7 +162,7 @@ def adopt(found: Checkpoint, *, attempt: int) -> Checkpoint:
     except OSError as error:
         logger.warning("checkpoint not adopted folder=%s error=%s", found.folder, error)
         shutil.rmtree(folder, ignore_errors=True)
-        return found
+        return found if found.folder.is_dir() else None
     files = {worker: final / file.name for worker, file in found.files.items()}
     return Checkpoint(final, found.step, attempt, files)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from realsys.api.errors import KeyNotFound, StaleAttempt, StoreUnavailable
 from realsys.api.trial import AttemptRecord, loads
@@ -19,6 +20,7 @@ from realsys.name_resolve.store import Compare, NameResolve, Put
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+T = TypeVar("T")
 
 
 class AttemptFence:
@@ -49,17 +51,11 @@ class AttemptFence:
         Raises:
             StaleAttempt, or StoreUnavailable when it was away for all of ``timeout_s``.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                return self.write(puts)
-            except StoreUnavailable as error:
-                if time.monotonic() > deadline_s:
-                    raise
-                logger.warning(
-                    "waiting for the store to publish what=%s error=%s", what, error.what
-                )
-                time.sleep(RETRY_S)
+        patiently(lambda: self.write(puts), timeout_s=timeout_s, what=f"publishing the {what}")
+
+    def check_patiently(self, *, timeout_s: float) -> None:
+        """As ``check``; tries again while the store is away."""
+        patiently(self.check, timeout_s=timeout_s, what="looking whether the attempt is ours")
 
     def check(self) -> None:
         """Raises StaleAttempt if another attempt has taken over."""
@@ -87,3 +83,19 @@ class AttemptFence:
                 fix="nothing: this process must exit",
             )
         self._revision = entry.revision
+
+
+def patiently(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
+    """What ``call`` returns; called again while the store is away.
+
+    Raises StoreUnavailable when it was away for all of ``timeout_s``.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call()
+        except StoreUnavailable as error:
+            if time.monotonic() > deadline_s:
+                raise
+            logger.warning("waiting for the store what=%s error=%s", what, error.what)
+            time.sleep(RETRY_S)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import RealsysError
+from realsys.api.lineage import Lineage
+from realsys.api.trial import Resumed
 from realsys.observability.history import Op, read_history
 
 Row = Mapping[str, Any]
@@ -50,19 +52,21 @@ def check_history(
     return found
 
 
-def dead_after(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
-    """(phase, attempt) → the step after which what it wrote is dead; who was never resumed is missing.
+def lineages(rows: Iterable[Row]) -> dict[str, Lineage]:
+    """Phase → whose work counts in it, by what the attempts themselves have said."""
+    told: dict[str, dict[int, Resumed]] = {}
+    for row in rows:
+        if row["op"] == Op.RESUMED:
+            phase, attempt = _branch(row)
+            step, of = int(row["step"]), int(row.get("of", 0))
+            record = Resumed(attempt=attempt, phase=phase, step=step, of_attempt=of)
+            told.setdefault(phase, {})[attempt] = record
+    return {phase: Lineage.of(records) for phase, records in told.items()}
 
-    A later attempt that resumed from step r starts a new branch there: whatever an older one wrote
-    for steps after r, before or since, is not part of the trial.
-    """
-    rows = list(rows)
-    resumed = [(*_branch(row), int(row["step"])) for row in rows if row["op"] == Op.RESUMED]
-    limits: dict[tuple[str, int], int] = {}
-    for phase, attempt in {_branch(row) for row in rows}:
-        if later := [step for p, number, step in resumed if p == phase and number > attempt]:
-            limits[phase, attempt] = min(later)
-    return limits
+
+def _counts(row: Row, found: Mapping[str, Lineage]) -> bool:
+    phase, attempt = _branch(row)
+    return found.get(phase, Lineage({})).counts(attempt, int(row["step"]))
 
 
 def _branch(row: Row) -> tuple[str, int]:
@@ -85,11 +89,11 @@ def _attempts_only_grow(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _one_writer_a_step(rows: Sequence[Row]) -> Iterator[str]:
-    limits = dead_after(rows)
+    lineage = lineages(rows)
     for op in (Op.STEP, Op.CHECKPOINT):
         writers: dict[tuple[str, int], Row] = {}
         for row in rows:
-            if row["op"] != op or row["step"] > limits.get(_branch(row), row["step"]):
+            if row["op"] != op or not _counts(row, lineage):
                 continue
             if (first := writers.setdefault((_branch(row)[0], row["step"]), row)) is not row:
                 yield (
@@ -101,14 +105,14 @@ def _one_writer_a_step(rows: Sequence[Row]) -> Iterator[str]:
 def _no_write_after_a_newer_attempt(rows: Sequence[Row], slack_s: float) -> Iterator[str]:
     """A fenced write must have been sent before a newer attempt was taken. A metrics row is not
     fenced: it must not count once a newer attempt has written."""
-    limits = dead_after(rows)
+    lineage = lineages(rows)
     writes = [row for row in rows if row["op"] in (Op.STEP, *FENCED)]
     taken = _first_of_each([row for row in rows if row["op"] == Op.TOOK_ATTEMPT])
     written = _first_of_each(writes)
     for row in writes:
         attempt, sent = int(row["attempt"]), float(row.get("began", row["at"])) - slack_s
         fenced = row["op"] in FENCED
-        if not fenced and row["step"] > limits.get(_branch(row), row["step"]):
+        if not fenced and not _counts(row, lineage):
             continue  # of a dead branch: nobody reads it
         for number, newer in (taken if fenced else written).items():
             if number > attempt and float(newer["at"]) < sent:

@@ -116,23 +116,40 @@ def take_over(
         sources = [files.rows_of(number).root / name.name for number in former]
         source = next((path for path in sources if path.exists()), name)
         copy_rows(source, target, last_step=last_step)
-    point_to(files, own)
+    point_to_newest(files)
     return own
 
 
-def point_to(files: PhaseFiles, own: PhaseFiles) -> None:
-    """Has the phase's names point to ``own``, where they do not: an older attempt may have woken up."""
-    for name, target in _rows(files, own):
-        link = os.path.relpath(target, name.parent)
-        if name.is_symlink() and os.readlink(name) == link:
-            continue
-        temporary = name.with_name(f".{name.name}.{os.getpid()}")
-        try:
-            temporary.unlink(missing_ok=True)
-            temporary.symlink_to(link)
-            os.replace(temporary, name)
-        except OSError as error:
-            raise write_error(error, name) from error
+def point_to_newest(files: PhaseFiles) -> None:
+    """Has the phase's names point to the newest attempt's rows, whoever that is.
+
+    Also called by an attempt that has been superseded without knowing: it looks again after it has
+    turned a name, so that it never leaves one on its own rows when there are newer ones.
+    """
+    for name in (files.metrics, files.ledger, files.samples, files.events):
+        while (link := _newest(files, name)) is not None and not _is_link(name, link):
+            _turn(name, link)
+
+
+def _newest(files: PhaseFiles, name: Path) -> str | None:
+    """What ``name`` must point to."""
+    found = [p for p in (files.root / "rows").glob(f"*/{name.name}") if p.parent.name.isdecimal()]
+    newest = max(found, key=lambda path: int(path.parent.name), default=None)
+    return os.path.relpath(newest, name.parent) if newest is not None else None
+
+
+def _is_link(name: Path, link: str) -> bool:
+    return name.is_symlink() and os.readlink(name) == link
+
+
+def _turn(name: Path, link: str) -> None:
+    temporary = name.with_name(f".{name.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(link)
+        os.replace(temporary, name)
+    except OSError as error:
+        raise write_error(error, name) from error
 
 
 def _rows(files: PhaseFiles, own: PhaseFiles) -> list[tuple[Path, Path]]:

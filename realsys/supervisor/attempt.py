@@ -17,7 +17,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from realsys.api.errors import KeyNotFound, StoreError, TrialIsLive
 from realsys.api.trial import (
@@ -32,7 +34,7 @@ from realsys.api.trial import (
     read_record,
     write_record,
 )
-from realsys.name_resolve.fence import AttemptFence
+from realsys.name_resolve.fence import AttemptFence, patiently
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import MANY_TTL_S
 from realsys.name_resolve.store import Compare, NameResolve, Put
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 LEASE_SLACK_S = 5.0
 MOST_AT_ONCE = 100  # keys of one transaction
+PATIENCE_S = 60.0  # with a store that is away when a job starts
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,7 @@ def take_attempt(
     number = old[-1].number + 1 if old else 1
     previous = read_record(AttemptRecord, old[-1].record) if old else None
     try:
-        entry = store.get(keys.attempt)
+        entry = _patiently(lambda: store.get(keys.attempt))
         compare = Compare.at_revision(keys.attempt, entry.revision)
         told = loads(AttemptRecord, entry.value, where=keys.attempt)
         if previous is None or told.number >= previous.number:
@@ -121,13 +125,25 @@ def take_attempt(
         nodes=job.nodes,
     )
     attempt = _claim_folder(files, record)
-    if not store.transaction([compare], puts=[Put(keys.attempt, dumps(record))]):
+    if not _patiently(lambda: _put(store, keys, compare, record)):
         shutil.rmtree(attempt.root)
         raise _taken(files, number)
     _point_latest(files, attempt.root)
     _forget_older_attempts(store, keys, record)
     logger.info("attempt taken number=%d host=%s pid=%d", number, record.host, os.getpid())
     return record, attempt
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    return patiently(call, timeout_s=PATIENCE_S, what="taking the attempt")
+
+
+def _put(store: NameResolve, keys: TrialKeys, compare: Compare, record: AttemptRecord) -> bool:
+    """The attempt key becomes ours; also true when a try whose answer was lost did it."""
+    value = dumps(record)
+    if store.transaction([compare], puts=[Put(keys.attempt, value)]):
+        return True
+    return store.get(keys.attempt).value == value
 
 
 def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
@@ -207,9 +223,10 @@ def _forget_older_attempts(store: NameResolve, keys: TrialKeys, record: AttemptR
     """Deletes what they told; fenced, since a newer attempt may have taken over in this moment."""
     fence = AttemptFence(store, keys, record)
     told = (keys.workers, keys.worker_statuses, keys.commands, keys.progress, keys.stop, keys.done)
-    left = [key for prefix in told for key in store.find_subtree(prefix)]
+    left = _patiently(lambda: [key for prefix in told for key in store.find_subtree(prefix)])
     for start in range(0, len(left), MOST_AT_ONCE):
-        fence.write([], deletes=left[start : start + MOST_AT_ONCE])
+        page = left[start : start + MOST_AT_ONCE]
+        _patiently(partial(fence.write, [], deletes=page))
 
 
 def end_attempt(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:

@@ -49,13 +49,15 @@ class FailureDetector:
         present: Mapping[str, str] | None,
         *,
         now_s: float,
+        asked_s: float | None = None,
         leases: Mapping[str, str] | None = None,
     ) -> Verdict:
         """Judges one answer of the store.
 
         Args:
             present: worker → host of all that hold their key; None when the store did not answer.
-            now_s: when it was asked.
+            now_s: when it was answered.
+            asked_s: when it was asked, if that was earlier: what it shows is no newer than that.
             leases: worker → id of the lease that its key is under, of all present; None: not known.
         """
         if present is None:
@@ -71,11 +73,12 @@ class FailureDetector:
             self.gone_since_s.setdefault(worker, now_s)
         if trouble := self._mass_loss(now_s):
             self._freeze(trouble, now_s)
-        if now_s < self._frozen_until_s:
+        asked_s = now_s if asked_s is None else asked_s
+        if asked_s < self._frozen_until_s:
             return Verdict(frozen=self._frozen_why)
         gone = self.gone_since_s.items()
         return Verdict(
-            lost=tuple(sorted(w for w, since_s in gone if now_s - since_s > self.lost_s))
+            lost=tuple(sorted(w for w, since_s in gone if asked_s - since_s > self.lost_s))
         )
 
     def forget(self, worker: str) -> None:

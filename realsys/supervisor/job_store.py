@@ -19,6 +19,7 @@ from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import AttemptFiles
 from realsys.name_resolve.commit_log import file_system_of
+from realsys.name_resolve.fence import patiently
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
@@ -52,7 +53,10 @@ class JobStore:
             StoreUnavailable: the site's does not answer.
         """
         if not has_job_etcd(plan):
-            return cls(open_trial_store(plan, None))
+            store = patiently(
+                lambda: open_trial_store(plan, None), timeout_s=START_TIMEOUT_S, what="opening it"
+            )
+            return cls(store)
         from realsys.supervisor.private_etcd import PrivateEtcd
 
         place = _local_place()

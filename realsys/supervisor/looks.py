@@ -24,7 +24,8 @@ OVERDUE_S = 3.0
 class Sight(Generic[T]):
     """What a look found; ``value`` is None when the store did not answer."""
 
-    at_s: float  # when it was asked, on the monotonic clock
+    asked_s: float  # on the monotonic clock
+    answered_s: float
     value: T | None
 
 
@@ -58,14 +59,14 @@ class Looks(Generic[T]):
             sight, self._newest = self._newest, None
             now_s = time.monotonic()
             if sight is None and now_s - self._taken_s > self._every_s + OVERDUE_S:
-                sight = Sight(now_s, None)
+                sight = Sight(now_s, now_s, None)
             if sight is not None:
                 self._taken_s = now_s
         return sight
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            at_s = time.monotonic()
+            asked_s = time.monotonic()
             try:
                 value: T | None = self._look()
             except StoreError as error:
@@ -77,5 +78,5 @@ class Looks(Generic[T]):
                 logger.exception("%s not read", self._name)
                 value = None
             with self._lock:
-                self._newest = Sight(at_s, value)
+                self._newest = Sight(asked_s, time.monotonic(), value)
             self._ended.wait(self._every_s)

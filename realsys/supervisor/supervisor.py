@@ -37,6 +37,7 @@ from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.history import HistoryLog, Op, history_file
+from realsys.supervisor.done_phases import attempt_that_finished
 from realsys.supervisor.failure_report import FailureReporter, suspects
 from realsys.supervisor.first_failure import log_tail, order_failures
 from realsys.supervisor.looks import Looks
@@ -91,7 +92,7 @@ class Supervisor:
             attempt=self.attempt.number,
             token=self.attempt.token,
         )
-        self.history.note(Op.TOOK_ATTEMPT)
+        self.history.note(Op.TOOK_ATTEMPT, began=self.attempt.started_at)
         self._stop_looks = Looks(self._look_for_stop, every_s=STOP_POLL_S, name="stop key")
         self.leases = WorkerLeases(
             self.store,
@@ -128,6 +129,9 @@ class Supervisor:
         for phase in self.plan.phases:
             if phase.publish is not None and Path(phase.publish).is_dir():
                 logger.info("phase skipped phase=%s product=%s", phase.name, phase.publish)
+                continue
+            if (by := attempt_that_finished(self.files, phase.name)) is not None:
+                logger.info("phase skipped phase=%s done_by_attempt=%d", phase.name, by)
                 continue
             result = self._run_phase(phase)
             if result is not Result.COMPLETED:

@@ -7,7 +7,6 @@ needs minutes to notice (SlurmdTimeout). What follows from a look is decided in 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -87,8 +86,9 @@ class WorkerLeases:
             present = {worker: record.host for worker, record in found.records.items()}
             self._forget_who_left(present, running)
         leases = found.leases if found is not None else None
-        # Judged as of now: what was found then may be older, and a pause of ours must not count.
-        verdict = self.detector.look(present, now_s=time.monotonic(), leases=leases)
+        verdict = self.detector.look(
+            present, now_s=sight.answered_s, asked_s=sight.asked_s, leases=leases
+        )
         self._tell(verdict.frozen)
         if not self.judges_leases:
             return []

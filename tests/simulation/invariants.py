@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from realsys.master.lineage import Lineage
+from realsys.api.lineage import Lineage
 from realsys.observability.history_check import check_history
 
 from .faults import Plan
@@ -19,7 +18,7 @@ DETECT_DEAF_S = 150.0
 
 def violations(trial: Trial, plan: Plan) -> list[str]:
     within_s = DETECT_WITHIN_S if plan.alone else DETECT_IN_A_MIX_S
-    found = check_history(_rows(trial), detect_within_s=within_s, faults_known=True)
+    found = check_history(trial.history, detect_within_s=within_s, faults_known=True)
     found += _it_ends(trial)
     found += _the_trial_is_whole(trial)
     found += trial.missing
@@ -37,18 +36,6 @@ def _it_ends(trial: Trial) -> Iterator[str]:
     for process in trial.world.processes:
         if process.alive:
             yield f"{process.name} of attempt {process.attempt} still runs at {trial.world.now:.0f} s"
-
-
-def _rows(trial: Trial) -> Iterator[dict[str, Any]]:
-    """The history with the dead branches apart: check_history knows only that a newer attempt's resume
-    ends what was before, and not from whose checkpoint it went on."""
-    lineage = Lineage.of(trial.told)
-    for row in trial.history:
-        counts = lineage.counts(row["attempt"], row["step"])
-        if row["op"] == "checkpoint" and not counts:
-            yield row | {"phase": f"dead branch of attempt {row['attempt']}"}
-        elif row["op"] != "resumed" and (counts or row["op"] != "step"):
-            yield row
 
 
 def _the_trial_is_whole(trial: Trial) -> Iterator[str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
+from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed
-from realsys.master.lineage import Lineage
 from realsys.name_resolve.fence import AttemptFence
 
 from .remote import fence_check, insistently

@@ -6,13 +6,12 @@ The rules are the real ones. Each can be exchanged for a broken one, to see that
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed
-from realsys.master.lineage import Lineage
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import TTL_S, LeaseJudge
 from realsys.supervisor.failure_detector import FailureDetector
@@ -22,8 +21,6 @@ from .world import Node, Process, World
 NUM_NODES = 6
 MAX_ATTEMPTS = 8
 CHECKPOINT_EVERY = 3
-
-logging.getLogger("realsys.name_resolve").setLevel(logging.CRITICAL)  # thousands of leases expire
 
 
 FENCED = ("checkpoint", "save", "done", "resumed", "take", "clear", "leave")
@@ -45,14 +42,10 @@ class Rules:
     adopts: bool = True  # the checkpoint that a resume goes on from
     says_first: bool = False  # from whose checkpoint it goes on, before it is adopted
     rows_of_lineage: bool = True  # are taken over, else those that the phase's names point to
-    names_only_go_on: bool = False  # the phase's names are never pointed back to older rows
+    names_only_go_on: bool = True  # the phase's names are never pointed back to older rows
     keep: int = 2  # checkpoints
     ttl_s: float = TTL_S
-    patience_s: float = 5.0  # of a call to the store that is not made again
-
-
-# What realsys does not do yet: test_simulation.py shows what goes wrong. Empty when nothing is known.
-MENDED = Rules(names_only_go_on=True, patience_s=60.0)
+    patience_s: float = 60.0  # of a supervisor with a store that is away at the start
 
 
 class Checkpoint(NamedTuple):

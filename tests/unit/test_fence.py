@@ -191,7 +191,7 @@ def test_what_must_not_be_lost_is_tried_until_the_store_is_back(
         fence.publish([Put(SHOWN, b"10")], timeout_s=60.0, what="checkpoint")
     assert store.get(SHOWN).value == b"10"
     assert len(caplog.messages) == 4
-    assert "what=checkpoint error=no route to host" in caplog.text
+    assert "what=publishing the checkpoint error=no route to host" in caplog.text
 
 
 def test_who_was_overtaken_while_the_store_was_away_is_refused_when_it_is_back(store, flaky, fence):

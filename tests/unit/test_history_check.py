@@ -10,7 +10,7 @@ import pytest
 
 from realsys.api.trial import TrialFiles
 from realsys.observability.history import HistoryLog, Op, history_file, read_history
-from realsys.observability.history_check import check_history, dead_after, main
+from realsys.observability.history_check import check_history, lineages, main
 
 MASTER, WORKER, SUPERVISOR = "master_worker/0", "model_worker/0", "supervisor"
 
@@ -33,7 +33,7 @@ GOOD = [
     row(7, "died", worker=WORKER),
     row(8, "lost", worker=WORKER),
     row(10, "took_attempt", attempt=2),
-    row(11, "resumed", attempt=2, step=2),
+    row(11, "resumed", attempt=2, step=2, of=1),
     row(12, "step", attempt=2, step=3),
     row(13, "step", attempt=2, step=4),
     row(14, "checkpoint", attempt=2, step=4),
@@ -43,7 +43,7 @@ GOOD = [
 
 def test_a_good_history_has_no_violation() -> None:
     assert check_history(GOOD, faults_known=True) == []
-    assert dead_after(GOOD) == {("", 1): 2}
+    assert lineages(GOOD)[""].limits == {2: None, 1: 2}
 
 
 def test_rows_may_come_in_any_order() -> None:
@@ -95,9 +95,10 @@ def test_each_phase_counts_its_steps_anew() -> None:
     rows += [
         row(5 + i, op, step=i, phase="ppo") for i, op in enumerate(("resumed", "step", "step"))
     ]
-    rows += [row(9, "took_attempt", 2), row(10, "resumed", 2, step=1, phase="ppo")]
+    rows += [row(9, "took_attempt", 2), row(10, "resumed", 2, step=1, of=1, phase="ppo")]
     assert check_history(rows) == []
-    assert dead_after(rows) == {("ppo", 1): 1}
+    assert lineages(rows)["ppo"].limits == {2: None, 1: 1}
+    assert lineages(rows)["sft"].limits == {1: None}
     (found,) = check_history([*rows, row(11, "step", 2, step=1, phase="ppo")])
     assert found.startswith("step 1 has two writers")
 
@@ -180,3 +181,20 @@ def test_a_row_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     path = history_file(folder, MASTER)
     path.write_text(json.dumps(row(1, "step", step=1)) + '\n{"at": 2, "op"')
     assert [r["step"] for r in read_history(tmp_path)] == [1]
+
+
+def test_an_attempt_that_woke_up_and_that_nobody_built_on_does_no_harm() -> None:
+    """Attempt 2 stood still before it said from where it goes on; 3 took over from 1's last one."""
+    rows = [
+        row(0, "took_attempt"),
+        row(1, "resumed"),
+        *(row(1 + step, "step", step=step) for step in range(1, 10)),
+        row(20, "took_attempt", 2),
+        row(30, "took_attempt", 3),
+        row(31, "resumed", 3, step=9, of=1),
+        row(32, "step", 3, step=10),
+        row(33, "resumed", 2, step=6, of=1),
+        row(34, "step", 2, step=7),
+        row(35, "step", 3, step=11),
+    ]
+    assert check_history(rows) == []

@@ -22,10 +22,16 @@ from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl
 from realsys.observability.metrics import (
     MetricsWriter,
     deterministic,
-    point_to,
+    point_to_newest,
     read_metrics,
     take_over,
 )
+
+
+def turn(name: Path, attempt: int) -> None:
+    """Has one of the phase's names point to an attempt's own rows."""
+    name.unlink()
+    name.symlink_to(Path("rows") / f"{attempt:04d}" / name.name)
 
 
 def writer(
@@ -242,11 +248,13 @@ def test_an_older_attempt_s_link_is_put_right_and_its_rows_are_not_taken_over(
         metrics.write(1, {"a": 1.0})
     with writer(tmp_path, attempt=2, resume=1, former=(1,)) as metrics:
         metrics.write(2, {"a": 2.0})
-        point_to(files, files.rows_of(1))  # attempt 1 woke up
+        turn(files.metrics, 1)  # attempt 1 woke up in the middle of turning it
         assert steps_in(files.metrics) == [1]
-        point_to(files, metrics.own)
+        point_to_newest(
+            files
+        )  # whoever does it: attempt 1 itself, when it looks again, or attempt 2
         assert steps_in(files.metrics) == [1, 2]
-    point_to(files, files.rows_of(1))  # and again, before the next attempt looks
+    turn(files.metrics, 1)  # and again, before the next attempt looks
     take_over(files, 3, 2, former=(2, 1))
     assert steps_in(files.metrics) == [1, 2]
 
@@ -272,8 +280,9 @@ def test_rows_of_a_version_without_files_of_each_attempt_are_taken_over(tmp_path
 
 def test_a_link_that_can_t_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
+    rows(PhaseFiles(tmp_path).rows_of(1).metrics, 1)
     with pytest.raises(ClusterError, match=r"metrics.jsonl can't be written"):
-        point_to(PhaseFiles(tmp_path), PhaseFiles(tmp_path).rows_of(1))
+        point_to_newest(PhaseFiles(tmp_path))
 
 
 # ---- appending ------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from realsys.api.errors import ClusterError, StaleAttempt
+from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, TrialFiles, write_record
-from realsys.master.lineage import Lineage
 from realsys.master.recover import MANIFEST, adopt, begin, commit, newest_whole, read_resumed
 from realsys.transport.requests import RecoverSaved
 
