@@ -503,7 +503,8 @@ def test_status_of_a_failed_trial_shows_reason_log_and_how_to_go_on(
     trial: TrialFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     master = trial.attempt(1).log("master_worker/0")
-    master.write_text("".join(f"step done {i}\n" for i in range(9)))
+    steps = [f"2026-11-21T20:57:0{i}.000 INFO master_worker/0 step done" for i in range(9)]
+    master.write_text("\n".join([*steps, "Traceback (most recent call last):", "  File", ""]))
     failed_trial(
         trial,
         Failure(
@@ -528,7 +529,7 @@ def test_status_of_a_failed_trial_shows_reason_log_and_how_to_go_on(
         "    line 1",
         "    line 2",
         f"  master    {master}",
-        *(f"    step done {i}" for i in range(4, 9)),
+        *(f"    {line}" for line in steps[4:]),
         lines[13],
     ]
     assert lines[13].startswith("  where     ")
