@@ -21,6 +21,7 @@ from realsys.name_resolve.store import (
 logger = logging.getLogger(__name__)
 
 SHORT_VALUE_BYTES = 200  # a holder's value up to this length is shown in KeyExists
+MOST_NAMED = 20  # keys in the error of a wait
 ANNOUNCE_EVERY_S = 30.0  # a long wait says so in the log
 
 
@@ -92,7 +93,9 @@ def timed_out(
     where: str,
 ) -> WaitTimeout:
     what = f"{len(missing)} of {len(keys)} keys did not come in {timeout_s:g} s: "
-    what += ", ".join(missing)
+    what += ", ".join(missing[:MOST_NAMED])
+    if len(missing) > MOST_NAMED:
+        what += f" and {len(missing) - MOST_NAMED} more"
     if describe_missing is not None:
         what += f"\n  {describe_missing(missing)}"
     return WaitTimeout(what, where=where, fix="look at the logs of the workers that write them")

@@ -155,7 +155,7 @@ class NameResolve(Protocol):
         Args:
             describe_missing: gets the missing keys, returns what to tell the user about them.
         Raises:
-            WaitTimeout: names every missing key and how long it was waited for.
+            WaitTimeout: names the missing keys (of very many some) and how long they were waited for.
         """
 
     def watch(self, *prefixes: str, from_revision: int | None = None) -> Watch:

@@ -7,42 +7,35 @@ workers are ended at once. It holds no lock and no socket.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from realsys.api.errors import KeyNotFound, StaleAttempt
+from realsys.api.errors import StaleAttempt
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.trial import (
     AttemptFiles,
     AttemptRecord,
     ExitMarker,
     Failure,
-    PhaseFiles,
     Result,
-    StopRequest,
     TrialFiles,
     WorkerExit,
     WorkerStatus,
-    dumps,
-    loads,
     read_record,
 )
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.history import HistoryLog, Op, history_file
-from realsys.supervisor.done_phases import attempt_that_finished
 from realsys.supervisor.failure_report import FailureReporter, suspects
-from realsys.supervisor.first_failure import log_tail, order_failures
-from realsys.supervisor.looks import Looks
+from realsys.supervisor.first_failure import order_failures
+from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
 from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
+from realsys.supervisor.stop_watch import StopWatch
 from realsys.supervisor.worker_leases import WorkerLeases
 from realsys.worker import exit_codes
 from realsys.worker.requeued import newer_attempt_of_same_job
@@ -51,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
-STOP_POLL_S = 0.25
 REQUEUE_LOOK_S = 1.0
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
 STACKS_S = 2.0  # how long workers may take to write their stacks
@@ -73,16 +65,12 @@ class Supervisor:
     keys: TrialKeys
     steps: Steps
     look_after_store: Callable[[], None] = lambda: None
-    _stop: StopRequest | None = None
-    _stop_told: bool = False
-    _stop_deadline: float | None = None
-    _next_stop_poll: float = 0.0
     _next_requeue_look: float = 0.0
     _failures: list[Failure] = field(default_factory=list)
     leases: WorkerLeases = field(init=False)
     history: HistoryLog = field(init=False)
     _reporter: FailureReporter = field(init=False)
-    _stop_looks: Looks[StopRequest | None] = field(init=False)
+    stop_watch: StopWatch = field(init=False)
 
     def __post_init__(self) -> None:
         self._reporter = FailureReporter(self.attempt, self.attempt_files)
@@ -93,7 +81,7 @@ class Supervisor:
             token=self.attempt.token,
         )
         self.history.note(Op.TOOK_ATTEMPT, began=self.attempt.started_at)
-        self._stop_looks = Looks(self._look_for_stop, every_s=STOP_POLL_S, name="stop key")
+        self.stop_watch = StopWatch(self.store, self.keys, self.attempt)
         self.leases = WorkerLeases(
             self.store,
             self.keys,
@@ -104,11 +92,11 @@ class Supervisor:
 
     def run(self) -> ExitMarker:
         """Runs every phase that is not done yet; returns what the exit marker says."""
-        self._stop_looks.start()
+        self.stop_watch.start()
         try:
             result, phase = self._run_phases()
         finally:
-            self._stop_looks.stop()
+            self.stop_watch.stop()
             self.history.close()
         first, others = order_failures(self._failures)
         going_on = result is not Result.COMPLETED
@@ -117,7 +105,7 @@ class Supervisor:
             attempt=self.attempt.number,
             ended_at=time.time(),
             phase=phase.name,
-            step=_last_step(TrialFiles.phase(phase.folder)),
+            step=last_step(TrialFiles.phase(phase.folder)),
             first_failure=first,
             other_failures=others,
             resume=f"realsys resume {self.plan.trial}" if going_on else "",
@@ -150,16 +138,8 @@ class Supervisor:
         self.attempt_files.ballast.unlink(missing_ok=True)
 
     def request_stop(self, by: str, *, grace_s: float) -> bool:
-        """Asks the master to end after its step (called from a signal handler: sets, no I/O).
-
-        False when somebody has asked before: then their request stands.
-        """
-        if self._stop is not None or self._stop_deadline is not None:
-            return False
-        self._stop = StopRequest(
-            grace_seconds=grace_s, by=by, at=time.time(), attempt=self.attempt.number
-        )
-        return True
+        """Asks the master to end after its step (from a signal handler). False: somebody was first."""
+        return self.stop_watch.request(by, grace_s=grace_s)
 
     # ---- one phase --------------------------------------------------------------------------
 
@@ -179,7 +159,7 @@ class Supervisor:
             self._end_steps(tasks)
         if result is Result.COMPLETED and phase.publish is not None:
             AttemptFence(self.store, self.keys, self.attempt).check()
-            _publish(phase_files, Path(phase.publish))
+            publish(phase_files, Path(phase.publish))
         logger.info("phase ended phase=%s result=%s", phase.name, result)
         return result
 
@@ -196,13 +176,14 @@ class Supervisor:
         """
         master = next(t for t in tasks if t.worker.startswith("master_worker/"))
         while True:
-            self._poll_stop()
+            self.look_after_store()
+            self.stop_watch.poll()
             self._refuse_if_requeued()
-            if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
+            if self.stop_watch.is_over:
                 logger.warning("stop grace over; ending the workers")
                 return Result.STOPPED
             ended = [t for t in tasks if t.poll() is not None]
-            if master.poll() == exit_codes.DONE and self._is_done(phase):
+            if master.poll() == exit_codes.DONE and is_done(self.files, self.attempt, phase.name):
                 return self._wait_for_goodbyes(tasks)
             if any(t.poll() == exit_codes.STOPPED for t in ended):  # the master, or one interrupted
                 return Result.STOPPED
@@ -232,14 +213,6 @@ class Supervisor:
         told = read_record(WorkerExit, self.attempt_files.exit_of(task.worker))
         return told is not None and told.returncode == exit_codes.DONE
 
-    def _is_done(self, phase: PhasePlan) -> bool:
-        """True when the master's own marker says so, with this attempt's token."""
-        try:
-            marker = json.loads(self.attempt_files.done(phase.name).read_text())
-        except (OSError, ValueError):
-            return False
-        return bool(marker.get("token") == self.attempt.token)
-
     def _wait_for_goodbyes(self, tasks: list[Task]) -> Result:
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline:
@@ -250,32 +223,6 @@ class Supervisor:
         if slow:
             logger.warning("workers did not leave in time workers=%s timeout_s=%g", slow, GOODBYE_S)
         return Result.COMPLETED
-
-    # ---- stop -------------------------------------------------------------------------------
-
-    def _poll_stop(self) -> None:
-        """Hears of a stop, by key or by signal, and starts the grace clock once."""
-        if time.monotonic() < self._next_stop_poll:
-            return
-        self._next_stop_poll = time.monotonic() + STOP_POLL_S
-        self.look_after_store()
-        sight = self._stop_looks.take()
-        request = self._stop or (sight.value if sight is not None else None)
-        if self._stop_deadline is None and request is not None:
-            logger.info("stop requested by=%s grace_s=%g", request.by, request.grace_seconds)
-            self._stop_deadline = time.monotonic() + request.grace_seconds
-
-    def _look_for_stop(self) -> StopRequest | None:
-        """On the looking thread: passes a signal on to the key, reads it. Raises StoreError."""
-        if self._stop is not None and not self._stop_told:
-            self.store.add(self.keys.stop, dumps(self._stop), replace=True)
-            self._stop_told = True
-        try:
-            entry = self.store.get(self.keys.stop)
-        except KeyNotFound:
-            return None
-        request = loads(StopRequest, entry.value, where=self.keys.stop)
-        return request if request.attempt == self.attempt.number else None
 
     # ---- failures ---------------------------------------------------------------------------
 
@@ -321,29 +268,3 @@ class Supervisor:
             logger.error(
                 "first failure worker=%s pid=%d why=%s", first.worker, first.pid, first.why
             )
-
-
-def _publish(phase_files: PhaseFiles, target: Path) -> None:
-    """Copies a phase's product to ``target``, whole: copy beside it, then rename."""
-    source = Path(os.path.realpath(phase_files.checkpoints / "model" / "latest"))
-    temporary = target.parent / f".{target.name}.{os.getpid()}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary)
-    try:
-        os.rename(temporary, target)
-    except OSError:
-        if not target.is_dir():  # else another trial published the same content first
-            raise
-        shutil.rmtree(temporary)
-    logger.info("product published path=%s", target)
-
-
-def _last_step(phase_files: PhaseFiles) -> int:
-    """Step of the last whole line of the metrics."""
-    for line in reversed(log_tail(phase_files.metrics, lines=3)):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return 0

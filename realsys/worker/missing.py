@@ -13,11 +13,11 @@ MOST_TOLD = 8
 
 
 def describe_missing(names: Sequence[str], files: AttemptFiles) -> str:
-    """``not registered: model_worker/3 (failed: out of memory), …; their logs: FOLDER``."""
-    told = [f"{name} ({_what_became_of(name, files)})" for name in names[:MOST_TOLD]]
+    """A line a worker: ``model_worker/3 has not registered: failed: out of memory``; then where to look."""
+    told = [f"{n} has not registered: {_what_became_of(n, files)}" for n in names[:MOST_TOLD]]
     if len(names) > MOST_TOLD:
-        told.append(f"and {len(names) - MOST_TOLD} more")
-    return f"not registered: {', '.join(told)}; their logs: {files.logs}"
+        told.append(f"nor have {len(names) - MOST_TOLD} more")
+    return "\n  ".join([*told, f"logs: {files.logs}"])
 
 
 def _what_became_of(name: str, files: AttemptFiles) -> str:

@@ -144,7 +144,6 @@ class Trial:
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, seconds in {
         "POLL_S": 0.005,
-        "STOP_POLL_S": 5.0,
         "LAST_WORDS_S": 0.02,
         "STACKS_S": 0.05,
     }.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from realsys.api.trial import AttemptFiles, Failure, WorkerExit, write_record
+from realsys.name_resolve.refusals import MOST_NAMED, timed_out
 from realsys.worker.missing import MOST_TOLD, describe_missing
 
 NAME = "model_worker/3"
@@ -20,24 +21,25 @@ def files(tmp_path: Path) -> AttemptFiles:
 
 
 def told(files: AttemptFiles) -> str:
-    start, _, rest = describe_missing([NAME], files).partition(NAME + " ")
-    assert start == "not registered: "
-    assert rest.endswith(f"; their logs: {files.logs}")
-    return rest.removesuffix(f"; their logs: {files.logs}")
+    line, logs = describe_missing([NAME], files).splitlines()
+    assert logs == f"  logs: {files.logs}"
+    start, _, rest = line.partition(f"{NAME} has not registered: ")
+    assert start == ""
+    return rest
 
 
 def test_one_that_has_not_started(files):
-    assert told(files) == "(not started: it has no log yet)"
+    assert told(files) == "not started: it has no log yet"
 
 
 def test_one_that_has_said_nothing_yet(files):
     files.log(NAME).touch()
-    assert told(files) == "(started, its log is empty)"
+    assert told(files) == "started, its log is empty"
 
 
 def test_one_that_is_still_on_its_way(files):
     files.log(NAME).write_text("first line\nimporting torch\n\n")
-    assert told(files) == "(started, its log ends: importing torch)"
+    assert told(files) == "started, its log ends: importing torch"
 
 
 @pytest.mark.parametrize(
@@ -51,15 +53,24 @@ def test_one_that_is_still_on_its_way(files):
 def test_one_whose_parent_saw_it_end(files, returncode, hint, how):
     ended = WorkerExit(worker=NAME, host="n2", pid=7, returncode=returncode, at=1.0, hint=hint)
     write_record(files.exit_of(NAME), ended)
-    assert told(files) == f"({how})"
+    assert told(files) == how
 
 
 def test_one_that_said_why_it_died(files):
     words = Failure(worker=NAME, host="n2", pid=7, why="no such file\nmore", at=1.0)
     write_record(files.words(NAME), words)
-    assert told(files) == "(failed: no such file)"
+    assert told(files) == "failed: no such file"
 
 
 def test_of_very_many_some_are_named(files):
     names = [f"model_worker/{i}" for i in range(MOST_TOLD + 5)]
-    assert ", and 5 more; their logs" in describe_missing(names, files)
+    lines = describe_missing(names, files).splitlines()
+    assert len(lines) == MOST_TOLD + 2
+    assert lines[-2] == "  nor have 5 more"
+
+
+def test_a_wait_for_very_many_names_some():
+    keys = [f"a/b/c/d/e/f/{i}" for i in range(MOST_NAMED + 5)]
+    error = timed_out(keys, keys, timeout_s=3.0, describe_missing=None, where="memory://x")
+    assert error.what.startswith("25 of 25 keys did not come in 3 s: a/b/c/d/e/f/0, ")
+    assert error.what.endswith(f"a/b/c/d/e/f/{MOST_NAMED - 1} and 5 more")

@@ -1,0 +1,74 @@
+"""Hears that an attempt is to stop, by name resolution or by a signal, and counts its grace.
+
+The first request stands. One that came by a signal is passed on to the key, from which the master hears of
+it, as soon as the store takes it; the grace counts from the signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from realsys.api.errors import KeyNotFound
+from realsys.api.trial import AttemptRecord, StopRequest, dumps, loads
+from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.store import NameResolve
+from realsys.supervisor.looks import Looks
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+
+
+@dataclass
+class StopWatch:
+    """Looks from a thread of its own between ``start`` and ``stop``."""
+
+    store: NameResolve
+    keys: TrialKeys
+    attempt: AttemptRecord
+    _by_signal: StopRequest | None = None
+    _is_passed_on: bool = False
+    _deadline_s: float | None = None
+    _looks: Looks[StopRequest | None] = field(init=False)
+
+    def start(self) -> None:
+        self._looks = Looks(self._look, every_s=POLL_S, name="stop key").start()
+
+    def stop(self) -> None:
+        self._looks.stop()
+
+    def request(self, by: str, *, grace_s: float) -> bool:
+        """Asks for a stop (from a signal handler: sets, no I/O). False when somebody was first."""
+        if self._by_signal is not None or self._deadline_s is not None:
+            return False
+        self._by_signal = StopRequest(
+            grace_seconds=grace_s, by=by, at=time.time(), attempt=self.attempt.number
+        )
+        return True
+
+    def poll(self) -> None:
+        """Takes what was heard; the grace begins to count once."""
+        sight = self._looks.take()
+        request = self._by_signal or (sight.value if sight is not None else None)
+        if self._deadline_s is None and request is not None:
+            logger.info("stop requested by=%s grace_s=%g", request.by, request.grace_seconds)
+            self._deadline_s = time.monotonic() + request.grace_seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the grace is used up."""
+        return self._deadline_s is not None and time.monotonic() > self._deadline_s
+
+    def _look(self) -> StopRequest | None:
+        """On the looking thread. Raises StoreError."""
+        if self._by_signal is not None and not self._is_passed_on:
+            self.store.add(self.keys.stop, dumps(self._by_signal), replace=True)
+            self._is_passed_on = True
+        try:
+            entry = self.store.get(self.keys.stop)
+        except KeyNotFound:
+            return None
+        request = loads(StopRequest, entry.value, where=self.keys.stop)
+        return request if request.attempt == self.attempt.number else None
