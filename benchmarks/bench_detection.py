@@ -180,9 +180,11 @@ class Trial:
 
     def supervise(self) -> None:
         """The supervisor's loop: looks at the leases. Of its children's ends it hears by ``reap``."""
+        self.leases.begin_phase(1)
         while not self._ended.wait(POLL_S):
             for task in self.leases.lost(list(self.workers.values())):
                 self.saw("leases", task.worker)
+        self.leases.end_phase()
 
     def reap(self, every_s: float = 0.05) -> None:
         """The supervisor's other way: a child has ended."""

@@ -25,6 +25,7 @@ from realsys.api.trial import AttemptRecord, WorkerStatus, dumps, loads
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
+from realsys.supervisor.attempt import end_attempt
 from realsys.supervisor.worker_leases import WorkerLeases
 from realsys.worker import exit_codes
 from realsys.worker.lifecycle import WorkerState
@@ -158,8 +159,13 @@ def worker(
     worker.end()
 
 
-def supervisor_of(store: NameResolve) -> WorkerLeases:
-    return WorkerLeases(store, KEYS, ATTEMPT, judges_leases=True, has_left=lambda task: False)
+@pytest.fixture
+def leases(store: NameResolve) -> Iterator[WorkerLeases]:
+    """The supervisor's eyes."""
+    made = WorkerLeases(store, KEYS, ATTEMPT, judges_leases=True, has_left=lambda task: False)
+    made.begin_phase(1)
+    yield made
+    made.end_phase()
 
 
 def seconds_until_lost(leases: WorkerLeases, *, within_s: float) -> float | None:
@@ -173,9 +179,8 @@ def seconds_until_lost(leases: WorkerLeases, *, within_s: float) -> float | None
 
 
 def test_a_cut_off_worker_stops_its_side_effects_before_it_is_declared_lost_and_is_fenced_when_back(
-    node: Node, store: NameResolve, worker: Worker
+    node: Node, store: NameResolve, worker: Worker, leases: WorkerLeases
 ) -> None:
-    leases = supervisor_of(store)
     assert seconds_until_lost(leases, within_s=2.0) is None
     node.cut()
     cut_s = time.monotonic()
@@ -184,6 +189,7 @@ def test_a_cut_off_worker_stops_its_side_effects_before_it_is_declared_lost_and_
     suspended_s = worker.says("standing suspended", within_s=1)
     assert suspended_s < lost_s - 1.0
     assert lost_s - cut_s < TTL_S + 8.0  # the lease, etcd's own second, 3 s of patience, a look
+    end_attempt(store, KEYS, ATTEMPT)  # as the supervisor does, whom this worker can't hear
     node.heal()
     worker.says(f"over {exit_codes.FENCED} Fenced", within_s=20)
     assert worker.process.wait(10) == exit_codes.FENCED
@@ -191,9 +197,8 @@ def test_a_cut_off_worker_stops_its_side_effects_before_it_is_declared_lost_and_
 
 
 def test_a_cut_that_is_healed_in_time_ends_nothing(
-    node: Node, store: NameResolve, worker: Worker
+    node: Node, store: NameResolve, worker: Worker, leases: WorkerLeases
 ) -> None:
-    leases = supervisor_of(store)
     for _ in range(2):
         node.cut()
         assert seconds_until_lost(leases, within_s=0.4 * TTL_S) is None
