@@ -12,7 +12,8 @@ import logging
 import math
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 import torch
@@ -59,7 +60,12 @@ class TensorReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorServer:
-    """Serves a worker's store to its peers. ``start`` returns when ``endpoint`` is known."""
+    """Serves a worker's store to its peers. ``start`` returns when ``endpoint`` is known.
+
+    Args:
+        on_failure: called, from the server's thread, when it ends without having been asked to: peers
+            would wait for its tensors. ``raise_failure`` then says why.
+    """
 
     def __init__(
         self,
@@ -72,8 +78,10 @@ class TensorServer:
         keypairs: TrialKeypairs,
         host: str = "127.0.0.1",
         ports: range | None = None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
+        self._on_failure = on_failure
         self._store, self._keypairs = store, keypairs
         self._host, self._ports = host, ports
         self._refusals = Refusals(f"{name} tensors")
@@ -89,18 +97,23 @@ class TensorServer:
         self._thread.start()
         if not self._ready.wait(10.0):
             raise InternalError("the tensor server did not start in 10 s", where=self.name)
+        self.raise_failure()
+        return self
+
+    def raise_failure(self) -> None:
+        """Raises what ended the thread, if it did not end because it was asked to."""
         if self._failure is not None:
             raise ClusterError(
                 f"{self.name} can't serve tensors: {self._failure}",
                 where=f"tcp://{self._host}",
                 fix="name an interface of this host",
             ) from self._failure
-        return self
 
     def stop(self) -> None:
         """Ends the thread."""
         if self._loop is not None and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            with suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(5.0)
 
     def _main(self) -> None:
@@ -109,8 +122,11 @@ class TensorServer:
         except asyncio.CancelledError:
             pass
         except BaseException as error:  # told to whoever called start, and in the log
+            while isinstance(error, BaseExceptionGroup):  # of the task group
+                error = error.exceptions[0]
             self._failure = error
             logger.exception("tensor server ended name=%s", self.name)
+            self._on_failure()
         finally:
             self._ready.set()
 

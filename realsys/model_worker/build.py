@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -25,18 +26,18 @@ def run(runner: WorkerRunner) -> int:
     """Runs the model worker to its end; returns its exit code."""
     device = _set_up_torch(runner)
     keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
-    who = {
+    who: dict[str, Any] = {
         "trial": runner.plan.trial,
         "attempt": runner.attempt.number,
         "token": runner.attempt.token,
         "keypairs": keypairs,
     }
     tensors, ordered = TensorStore(), OrderedRequests()
-    where = {"name": runner.name, "host": runner.host, "ports": runner.ports}
+    where: dict[str, Any] = {"name": runner.name, "host": runner.host, "ports": runner.ports}
     runner.controls.can = frozenset(Verb)
     runner.controls.leave = ordered.close
-    tensor_server = TensorServer(tensors, **where, **who).start()  # type: ignore[arg-type]
-    control = ControlThread(ordered, tensors, **where, **who)  # type: ignore[arg-type]
+    tensor_server = TensorServer(tensors, on_failure=ordered.close, **where, **who).start()
+    control = ControlThread(ordered, tensors, **where, **who)
     runner.register(control=control.start(), data=tensor_server.endpoint)
     loop = ModelWorkerLoop(
         runner,
@@ -51,11 +52,12 @@ def run(runner: WorkerRunner) -> int:
             device=device,
             timeout_s=COLLECTIVE_TIMEOUT_S,
         ),
-        make_client=lambda endpoints: TensorClient(endpoints, **who),  # type: ignore[arg-type]
+        make_client=lambda endpoints: TensorClient(endpoints, **who),
     )
     try:
         loop.run()
-        control.raise_failure()  # without requests the loop ends, too
+        control.raise_failure()  # without requests, or without tensors, the loop ends, too
+        tensor_server.raise_failure()
     finally:
         control.stop()
         tensor_server.stop()

@@ -358,3 +358,21 @@ def test_a_store_forgets_what_is_used_up_and_ignores_what_it_never_had():
     with pytest.raises(DataError, match=r"key 'x' of datapoints \['a'\]"):
         store.get(sample().meta)
     assert len(store) == 1
+
+
+def test_a_server_that_ends_by_itself_tells_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else peers would wait for its tensors until their deadline."""
+    ended = threading.Event()
+    server = TensorServer(stored(i0=torch.ones(1)), name="m/0", on_failure=ended.set, **WHO)
+
+    def fail(*args: object) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(server, "_answer", fail)
+    server.start()
+    with fetching(server.endpoint) as client, pytest.raises(WaitTimeout):
+        client.fetch(0, "x", ["i0"], timeout_s=0.5)
+    assert ended.wait(10)
+    with pytest.raises(ClusterError, match="no memory left"):
+        server.raise_failure()
+    server.stop()
