@@ -1,0 +1,60 @@
+"""A job's own etcd on a real Slurm: on the first node, entered from the others, gone with the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from real_trials import LONG_PPO, SMALL_PPO, explain
+from slurm_cluster import SlurmCluster
+from slurm_trials import SlurmTrials
+from test_slurm_faults import TWO_NODES, nothing_left
+
+from launcher.trial_state import State
+from realsys.observability.history import read_history
+from realsys.observability.history_check import check_history
+
+
+def etcds_of(cluster: SlurmCluster, job_id: int) -> list[int]:
+    """Pids of the job's etcd servers."""
+    return [
+        pid
+        for pid in cluster.processes_of(job_id)
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"
+    ]
+
+
+def test_a_run_over_two_nodes_and_its_end(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
+) -> None:
+    slurm_trials.write_spec(name_resolve="etcd+job://")
+    path = f"actor.path={tiny_policy}"
+    files = slurm_trials.launch("ppo-math", "e", path, *SMALL_PPO, *TWO_NODES)
+    view = slurm_trials.wait_for_step(files, 2)
+    job_id = int(view.job_ids[0])
+    assert len({w.host for w in view.workers}) == 2
+    assert len(etcds_of(slurm, job_id)) == 1
+    done = slurm_trials.wait(files)
+    assert done.state is State.COMPLETED, explain(files, done)
+    assert check_history(read_history(files.root)) == []
+    assert nothing_left(slurm, job_id)
+
+
+def test_an_etcd_that_ends_is_started_again(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
+) -> None:
+    slurm_trials.write_spec(name_resolve="etcd+job://")
+    files = slurm_trials.launch("ppo-math", "e", f"actor.path={tiny_policy}", *LONG_PPO, *TWO_NODES)
+    view = slurm_trials.wait_for_step(files, 2)
+    job_id = int(view.job_ids[0])
+    (old,) = etcds_of(slurm, job_id)
+    os.kill(old, signal.SIGKILL)
+    view = slurm_trials.wait_for_step(files, view.step + 6)
+    (new,) = etcds_of(slurm, job_id)
+    assert new != old
+    assert view.attempt == 1
+    stopped = slurm_trials.run("stop", "ppo-math/e", "--grace", "60", timeout_s=100)
+    assert stopped.returncode == 0, stopped.stderr
+    assert slurm_trials.wait(files).state is State.STOPPED
+    assert nothing_left(slurm, job_id)
