@@ -40,7 +40,7 @@ WORKER, STATUS = KEYS.worker("model_worker", 0), KEYS.worker_status("model_worke
 ORDER = KEYS.command("model_worker", 0)
 
 
-def attempt(number: int, token: str) -> bytes:
+def attempt(number: int, token: str, *, ended_at: float | None = None) -> bytes:
     return dumps(
         AttemptRecord(
             number=number,
@@ -49,6 +49,7 @@ def attempt(number: int, token: str) -> bytes:
             supervisor_pid=1,
             supervisor_start=1,
             started_at=0.0,
+            ended_at=ended_at,
         )
     )
 
@@ -322,15 +323,33 @@ def test_a_heartbeat_process_outlives_sigterm(site: Site) -> None:
     assert worker.process.wait(5) == 0
 
 
-def test_a_heartbeat_process_that_stands_still_suspends_its_worker(site: Site) -> None:
-    worker = site.start(ttl_s=2.0)
-    worker.hears("standing held")
+def stands_still(worker: Worker, *, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Stops the heartbeat process for longer than the ttl."""
     os.kill(worker.heartbeat_pid, signal.SIGSTOP)
     worker.hears("standing suspended", within_s=3)
     time.sleep(1)
+    meanwhile()
     os.kill(worker.heartbeat_pid, signal.SIGCONT)
-    worker.hears("over 77 Fenced: the lease was not renewed", within_s=3)
+
+
+def test_a_heartbeat_process_that_stands_still_suspends_its_worker_until_it_is_back(
+    site: Site,
+) -> None:
+    worker = site.start(ttl_s=2.0)
+    worker.hears("standing held")
+    stands_still(worker)
+    worker.hears("standing held", within_s=3)  # nobody ended the attempt: the lease is taken anew
+    until(lambda: site.has(WORKER), within_s=3)
+
+
+def test_who_stood_still_while_its_attempt_was_ended_fences_itself(site: Site) -> None:
+    worker = site.start(ttl_s=2.0)
+    worker.hears("standing held")
+    ended = attempt(1, "ours", ended_at=9.0)
+    stands_still(worker, meanwhile=lambda: site.store.add(KEYS.attempt, ended, replace=True))
+    worker.hears("over 77 Fenced: attempt 1 was ended by its supervisor", within_s=3)
     assert worker.process.wait(5) == exit_codes.FENCED
+    assert not site.has(WORKER)
 
 
 def test_telling_never_waits_for_the_heartbeat_process(site: Site) -> None:
