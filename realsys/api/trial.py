@@ -355,6 +355,14 @@ def write_record(path: Path, record: Any) -> None:
         raise
 
 
+def turn_link(link: Path, target: str) -> None:
+    """Makes ``link`` a symbolic link to ``target`` in one step, whatever it was before."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+
+
 def read_record(kind: type[T], path: Path) -> T | None:
     """The record at ``path``; None when there is none. Raises TrialError when it is damaged."""
     try:

@@ -121,7 +121,7 @@ class MasterWorkerLoop:
         )
         if self._evaluation_due():
             row |= await self.evaluate()
-        await asyncio.to_thread(self.publisher.allow_step, self.step)
+        await asyncio.to_thread(self.publisher.allow_step)
         self._record(report, row)
         await self._save_what_is_due()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from realsys.api.errors import StaleAttempt
 from realsys.api.lineage import Lineage
-from realsys.api.trial import Resumed, write_record
+from realsys.api.trial import Resumed, turn_link, write_record
 from realsys.master.recover import Checkpoint, read_resumed
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.store import Put
@@ -46,7 +46,7 @@ class Publisher:
         """Closes the history."""
         self._history.close()
 
-    def allow_step(self, step: int) -> None:
+    def allow_step(self) -> None:
         """Before a step's lines are written. Waits while our lease is in doubt; raises when it is over."""
         self._runner.check_lease(timeout_s=PUBLISH_TIMEOUT_S)
 
@@ -83,7 +83,7 @@ class Publisher:
             self._refuse_if_newer(final)
             shutil.rmtree(final)
         os.rename(written, final)
-        _point(final.parent / "latest", final.name)
+        turn_link(final.parent / "latest", final.name)
         return final
 
     def done(self, step: int) -> None:
@@ -125,11 +125,3 @@ class Publisher:
             self._history.note(Op.REFUSED, step=step, what=op, **about)
             raise
         self._history.note(op, step=step, began=began, **about)
-
-
-def _point(link: Path, name: str) -> None:
-    """Makes ``link`` a symbolic link to ``name`` in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(name)
-    os.replace(temporary, link)

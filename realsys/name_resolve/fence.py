@@ -8,19 +8,15 @@ another attempt took over can't be believed afterwards, whatever it thinks of it
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
-from realsys.api.errors import KeyNotFound, StaleAttempt, StoreUnavailable
+from realsys.api.errors import KeyNotFound, StaleAttempt
 from realsys.api.trial import AttemptRecord, loads
 from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.patience import patiently
 from realsys.name_resolve.store import Compare, NameResolve, Put
 
 logger = logging.getLogger(__name__)
-
-RETRY_S = 0.5
-T = TypeVar("T")
 
 
 class AttemptFence:
@@ -83,19 +79,3 @@ class AttemptFence:
                 fix="nothing: this process must exit",
             )
         self._revision = entry.revision
-
-
-def patiently(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
-    """What ``call`` returns; called again while the store is away.
-
-    Raises StoreUnavailable when it was away for all of ``timeout_s``.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            return call()
-        except StoreUnavailable as error:
-            if time.monotonic() > deadline_s:
-                raise
-            logger.warning("waiting for the store what=%s error=%s", what, error.what)
-            time.sleep(RETRY_S)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from realsys.api.options import WandbOptions
-from realsys.api.trial import PhaseFiles
+from realsys.api.trial import PhaseFiles, turn_link
 from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_error
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.observability.wandb_run import WandbRun, start_wandb
@@ -128,7 +128,10 @@ def point_to_newest(files: PhaseFiles) -> None:
     """
     for name in (files.metrics, files.ledger, files.samples, files.events):
         while (link := _newest(files, name)) is not None and not _is_link(name, link):
-            _turn(name, link)
+            try:
+                turn_link(name, link)
+            except OSError as error:
+                raise write_error(error, name) from error
 
 
 def _newest(files: PhaseFiles, name: Path) -> str | None:
@@ -140,16 +143,6 @@ def _newest(files: PhaseFiles, name: Path) -> str | None:
 
 def _is_link(name: Path, link: str) -> bool:
     return name.is_symlink() and os.readlink(name) == link
-
-
-def _turn(name: Path, link: str) -> None:
-    temporary = name.with_name(f".{name.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(link)
-        os.replace(temporary, name)
-    except OSError as error:
-        raise write_error(error, name) from error
 
 
 def _rows(files: PhaseFiles, own: PhaseFiles) -> list[tuple[Path, Path]]:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from realsys.api.errors import KeyNotFound, StoreError, TrialIsLive
@@ -32,11 +31,13 @@ from realsys.api.trial import (
     loads,
     process_start,
     read_record,
+    turn_link,
     write_record,
 )
-from realsys.name_resolve.fence import AttemptFence, patiently
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import MANY_TTL_S
+from realsys.name_resolve.patience import patiently
 from realsys.name_resolve.store import Compare, NameResolve, Put
 from realsys.transport.keys import TrialKeypairs
 
@@ -95,7 +96,7 @@ def take_attempt(
 
     Args:
         former: the store in which an earlier attempt's workers are registered, where it is another
-            one; it may return None when that one is gone.
+            one (closed here); it may return None when that one is gone.
     Raises:
         TrialIsLive: attempt n still runs, or somebody else took n + 1 at the same moment.
     """
@@ -111,8 +112,12 @@ def take_attempt(
     except KeyNotFound:  # the store may be younger than the trial
         compare = Compare.absent(keys.attempt)
     if previous is not None:
-        was = files.attempt(previous.number)
-        _refuse_if_live(files, previous, job, former(was) if former else store, keys)
+        found = former(files.attempt(previous.number)) if former else store
+        try:
+            _refuse_if_live(files, previous, job, found, keys)
+        finally:
+            if found is not None and found is not store:
+                found.close()
     record = AttemptRecord(
         number=number,
         token=secrets.token_hex(16),
@@ -128,7 +133,7 @@ def take_attempt(
     if not _patiently(lambda: _put(store, keys, compare, record)):
         shutil.rmtree(attempt.root)
         raise _taken(files, number)
-    _point_latest(files, attempt.root)
+    turn_link(files.latest, str(attempt.root.relative_to(files.root)))
     _forget_older_attempts(store, keys, record)
     logger.info("attempt taken number=%d host=%s pid=%d", number, record.host, os.getpid())
     return record, attempt
@@ -210,13 +215,6 @@ def _leases_end(store: NameResolve, keys: TrialKeys, *, timeout_s: float) -> boo
             return False
         time.sleep(0.5)
     return True
-
-
-def _point_latest(files: TrialFiles, attempt: Path) -> None:
-    temporary = files.root / f".latest.{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(attempt.relative_to(files.root))
-    os.replace(temporary, files.latest)
 
 
 def _forget_older_attempts(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:

@@ -6,11 +6,14 @@ enter it is written into the attempt's folder for everybody else.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +22,8 @@ from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import AttemptFiles
 from realsys.name_resolve.commit_log import file_system_of
-from realsys.name_resolve.fence import patiently
 from realsys.name_resolve.open import open_store
+from realsys.name_resolve.patience import patiently
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.worker.network import listening_address, ports
@@ -32,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 PREFIX = "realsys-etcd-"
+NEW_S = 60.0
 # etcd syncs each write and locks its files: it must not sit on what other hosts share.
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
 
@@ -43,6 +47,7 @@ class JobStore:
     store: NameResolve
     server: PrivateEtcd | None = None
     _folder: Path | None = None
+    _lock_fd: int = -1  # of the folder: says to other supervisors that it is in use
 
     @classmethod
     def open(cls, plan: LaunchPlan, nodes: str) -> JobStore:
@@ -61,7 +66,9 @@ class JobStore:
 
         place = _local_place()
         _remove_left_over(place)
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
         try:
             server = PrivateEtcd.start(
                 folder,
@@ -72,9 +79,14 @@ class JobStore:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        url = "etcd://" + ",".join(server.access.endpoints)
-        logger.info("own etcd started endpoints=%s folder=%s", url, folder)
-        return cls(open_store(url, access=server.access), server, folder)
+        try:
+            store = open_store(server.url, access=server.access)
+        except BaseException:
+            server.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        logger.info("own etcd started at=%s folder=%s", server.url, folder)
+        return cls(store, server, folder, lock_fd)
 
     def tell(self, attempt: AttemptFiles) -> None:
         """Writes down how to enter it, for the attempt's workers and for status."""
@@ -95,6 +107,7 @@ class JobStore:
             self.server.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock_fd)
 
 
 def _local_place() -> Path:
@@ -104,11 +117,19 @@ def _local_place() -> Path:
 
 
 def _remove_left_over(place: Path) -> None:
-    """Folders of supervisors of ours that were killed."""
-    for folder in place.glob(f"{PREFIX}*-*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if folder.stat().st_uid == os.geteuid() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Folders of supervisors of ours that were killed: the kernel has freed their locks. A pid would not
+    do, since a container with the same /tmp has other ones."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another one tidies up too, or it is not ours, or it is in use
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(fd)
+                is_new = time.time() - found.st_mtime < NEW_S  # and perhaps not locked yet
+                if found.st_uid == os.geteuid() and not is_new:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(fd)
 
 
 def former_store(

@@ -38,3 +38,4 @@ def ask_for_stacks(
             store.add(keys.command(worker_type, int(index)), dumps(command), replace=True)
         except StoreError as error:
             logger.warning("stacks not asked for worker=%s error=%s", worker, error.what)
+            return  # each of the others would wait for its own deadline

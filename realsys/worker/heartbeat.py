@@ -35,11 +35,12 @@ from realsys.api.trial import AttemptFiles, Failure, WorkerStatus, write_record
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import Standing
 from realsys.name_resolve.lease_keeper import LeaseKeeper
+from realsys.name_resolve.patience import RETRY_S, patiently
 from realsys.name_resolve.store import Lease, NameResolve
 from realsys.name_resolve.trial_store import open_store_at
 from realsys.observability.logs import configure_logging
 from realsys.worker import exit_codes
-from realsys.worker.bounded import RETRY_S, until_it_answers, within
+from realsys.worker.bounded import within
 from realsys.worker.commands import Verb, parse_command, refusal
 from realsys.worker.heartbeat_messages import (
     Begin,
@@ -135,7 +136,7 @@ class HeartbeatProcess:
             ).start()
 
         try:
-            keeper = until_it_answers(start, timeout_s=message.timeout_s)
+            keeper = patiently(start, timeout_s=message.timeout_s, what="registering")
         except RealsysError as error:
             kind = type(error).__name__
             return Refused(kind=kind, what=error.what, where=error.where, fix=error.fix)
@@ -174,7 +175,7 @@ class HeartbeatProcess:
         if self._watcher is not None:
             self._watcher.stop()
         try:
-            until_it_answers(self._leave, timeout_s=message.timeout_s)
+            patiently(self._leave, timeout_s=message.timeout_s, what="the goodbye")
         except RealsysError as error:
             return GoodbyeSaid(trouble=error.what)
         return GoodbyeSaid()
@@ -271,7 +272,7 @@ class HeartbeatProcess:
         if self._watcher is not None:
             self._watcher.stop()
         self._status = status
-        until_it_answers(self._leave, timeout_s=BURY_IN_S)
+        patiently(self._leave, timeout_s=BURY_IN_S, what="telling the worker's end")
 
     # ---- the store --------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
 from realsys.api.trial import AttemptRecord, dumps
-from realsys.name_resolve import fence as fence_module
+from realsys.name_resolve import patience
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store
@@ -63,7 +63,7 @@ def fence(flaky) -> AttemptFence:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(fence_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(patience, "RETRY_S", 0.01)
 
 
 def shown(store) -> list[str]:

@@ -17,13 +17,13 @@ from realsys.worker.stack_dumps import StackDumps, innermost, state_letter
 DUMP = """\
 Thread 0x00007f11 (most recent call first):
   File "/lib/python3.11/selectors.py", line 468 in select
-  File "/work/realsys/control.py", line 80 in _main
+  File "/home/anna/realsys/control.py", line 80 in _main
 
 Current thread 0x00007f22 (most recent call first):
-  File "/work/realsys/data_plane/transfer.py", line 190 in _receive
-  File "/work/realsys/data_plane/transfer.py", line 170 in fetch
-  File "/work/realsys/model_worker/model_worker.py", line 164 in _get_from_peers
-  File "/work/realsys/model_worker/model_worker.py", line 148 in _run_call
+  File "/home/anna/realsys/data_plane/transfer.py", line 190 in _receive
+  File "/home/anna/realsys/data_plane/transfer.py", line 170 in fetch
+  File "/home/anna/realsys/model_worker/model_worker.py", line 164 in _get_from_peers
+  File "/home/anna/realsys/model_worker/model_worker.py", line 148 in _run_call
 """
 
 

@@ -19,9 +19,10 @@ from realsys.api.trial import (
     TrialFiles,
     dumps,
     read_record,
+    turn_link,
     write_record,
 )
-from realsys.master import publication, recover
+from realsys.master import recover
 from realsys.master.build import _resume
 from realsys.master.publication import PUBLISH_TIMEOUT_S, WRITER, Publisher
 from realsys.master.recover import MANIFEST, Checkpoint, begin, commit, newest_whole
@@ -303,11 +304,11 @@ def test_a_done_mark_of_an_earlier_attempt_is_not_ours(trial):
 
 def test_a_step_waits_for_a_lease_in_doubt_and_ends_with_it(trial):
     publisher = trial.begin(1)
-    publisher.allow_step(3)
+    publisher.allow_step()
     assert publisher.runner.checked_s == [PUBLISH_TIMEOUT_S]
     publisher.runner.lease_is_over = True
     with pytest.raises(LeaseLost):
-        publisher.allow_step(4)
+        publisher.allow_step()
     publisher.step(3)
     assert trial.history(1) == [("step", 3)]
 
@@ -407,7 +408,7 @@ def test_who_dies_while_it_adopts_has_said_nothing(trial, monkeypatch):
 
 def test_the_link_is_replaced_in_one_step(tmp_path, monkeypatch):
     link, seen = tmp_path / "latest", []
-    publication._point(link, "step-000001")
+    turn_link(link, "step-000001")
     swap = os.replace
 
     def look(source, target):
@@ -415,7 +416,7 @@ def test_the_link_is_replaced_in_one_step(tmp_path, monkeypatch):
         swap(source, target)
 
     monkeypatch.setattr(os, "replace", look)
-    publication._point(link, "step-000002")
+    turn_link(link, "step-000002")
     assert seen == ["step-000001"]
     assert os.readlink(link) == "step-000002"
     assert os.listdir(tmp_path) == ["latest"]
