@@ -295,10 +295,14 @@ def test_a_former_store_with_leases_means_that_it_lives(files, store, monkeypatc
     elsewhere(files, 1)
     former = open_store("memory://former")
     former.add(KEYS.worker("model_worker", 0), b"x", lease=former.grant(60.0), replace=True)
+
+    def take_it():
+        # It is closed by who asked for it: a new one each time.
+        find = lambda attempt: open_store("memory://former")  # noqa: E731
+        return take_attempt(files, store, KEYS, job=Job(), former=find)
+
     with pytest.raises(TrialIsLive, match="attempt 1 runs as pid 1 on other"):
-        take_attempt(
-            files, store, KEYS, job=Job(), former=lambda attempt: open_store("memory://former")
-        )
+        take_it()
     former.delete(KEYS.worker("model_worker", 0))
     assert take_it()[0].number == 2
 
