@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from realsys.data_plane.sequence_sample import SequenceSample
+    from realsys.models.shape import ModelShape, Weight
+    from realsys.param_realloc.boxes import Box, Layout
 
 LossFn = Callable[["torch.Tensor", "SequenceSample"], Any]
 LossWeightFn = Callable[["SequenceSample"], float]
@@ -73,6 +75,14 @@ class ProcessTopology:
         """One rank per data-parallel slot: last pipeline stage, tensor rank 0. They reply."""
         last = self.pipeline - 1
         return [self.rank(pipeline=last, data=d, tensor=0) for d in range(self.data)]
+
+    def slot(self, data: int) -> list[int]:
+        """Ranks that see the same data: all pipeline stages and tensor ranks of a data rank."""
+        return [
+            self.rank(pipeline=p, data=data, tensor=t)
+            for p in range(self.pipeline)
+            for t in range(self.tensor)
+        ]
 
     def __str__(self) -> str:
         return f"d{self.data}t{self.tensor}p{self.pipeline}"
@@ -174,12 +184,71 @@ class StepInfo:
     global_step: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParallelGroups:
+    """The torch process groups of one model copy that a process is in; None where it is alone.
+
+    Attributes:
+        copy: all processes of the copy, in the order of their ranks.
+        data: same pipeline stage and tensor rank. tensor, pipeline: likewise along these axes.
+        slot: pipeline × tensor, the processes that see the same data; ranks ascend.
+        ends: first and last pipeline stage of the same data and tensor rank, where embedding and
+            head of tied weights sit; None in the middle.
+    """
+
+    copy: Any = None
+    data: Any = None
+    tensor: Any = None
+    pipeline: Any = None
+    slot: Any = None
+    ends: Any = None
+
+
+class ModuleSource(abc.ABC):
+    """Where a module comes from, before a backend decides which part of it this process needs.
+
+    A model factory may put one into ``Model.module`` instead of a module.
+    """
+
+    critic: bool
+    dtype: str
+
+    @abc.abstractmethod
+    def load(self) -> Any:
+        """The whole module on the model's device, with its weights."""
+
+    @abc.abstractmethod
+    def empty(self) -> Any:
+        """The whole module with weights that hold nothing yet: another layout will fill them."""
+
+    @abc.abstractmethod
+    def config(self) -> Any:
+        """The Hugging Face ``PretrainedConfig``."""
+
+    @abc.abstractmethod
+    def read(self, name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> torch.Tensor:
+        """A part of the weight ``name``, in ``dtype`` on the CPU, without reading the rest.
+
+        ``score.weight`` and ``score.bias`` of a critic that starts from a language model are 0.
+        Raises KeyError for a weight that is not there.
+        """
+
+    @abc.abstractmethod
+    def weights(self) -> tuple[Weight, ...]:
+        """Names and whole shapes of all weights; tied ones are named once."""
+
+    @abc.abstractmethod
+    def shape(self) -> ModelShape:
+        """Sizes of the model. Raises ConfigError for a family that can't be cut along all axes."""
+
+
 @dataclass
 class Model:
     """A model copy in one process: the module (or, once initialised, its engine) and its company.
 
-    ``module`` is a ``torch.nn.Module`` until a backend's ``initialize`` has replaced it by a
-    ``PipelinableEngine``. ``process_group`` spans the copy's processes; None when there is one.
+    ``module`` is a ``torch.nn.Module`` or a ``ModuleSource`` until a backend's ``initialize`` has
+    replaced it by a ``PipelinableEngine``. ``filled`` False: the weights come from another copy,
+    nothing is to be loaded.
     """
 
     name: ModelName
@@ -191,8 +260,9 @@ class Model:
     ft_spec: FinetuneSpec | None = None
     topology: ProcessTopology = field(default_factory=ProcessTopology)
     rank: int = 0
-    process_group: Any = None
+    groups: ParallelGroups = field(default_factory=ParallelGroups)
     base_seed: int = 1
+    filled: bool = True
 
     def inc_version(self) -> None:
         """Counts one update of the weights."""
@@ -316,6 +386,22 @@ class PipelinableEngine(abc.ABC):
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         """Writes a Hugging Face directory (all ranks call it; one writes)."""
 
+    def held_weights(self) -> Mapping[str, Sequence[tuple[Box, torch.Tensor]]]:
+        """What this process holds of the model: Hugging Face name → (box of the whole tensor, a view).
+
+        Writing to a view changes the weight; the view has the box's shape. Tied weights are named once.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't exchange weights")
+
+    def weights_changed(self) -> None:
+        """Told after somebody wrote to the views of ``held_weights``."""
+
+    def offload(self) -> None:
+        """Moves weights and optimizer to CPU memory. Nothing may be computed until ``onload``."""
+
+    def onload(self) -> None:
+        """Takes back what ``offload`` moved. Does nothing when nothing was."""
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state for recovery: weights, optimizer. Tensors and plain values only."""
         return {}
@@ -335,6 +421,13 @@ class ModelBackend(abc.ABC):
     @abc.abstractmethod
     def _initialize(self, model: Model) -> Model:
         """Replaces ``model.module`` by a ``PipelinableEngine`` and returns the model."""
+
+    def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
+        """Which part of each weight every process of a copy holds, without making any of them.
+
+        Must agree with what ``PipelinableEngine.held_weights`` gives. Needed by weight reallocation.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't tell its layout")
 
     def destroy(self, model: Model) -> None:
         """Frees what the backend holds for ``model``."""

@@ -25,7 +25,7 @@ class DataParallel:
     @staticmethod
     def of(model: Model) -> DataParallel:
         """The ranks of ``model``. Backends refuse layouts that have other axes besides data."""
-        return DataParallel(model.process_group, model.device)
+        return DataParallel(model.groups.data, model.device)
 
     @property
     def size(self) -> int:

@@ -34,6 +34,7 @@ from realsys.backends.sharding import (
 )
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.models.source import module_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,10 @@ class FSDPBackend(ModelBackend):
                 where=f"parallel of {model.name}",
                 fix=f"use d{topo.world_size}t1p1, or a backend with tensor and pipeline axes",
             )
-        if topo.data > 1 and model.process_group is None:
+        if topo.data > 1 and model.groups.data is None:
             raise InternalError(f"{topo} without a process group", where=str(model.name))
         options = from_plain(OptimizerOptions, dict(self.optimizer), where="optimizer")
+        model.module = module_of(model)
         model.module = FSDPEngine(model, options)
         return model
 
@@ -65,12 +67,12 @@ class FSDPEngine(HFEngine):
         self.module: Any = self.module  # FSDPModule's methods appear on it when sharded
         self.options = options
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 0
-        self.is_sharded = model.process_group is not None
+        self.is_sharded = model.groups.data is not None
         self._whole_class = type(self.module)  # fully_shard makes it a subclass
         self._replica: nn.Module | None = None
         self._replica_is_old = True
         if self.is_sharded:
-            shard(self.module, DeviceMesh.from_group(model.process_group, self.device.type))
+            shard(self.module, DeviceMesh.from_group(model.groups.data, self.device.type))
         self.optimizer = _adamw(self.module, options)
 
     def train_batch(

@@ -13,6 +13,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackend
 from realsys.backends.engine import HFEngine
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.models.source import module_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class InferenceBackend(ModelBackend):
             )
         if model.module is None:
             return model
-        model.module.requires_grad_(False)
+        model.module = module_of(model).requires_grad_(False)
         model.module = InferenceEngine(model)
         return model
 

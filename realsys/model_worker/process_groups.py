@@ -1,7 +1,7 @@
-"""Torch process groups: one over all model workers, one for each model that has several processes.
+"""Torch process groups: one over all model workers, and those along each axis of every model's layout.
 
-Made once per attempt, in the same order on every worker. The rendezvous is a file in the attempt's
-folder: no port is opened for it.
+Made once per attempt, in the same order on every worker; processes that already form a group share it.
+The rendezvous is a file in the attempt's folder: no port is opened for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from realsys.api.model import ModelName, ModelShardID
+from realsys.api.model import ModelName, ModelShardID, ParallelGroups, ProcessTopology
+
+Axis = str  # a field of ParallelGroups
 
 
 def make_process_groups(
@@ -22,32 +24,69 @@ def make_process_groups(
     rendezvous: Path,
     device: str,
     timeout_s: float,
-) -> dict[ModelName, Any]:
-    """Model → its group, for the models of which this worker holds a shard; no group for one process.
+) -> dict[ModelName, ParallelGroups]:
+    """Model → its groups, for the models of which this worker holds a shard.
 
     Args:
         shards: (shard, worker index) of all models.
         rendezvous: file that all workers of this attempt share; must not exist before the first.
     """
-    holders: dict[ModelName, list[tuple[int, int]]] = {}
+    placements: dict[ModelName, dict[int, int]] = {}
+    topologies: dict[ModelName, ProcessTopology] = {}
     for shard, index in shards:
-        holders.setdefault(shard.model_name, []).append((shard.parallelism_rank, index))
-    spread = {name: [w for _, w in sorted(h)] for name, h in holders.items() if len(h) > 1}
-    if not spread:
-        return {}
+        placements.setdefault(shard.model_name, {})[shard.parallelism_rank] = index
+        topologies[shard.model_name] = shard.topo
+    if num_workers > 1:
+        _join(worker, num_workers, rendezvous, device, timeout_s)
+    made: dict[tuple[int, ...], Any] = {}
+    found: dict[ModelName, dict[Axis, Any]] = {}
+    for name, placement in placements.items():  # every worker makes every group: torch requires it
+        for axis, ranks in rank_groups(topologies[name]):
+            members = tuple(placement[rank] for rank in ranks)
+            if len(members) == 1:
+                continue
+            if members not in made:
+                made[members] = _new_group(members)
+            if worker in members:
+                found.setdefault(name, {})[axis] = made[members]
+    return {name: ParallelGroups(**found.get(name, {})) for name in placements}
+
+
+def rank_groups(topo: ProcessTopology) -> list[tuple[Axis, tuple[int, ...]]]:
+    """Every group of a layout: (axis, parallelism ranks in group order). Pure."""
+    stages, datas, tensors = range(topo.pipeline), range(topo.data), range(topo.tensor)
+
+    def rank(p: int, d: int, t: int) -> int:
+        return topo.rank(pipeline=p, data=d, tensor=t)
+
+    groups = [("copy", tuple(range(topo.world_size)))]
+    groups += [("data", tuple(rank(p, d, t) for d in datas)) for p in stages for t in tensors]
+    groups += [("tensor", tuple(rank(p, d, t) for t in tensors)) for p in stages for d in datas]
+    groups += [("pipeline", tuple(rank(p, d, t) for p in stages)) for d in datas for t in tensors]
+    groups += [("slot", tuple(topo.slot(d))) for d in datas]
+    last = topo.pipeline - 1
+    if last:
+        groups += [("ends", (rank(0, d, t), rank(last, d, t))) for d in datas for t in tensors]
+    return groups
+
+
+def _join(worker: int, num_workers: int, rendezvous: Path, device: str, timeout_s: float) -> None:
     import torch.distributed as dist
 
     rendezvous.parent.mkdir(parents=True, exist_ok=True)
     dist.init_process_group(
-        "gloo" if device == "cpu" else "nccl",
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.FileStore(str(rendezvous), num_workers),  # type: ignore[attr-defined]
         rank=worker,
         world_size=num_workers,
         timeout=timedelta(seconds=timeout_s),
     )
-    groups = {}
-    for name, workers in spread.items():  # every worker makes every group: torch requires it
-        group = dist.new_group(workers)
-        if worker in workers:
-            groups[name] = group
-    return groups
+
+
+def _new_group(workers: tuple[int, ...]) -> Any:
+    """A group in the layout's order: a placement need not list workers in ascending order."""
+    import torch.distributed as dist
+
+    if list(workers) == sorted(workers):
+        return dist.new_group(list(workers))
+    return dist.new_group(list(workers), sort_ranks=False)

@@ -15,7 +15,14 @@ from realsys.api import registry
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import CheckpointError
 from realsys.api.experiment import ModelShard, ModelWorker
-from realsys.api.model import FinetuneSpec, Model, ModelInterface, ModelName, StepInfo
+from realsys.api.model import (
+    FinetuneSpec,
+    Model,
+    ModelInterface,
+    ModelName,
+    ParallelGroups,
+    StepInfo,
+)
 from realsys.api.plain import to_plain
 
 
@@ -40,7 +47,7 @@ class Shards:
                 device=self._device,
                 topology=shard.id.topo,
                 rank=shard.id.parallelism_rank,
-                process_group=groups.get(name),
+                groups=groups.get(name, ParallelGroups()),
                 base_seed=self._config.base_seed,
             )
 

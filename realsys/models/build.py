@@ -1,22 +1,22 @@
 """The registered model factories: name in an experiment → ``Model`` in a process.
 
-Each takes its own arguments and the company that every model has. The module comes whole and in
-evaluation mode; sharding is the backend's. Modules of data-parallel ranks come out equal, as they
-are read from one directory or made from one seed.
+Each takes its own arguments and the company that every model has. What it gives is a source
+(source.py) or a whole module in evaluation mode; sharding, and reading the parts that are needed, is
+the backend's. Modules of data-parallel ranks come out equal, as they are read from one directory or
+made from one seed.
 """
 
 from __future__ import annotations
 
 import tempfile
-from typing import Any, TypedDict, Unpack
+from typing import NotRequired, TypedDict, Unpack
 
-from realsys.api.model import Model, ModelName, ProcessTopology
+from realsys.api.model import Model, ModelName, ParallelGroups, ProcessTopology
 from realsys.datasets.arithmetic import arithmetic_word_problems
-from realsys.models.hf import load_causal_lm, load_critic, load_tokenizer
-from realsys.models.hf_directory import check_hf_directory
+from realsys.models.hf import load_tokenizer
+from realsys.models.source import HFSource
 from realsys.models.tiny_llama import build_tiny_llama
 
-_CRITIC_HEADS = frozenset({"score.weight", "classifier.weight"})
 _NUM_CORPUS_PROBLEMS = 2000  # enough for a vocabulary of a few hundred tokens
 _CORPUS_SEED = 0  # the tokenizer must not depend on the run's seed
 
@@ -28,30 +28,21 @@ class Company(TypedDict):
     device: str
     topology: ProcessTopology
     rank: int
-    process_group: Any
+    groups: ParallelGroups
     base_seed: int
+    filled: NotRequired[bool]
 
 
 def hf_causal_lm(*, path: str, dtype: str = "float32", **company: Unpack[Company]) -> Model:
     """The language model and tokenizer in the Hugging Face directory ``path``."""
-    return Model(
-        module=load_causal_lm(path, dtype=dtype, device=company["device"]),
-        tokenizer=load_tokenizer(path),
-        dtype=dtype,
-        **company,
-    )
+    source = HFSource(path, critic=False, dtype=dtype, device=company["device"])
+    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
 
 
 def hf_critic(*, path: str, dtype: str = "float32", **company: Unpack[Company]) -> Model:
     """A value model: the critic in ``path``, or a language model's body with a head of zeros."""
-    has_head = bool(_CRITIC_HEADS & check_hf_directory(path).tensors)
-    module = load_critic(
-        path,
-        dtype=dtype,
-        device=company["device"],
-        init_head="from_checkpoint" if has_head else "zero",
-    )
-    return Model(module=module, tokenizer=load_tokenizer(path), dtype=dtype, **company)
+    source = HFSource(path, critic=True, dtype=dtype, device=company["device"])
+    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
 
 
 def tiny_llama(
@@ -81,6 +72,7 @@ def tiny_llama(
             vocab_size=vocab_size,
         )
         model = hf_causal_lm(path=folder, dtype=dtype, **company)
+        model.module = model.module.load()  # the folder is about to go
     # The folder's random name would be written into every checkpoint saved from this model.
     model.tokenizer.name_or_path = model.module.config.name_or_path = "tiny_llama"
     return model

@@ -102,6 +102,27 @@ def load_critic(
     return _on(module, device)
 
 
+def empty_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
+    """The language model of ``path`` with weights that hold nothing yet, in evaluation mode."""
+    return _empty(AutoModelForCausalLM, path, dtype, device)
+
+
+def empty_critic(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
+    """As ``empty_causal_lm``, with a head of one number a token."""
+    return _empty(AutoModelForTokenClassification, path, dtype, device, num_labels=1)
+
+
+def _empty(auto: Any, path: str | Path, dtype: str, device: str, **extra: Any) -> nn.Module:
+    config = load_hf_config(path)
+    for name, value in extra.items():
+        setattr(config, name, value)
+    # Its random weights must not move anyone's seed; what is not a weight (rotary frequencies) is made.
+    with torch.random.fork_rng(devices=[]), _quiet_transformers():
+        module: nn.Module = auto.from_config(config, dtype=getattr(torch, dtype))
+    _disable_dropout(module)
+    return module.to(device).eval()
+
+
 def save_hf(
     module: Any,
     tokenizer: Any,

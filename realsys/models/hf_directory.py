@@ -82,6 +82,28 @@ def safetensors_shapes(file: Path) -> dict[str, list[int]]:
     return shapes
 
 
+def weight_files(path: str | Path) -> dict[str, Path]:
+    """Name of each weight → the safetensors file that holds it.
+
+    Raises:
+        CheckpointError: as ``check_hf_directory``.
+    """
+    root = Path(path)
+    if (root / WEIGHTS).is_file():
+        return dict.fromkeys(safetensors_shapes(root / WEIGHTS), root / WEIGHTS)
+    index = _read_json(root / WEIGHTS_INDEX)["weight_map"]
+    return {name: root / file for name, file in index.items()}
+
+
+def weight_shapes(path: str | Path) -> dict[str, list[int]]:
+    """Name → shape of every weight in the directory.
+
+    Raises:
+        CheckpointError: as ``check_hf_directory``.
+    """
+    return _tensors(Path(path))
+
+
 def _wrong_size(file: Path, *, expected: int, found: int, least: bool = False) -> CheckpointError:
     state = "half-written" if found < expected else "longer than its header says"
     return CheckpointError(

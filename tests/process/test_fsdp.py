@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.model import FinetuneSpec, GenerationHyperparameters, ModelName, ProcessTopology
+from realsys.api.model import (
+    FinetuneSpec,
+    GenerationHyperparameters,
+    ModelName,
+    ParallelGroups,
+    ProcessTopology,
+)
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
@@ -42,7 +48,12 @@ def batch():
 def company(rank, world_size, group):
     topology = ProcessTopology(data=world_size)
     common = {"name": ModelName("m"), "device": "cpu", "base_seed": 1}
-    return {**common, "topology": topology, "rank": rank, "process_group": group}
+    return {
+        **common,
+        "topology": topology,
+        "rank": rank,
+        "groups": ParallelGroups(copy=group, data=group),
+    }
 
 
 def make_model(path, rank=0, world_size=1, group=None):
@@ -162,7 +173,7 @@ def test_two_ranks_equal_one_process(tmp_path):
         assert figures == pytest.approx(train(model.module, batch()), abs=1e-5)
     loaded = hf_causal_lm(path=str(tmp_path / "hf"), **company(0, 1, None))
     torch.testing.assert_close(
-        dict(loaded.module.state_dict()),
+        dict(loaded.module.load().state_dict()),
         dict(model.module.module.state_dict()),
         atol=1e-5,
         rtol=0,

@@ -7,7 +7,13 @@ import torch
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import CheckpointError, ConfigError, DataError
-from realsys.api.model import FinetuneSpec, GenerationHyperparameters, ModelName, ProcessTopology
+from realsys.api.model import (
+    FinetuneSpec,
+    GenerationHyperparameters,
+    ModelName,
+    ParallelGroups,
+    ProcessTopology,
+)
 from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.inference import InferenceBackend
@@ -24,7 +30,7 @@ COMPANY = {
     "device": "cpu",
     "topology": ProcessTopology(),
     "rank": 0,
-    "process_group": None,
+    "groups": ParallelGroups(),
     "base_seed": 1,
 }
 SHAPE = {"hidden_size": 32, "num_layers": 2}

@@ -18,6 +18,7 @@ from realsys.api.model import (
     GenerationHyperparameters,
     Model,
     ModelName,
+    ParallelGroups,
     ProcessTopology,
 )
 from realsys.api.options import ModelOptions, PPOHyperparameters
@@ -40,7 +41,7 @@ COMPANY: dict[str, Any] = {
     "device": "cpu",
     "topology": ProcessTopology(),
     "rank": 0,
-    "process_group": None,
+    "groups": ParallelGroups(),
     "base_seed": 1,
 }
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
@@ -202,8 +203,8 @@ def plain_groups(data):
 
 def test_three_ppo_steps_equal_a_plain_loop(path):
     roles = Roles(path, settings())
-    policy, ref = (hf_causal_lm(path=path, **COMPANY).module for _ in range(2))
-    critic = hf_critic(path=path, **COMPANY).module
+    policy, ref = (hf_causal_lm(path=path, **COMPANY).module.load() for _ in range(2))
+    critic = hf_critic(path=path, **COMPANY).module.load()
     optimizers = (plain_adamw(policy), plain_adamw(critic))
     for step in range(3):
         data = roles.experience(step)
@@ -223,7 +224,7 @@ def test_three_ppo_steps_equal_a_plain_loop(path):
 
 def test_three_sft_steps_equal_a_plain_loop(path):
     model = FSDPBackend(optimizer=ADAMW).initialize(hf_causal_lm(path=path, **COMPANY), SPEC)
-    plain = hf_causal_lm(path=path, **COMPANY).module
+    plain = hf_causal_lm(path=path, **COMPANY).module.load()
     optimizer = plain_adamw(plain)
     data = MathSFT(tokenizer=model.tokenizer, seed=1, split="train", train_size=64)
     for step in range(3):

@@ -1,0 +1,156 @@
+"""The sizes of a decoder-only language model and the names and shapes of its weights (no torch).
+
+For everything that is decided before a model exists: layouts, memory, transfer plans. Names are those
+of the Hugging Face module, which every layout of ours refers to. Families: Llama, Qwen2, Qwen3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import CheckpointError, ConfigError, did_you_mean
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of a model: its Hugging Face name and whole shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a model; ``critic`` has a head of one number a token in place of the vocabulary's.
+
+    Attributes:
+        family: ``model_type`` of the Hugging Face config, one of ``FAMILIES``.
+        qkv_bias: query, key and value projections have biases (Qwen2; Llama on request).
+        qk_norm: queries and keys are normalised per head (Qwen3).
+    """
+
+    family: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int = 0
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    critic: bool = False
+
+    @property
+    def q_size(self) -> int:
+        """Rows of the query projection."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of the key (or value) projection."""
+        return self.num_kv_heads * self.head_dim
+
+    def as_critic(self) -> ModelShape:
+        """The same body with a value head."""
+        return replace(self, critic=True, tied_embeddings=False)
+
+    def weights(self) -> tuple[Weight, ...]:
+        """All weights, in the order of the layers; a tied head is not named twice."""
+        found = [Weight("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))]
+        for layer in range(self.num_layers):
+            found += self.layer_weights(layer)
+        found.append(Weight("model.norm.weight", (self.hidden_size,)))
+        if self.critic:
+            found += [Weight("score.weight", (1, self.hidden_size)), Weight("score.bias", (1,))]
+        elif not self.tied_embeddings:
+            found.append(Weight("lm_head.weight", (self.vocab_size, self.hidden_size)))
+        return tuple(found)
+
+    def layer_weights(self, layer: int) -> list[Weight]:
+        """Weights of one transformer layer."""
+        at, hidden = f"model.layers.{layer}.", self.hidden_size
+        rows = {"q": self.q_size, "k": self.kv_size, "v": self.kv_size}
+        found = [Weight(f"{at}self_attn.{n}_proj.weight", (r, hidden)) for n, r in rows.items()]
+        if self.qkv_bias:
+            found += [Weight(f"{at}self_attn.{n}_proj.bias", (r,)) for n, r in rows.items()]
+        found.append(Weight(f"{at}self_attn.o_proj.weight", (hidden, self.q_size)))
+        if self.qk_norm:
+            found += [Weight(f"{at}self_attn.{n}_norm.weight", (self.head_dim,)) for n in "qk"]
+        found += [
+            Weight(f"{at}mlp.gate_proj.weight", (self.intermediate_size, hidden)),
+            Weight(f"{at}mlp.up_proj.weight", (self.intermediate_size, hidden)),
+            Weight(f"{at}mlp.down_proj.weight", (hidden, self.intermediate_size)),
+            Weight(f"{at}input_layernorm.weight", (hidden,)),
+            Weight(f"{at}post_attention_layernorm.weight", (hidden,)),
+        ]
+        return found
+
+    @property
+    def num_params(self) -> int:
+        """Numbers in all weights."""
+        return sum(w.numel for w in self.weights())
+
+
+def read_shape(path: str | Path, *, critic: bool = False) -> ModelShape:
+    """The shape of the model in a Hugging Face directory, from its ``config.json`` alone.
+
+    Raises:
+        CheckpointError: no readable ``config.json``, or a size is missing.
+        ConfigError: another family.
+    """
+    file = Path(path) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return shape_of(config, critic=critic, where=str(file))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"sizes of the model can't be read: {type(error).__name__}: {error}",
+            where=str(file),
+            fix="give the path of a Hugging Face model directory",
+        ) from error
+
+
+def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "config") -> ModelShape:
+    """The shape that a Hugging Face config (as a dict) describes.
+
+    Raises:
+        ConfigError: a family whose weights are not known here. KeyError: a size is missing.
+    """
+    family = config.get("model_type", "")
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"weights of model_type {family!r} can't be laid out over tensor and pipeline axes",
+            where=where,
+            fix=f"{did_you_mean(family, FAMILIES)}; with data axes only, backend=fsdp takes any",
+        )
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    shape = ModelShape(
+        family=family,
+        hidden_size=hidden,
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads,
+        vocab_size=config["vocab_size"],
+        max_positions=config.get("max_position_embeddings") or 0,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+        qk_norm=family == "qwen3",
+    )
+    return shape.as_critic() if critic else shape

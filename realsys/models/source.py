@@ -1,0 +1,132 @@
+"""Where the weights of a module come from: a Hugging Face directory, or a module in memory.
+
+A backend asks for what it needs of them: the whole module, one of the same shape to be filled from
+another copy, or the parts that this process holds, which are read without the rest.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from realsys.api.errors import ConfigError
+from realsys.api.model import Model, ModuleSource
+from realsys.models.hf import (
+    empty_causal_lm,
+    empty_critic,
+    load_causal_lm,
+    load_critic,
+    load_hf_config,
+)
+from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
+from realsys.models.shape import ModelShape, Weight, read_shape, shape_of
+
+_CRITIC_HEAD = {"score.weight": "classifier.weight", "score.bias": "classifier.bias"}
+
+
+def source_of(model: Model) -> ModuleSource:
+    """The source of a model whose backend has not wrapped it yet."""
+    module = model.module
+    return module if isinstance(module, ModuleSource) else ModuleInMemory(module)
+
+
+def module_of(model: Model) -> nn.Module:
+    """The whole Hugging Face module: loaded, or empty where another copy fills it."""
+    if isinstance(model.module, ModuleSource):
+        module: nn.Module = model.module.load() if model.filled else model.module.empty()
+        return module
+    return model.module  # type: ignore[no-any-return]
+
+
+class HFSource(ModuleSource):
+    """A Hugging Face directory, as a language model or (``critic``) with a value head.
+
+    The head is the directory's if it has one, else 0.
+    """
+
+    def __init__(self, path: str, *, critic: bool, dtype: str, device: str) -> None:
+        self.path, self.critic, self.dtype, self.device = path, critic, dtype, device
+        tensors = check_hf_directory(path, need_tokenizer=False).tensors
+        self.has_head = any(n in tensors for n in ("score.weight", "classifier.weight"))
+
+    def load(self) -> nn.Module:
+        if not self.critic:
+            return load_causal_lm(self.path, dtype=self.dtype, device=self.device)
+        return load_critic(
+            self.path,
+            dtype=self.dtype,
+            device=self.device,
+            init_head="from_checkpoint" if self.has_head else "zero",
+        )
+
+    def empty(self) -> nn.Module:
+        make = empty_critic if self.critic else empty_causal_lm
+        return make(self.path, dtype=self.dtype, device=self.device)
+
+    def config(self) -> Any:
+        return load_hf_config(self.path)
+
+    def read(self, name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> Tensor:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        stored = name if name in self._files else _CRITIC_HEAD.get(name, name)
+        if stored not in self._files:
+            if name in _CRITIC_HEAD:
+                return torch.zeros([b - a for a, b in zip(start, stop, strict=True)], dtype=dtype)
+            raise KeyError(name)
+        with safe_open(self._files[stored], framework="pt") as file:
+            part: Tensor = file.get_slice(stored)[_index(start, stop)]
+        return part.to(dtype).clone()
+
+    def shape(self) -> ModelShape:
+        return read_shape(self.path, critic=self.critic)
+
+    def weights(self) -> tuple[Weight, ...]:
+        with suppress(ConfigError):
+            return self.shape().weights()
+        shapes = weight_shapes(self.path)
+        return tuple(Weight(name, tuple(shape)) for name, shape in shapes.items())
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        return weight_files(self.path)
+
+
+class ModuleInMemory(ModuleSource):
+    """A module that is here already."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.critic = any(hasattr(module, n) for n in ("score", "classifier"))
+        self.dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+
+    def load(self) -> nn.Module:
+        return self.module
+
+    def empty(self) -> nn.Module:
+        return self.module
+
+    def config(self) -> Any:
+        return self.module.config
+
+    def shape(self) -> ModelShape:
+        config: Any = self.module.config
+        return shape_of(config.to_dict(), critic=self.critic)
+
+    def weights(self) -> tuple[Weight, ...]:
+        return tuple(Weight(n, tuple(p.shape)) for n, p in self.module.named_parameters())
+
+    def read(self, name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> Tensor:
+        weights = self.module.state_dict()
+        stored = name if name in weights else _CRITIC_HEAD.get(name, name)
+        part: Tensor = weights[stored][_index(start, stop)]
+        return part.detach().cpu().clone()
+
+
+def _index(start: tuple[int, ...], stop: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in zip(start, stop, strict=True))

@@ -1,0 +1,53 @@
+"""Rectangular parts of tensors: what the processes of a layout hold (pure, no torch).
+
+A *holding* is what one process has of a model: weight name → disjoint boxes of that weight. A *layout*
+is the holding of every process, by parallelism rank. Names and indices are always those of the whole
+Hugging Face tensor, so that any two layouts of one model can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Box:
+    """Half-open index ranges, one per dimension: ``start[i] <= index < stop[i]``."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @staticmethod
+    def whole(shape: tuple[int, ...]) -> Box:
+        """All of a tensor."""
+        return Box((0,) * len(shape), tuple(shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent in each dimension."""
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def numel(self) -> int:
+        """Elements; 0 when it is empty."""
+        return math.prod(max(n, 0) for n in self.shape)
+
+    def meet(self, other: Box) -> Box | None:
+        """The part that both have, or None."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        box = Box(start, stop)
+        return box if all(b > a for a, b in zip(start, stop, strict=True)) else None
+
+    def slices_in(self, outer: Box) -> tuple[slice, ...]:
+        """Index of this box in a tensor that holds ``outer``, which contains it."""
+        return tuple(
+            slice(a - base, b - base)
+            for a, b, base in zip(self.start, self.stop, outer.start, strict=True)
+        )
+
+
+Holding = Mapping[str, tuple[Box, ...]]
+Layout = tuple[Holding, ...]  # by parallelism rank
