@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import zmq
 from fuzz_mutations import mutate, mutate_json
 
 from realsys.api import errors, trial
@@ -49,7 +50,9 @@ REQUESTS = (
     r.Fetch(order=2, indices=(0, 5), ids=("a", "b")),
     r.RunCall(order=3, call="actor_gen", step=1, meta=META, sources=((1, "x", ("a",)),)),
     r.Evaluate(order=4, step=1),
-    r.SaveModel(order=5, role="actor", folder="/tmp/x"),
+    r.Reallocate(order=3, call="actor_gen", step=1, source="actor@0", target="actor@1", eta=0.5),
+    r.Offload(order=3, call="ref_inf", step=1, model="ref@0"),
+    r.SaveModel(order=5, model="actor@0", folder="/tmp/x"),
     r.SaveRecover(order=6, folder="/tmp/x"),
     r.LoadRecover(order=7, file="/tmp/x"),
 )
@@ -58,6 +61,7 @@ REPLIES = (
     r.SetupDone(dataset_size=3, dataset_keys=("x",)),
     r.Fetched(meta=META),
     r.CallDone(meta=META, stats={"loss": 0.5}, started=1.0, ended=2.0, compute_s=0.5, tokens=9),
+    r.Moved(started=1.0, ended=2.0, bytes_sent=3, bytes_received=4),
     r.Evaluated(stats={"actor": {"accuracy": 0.5}}, samples=({"prompt": "1+1", "ok": True},)),
     r.RecoverSaved(file="f", sha256="00", num_bytes=7),
 )
@@ -163,35 +167,49 @@ def tensor_targets() -> dict[str, Target]:
     """The tensor server's answer to a request, and what a client makes of one."""
     import torch
 
-    from realsys.data_plane import transfer
+    from realsys.data_plane import transfer_messages as m
+    from realsys.data_plane.tensor_client import TensorClient
+    from realsys.data_plane.tensor_server import TensorServer
     from realsys.data_plane.tensor_store import TensorStore
 
     torch.set_num_threads(1)
     store = TensorStore()
     store.put_rows("x", [("a", torch.arange(3)), ("b", torch.arange(2))])
-    server = transfer.TensorServer(store, name="model_worker/0", keypairs=KEYS, **WHO)
+    big = ("c", "d")  # these go through shared memory
+    store.put_rows("x", [(name, torch.zeros(3000, dtype=torch.int64)) for name in big])
+    server = TensorServer(store, name="model_worker/0", keypairs=KEYS, **WHO)
 
     def ask(data: bytes) -> None:
         header, _ = server._answer([data])
         encode(header)
         assert "Error: " not in header.error, header.error  # any but a RealsysError was caught
+        if header.slot is not None:  # nobody will use it
+            server._pool.give_back(header.slot.segment, header.slot.index)  # type: ignore[union-attr]
 
-    client = transfer.TensorClient(["tcp://127.0.0.1:9"], keypairs=KEYS, **WHO)
-    buffer = bytes(40)
-    answers: list[list[bytes]] = []
+    client = TensorClient(["tcp://127.0.0.1:9"], keypairs=KEYS, **WHO)
     client._socket = lambda worker: _Sink()  # type: ignore[assignment,method-assign,return-value]
-    client._receive = lambda *_: answers.pop()  # type: ignore[method-assign]
+    answer: list[zmq.Frame] = []
+    # The same again, should the client ask again.
+    client._receive = lambda waiting, *_: (next(iter(waiting)), answer)  # type: ignore[method-assign]
 
     def receive(data: bytes) -> None:
-        answers.append([data, buffer])
+        client._no_sharing.clear()
+        answer[:] = [zmq.Frame(data), zmq.Frame(bytes(40))]
         client.fetch(0, "x", ["a", "b"], timeout_s=1.0)
 
-    request = transfer.TensorRequest(key="x", ids=("a", "b"), **WHO)
-    reply = transfer.TensorReply(dtype="int64", trailing_shape=(), rows=(3, 2))
-    refusal = transfer.TensorReply(error="no such key (x)")
+    requests = [
+        m.TensorRequest(key="x", ids=("a", "b"), **WHO),
+        m.TensorRequest(key="x", ids=big, host=server._host_name, give_back=((1, 0),), **WHO),
+    ]
+    shared, _ = server._answer([encode(requests[1])])
+    replies = [
+        m.TensorReply(dtype="int64", trailing_shape=(), rows=(3, 2)),
+        m.TensorReply(error="no such key (x)"),
+        shared,
+    ]
     return {
-        "tensor_request": Target([encode(request)], ask, ()),
-        "tensor_reply": Target([encode(reply), encode(refusal)], receive, (RealsysError,)),
+        "tensor_request": Target([encode(x) for x in requests], ask, ()),
+        "tensor_reply": Target([encode(x) for x in replies], receive, (RealsysError,)),
     }
 
 

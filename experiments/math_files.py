@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.backend_args import backend_problems
 from realsys.api import registry
 from realsys.api.errors import ConfigError, DataError, RealsysError
-from realsys.api.model import ProcessTopology
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
 
@@ -30,16 +30,10 @@ def absolute(path: str | None) -> str | None:
 
 
 def model_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
-    """An unknown backend, or a directory that holds no whole model."""
+    """An unknown backend, settings it does not have, a directory that holds no whole model."""
     if problem := registry.check("backend", options.backend, where=f"{where}.backend"):
         yield problem
-    topo = ProcessTopology.parse(options.parallel, where=f"{where}.parallel")
-    if options.backend in ("fsdp", "inference") and topo.tensor * topo.pipeline > 1:
-        yield ConfigError(
-            f"backend {options.backend!r} has only the data axis, the layout is {options.parallel}",
-            where=f"{where}.parallel",
-            fix=f"use d{topo.world_size}t1p1, or a backend with tensor and pipeline axes",
-        )
+    yield from backend_problems(options, where)
     if options.path is not None:
         from realsys.models.hf_directory import check_hf_directory
 

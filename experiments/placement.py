@@ -1,14 +1,27 @@
-"""Where an experiment's models sit: role → shards on model workers (pure).
+"""Where an experiment's models sit: calls and their allocation → copies, hooks, shards on workers (pure).
 
-The first ``world size`` workers hold a role's shards, so roles share workers and smaller ones leave
-the last workers to others.
+A role's trained call (or its first) runs on the role's copy 0. A call in another layout, or on other
+workers, runs on a copy of its own (``actor@1``), which is filled from copy 0 before the call; calls of
+one layout share a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
+from experiments.wishes import Wish, allocate_calls, wishes_of
+from realsys.api.allocation import (
+    AllocationEntry,
+    CallAllocation,
+    parse_allocation,
+    parse_pools,
+    raise_problems,
+)
+from realsys.api.dataflow import Hook, MFCDef, OffloadHook, ParamReallocHook
+from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import (
     DatasetAbstraction,
@@ -19,47 +32,215 @@ from realsys.api.model import (
     ProcessTopology,
 )
 
+LEFT, RIGHT = "left", "right"
+
 
 @dataclass(frozen=True, kw_only=True)
-class RolePlacement:
-    """One role's model and how it is held."""
+class RoleModel:
+    """One role's model and how it is held.
 
-    topo: ProcessTopology
+    Attributes:
+        backend: of copy 0.
+        replica_backend: of further copies, which are filled from copy 0 and never trained.
+        offload: the role's copies leave the GPU after each of their calls.
+    """
+
     model: ModelAbstraction
     backend: ModelBackendAbstraction
+    replica_backend: ModelBackendAbstraction = ModelBackendAbstraction("inference")
     eval_dataset: DatasetAbstraction | None = None
+    offload: bool = False
 
 
-def place_roles(
-    roles: Mapping[str, RolePlacement],
+@dataclass(frozen=True, kw_only=True)
+class PlacementSettings:
+    """What a user says about places, as the settings of an experiment have it."""
+
+    placement: str = "shared"
+    pools: Mapping[str, str]
+    allocation: str | None = None
+    n_model_workers: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocated:
+    """Every call's place, and the workers that there are."""
+
+    n_workers: int
+    pools: Mapping[str, tuple[int, ...]]
+    calls: Mapping[str, CallAllocation]
+
+
+def allocate(
+    calls: Sequence[tuple[str, str]],
+    settings: PlacementSettings,
     *,
-    base_seed: int,
-    datasets: tuple[DatasetAbstraction, ...],
-    tokenizer: str | None,
-    shuffle_dataset: bool,
-    num_threads: int | None,
-) -> tuple[ModelWorker, ...]:
-    """As many workers as the largest role needs, each with its shards, smallest rank first."""
-    num_workers = max(role.topo.world_size for role in roles.values())
-    return tuple(
-        ModelWorker(
-            base_seed=base_seed,
-            shards=tuple(
-                ModelShard(
-                    id=ModelShardID(
-                        model_name=ModelName(name), topo=role.topo, parallelism_rank=worker
-                    ),
-                    model=role.model,
-                    backend=role.backend,
-                    eval_dataset=role.eval_dataset,
-                )
-                for name, role in roles.items()
-                if worker < role.topo.world_size
-            ),
-            tokenizer_name_or_path=tokenizer,
-            datasets=datasets,
-            shuffle_dataset=shuffle_dataset,
-            num_threads=num_threads,
-        )
-        for worker in range(num_workers)
+    roles: Mapping[str, tuple[str | None, str | None]],
+    right_roles: Iterable[str] = (),
+    trained: Mapping[str, str],
+    rules: Collection[str] = (),
+) -> Allocated:
+    """Where every call runs.
+
+    Args:
+        calls: (name, role) of every call.
+        roles: role → its ``parallel`` and ``pool``, as set.
+        right_roles: roles that placement ``split`` puts on the second half.
+        trained: role → its train step.
+        rules: roles without weights: one process unless they are named.
+    Raises:
+        ConfigErrors: mistakes in ``parallel``, pools and allocation.
+    """
+    split = settings.placement == "split"
+    problems: list[ConfigError] = []
+    split, right = settings.placement == "split", set(right_roles)
+    spread = split or settings.pools or settings.n_model_workers is not None
+    defaults: dict[str, Wish] = {}
+    given: dict[str, Wish] = {}
+    for role, (parallel, pool) in roles.items():
+        home = pool or ((RIGHT if role in right else LEFT) if split else None)
+        one = None if spread and role not in rules else ProcessTopology()
+        wish = defaults[role] = Wish(topology=one, pool=home, where=f"{role}.pool and placement")
+        with _collected(problems):
+            if parallel is not None:
+                topology = ProcessTopology.parse(parallel, where=f"{role}.parallel")
+                given[role] = replace(wish, topology=topology, where=f"{role}.parallel")
+            elif pool is not None:
+                given[role] = replace(wish, where=f"{role}.pool")
+    pools: dict[str, tuple[int, ...]] = {}
+    entries: tuple[AllocationEntry, ...] = ()
+    with _collected(problems):
+        pools = parse_pools(settings.pools, n_workers=settings.n_model_workers)
+    with _collected(problems):
+        halves = (LEFT, RIGHT) if split and not settings.pools else ()
+        names = (*settings.pools, *halves)
+        entries = parse_allocation(settings.allocation or "", calls=dict(calls), pools=names)
+    raise_problems(problems)
+    wishes = wishes_of(
+        dict(calls),
+        entries,
+        settings=given,
+        defaults=defaults,
+        trained=trained,
+        rules=tuple(rules),
     )
+    if split and not pools:
+        pools = _halves(wishes.values(), settings.n_model_workers)
+    n_workers = settings.n_model_workers or max(
+        1,
+        *(max(workers) + 1 for workers in pools.values()),
+        *(wish.least_workers for wish in wishes.values() if wish.pool is None),
+    )
+    found = allocate_calls(wishes, pools, n_workers=n_workers)
+    return Allocated(n_workers=n_workers, pools=pools, calls=found)
+
+
+@contextmanager
+def _collected(problems: list[ConfigError]) -> Iterator[None]:
+    """A ConfigError raised inside joins ``problems``."""
+    try:
+        yield
+    except ConfigErrors as errors:
+        problems += errors.problems
+    except ConfigError as error:
+        problems.append(error)
+
+
+def _halves(wishes: Iterable[Wish], n_workers: int | None) -> dict[str, tuple[int, ...]]:
+    """The pools of placement ``split``: two halves of the workers, or as large as is asked for.
+
+    Workers fill nodes in order, so this halves the GPUs of one node, the nodes of several, and an odd
+    node is cut rather than wasted. Of an odd number of workers the first half gets one more.
+    """
+    wishes = tuple(wishes)
+    if n_workers is not None:
+        if n_workers < 2:
+            raise ConfigError(
+                f"{n_workers} model worker can't be split",
+                where="n_model_workers and placement",
+                fix="use 2 or more, or placement=shared",
+            )
+        left = (n_workers + 1) // 2
+        return {LEFT: tuple(range(left)), RIGHT: tuple(range(left, n_workers))}
+    left, right = (
+        max([wish.least_workers for wish in wishes if wish.pool == half], default=1)
+        for half in (LEFT, RIGHT)
+    )
+    return {LEFT: tuple(range(left)), RIGHT: tuple(range(left, left + right))}
+
+
+# ---- copies and hooks ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """Calls on their copies with their hooks, and where each copy sits."""
+
+    calls: tuple[MFCDef, ...]
+    places: Mapping[ModelName, CallAllocation]
+
+
+def with_copies(
+    calls: Sequence[MFCDef],
+    allocated: Mapping[str, CallAllocation],
+    *,
+    offload: Iterable[str] = (),
+) -> Copies:
+    """The calls, each on a copy of its role in its own layout.
+
+    Args:
+        calls: all on copy 0 of their roles.
+        allocated: name of a call → its place.
+        offload: roles whose copies leave the GPU after each call.
+    """
+    places: dict[ModelName, CallAllocation] = {}
+    for call in sorted(calls, key=lambda c: not c.is_train):  # trained first: they are copy 0
+        places.setdefault(ModelName(call.role), allocated[call.name])
+    copies = dict(places)
+    done = []
+    for call in calls:
+        place, home = allocated[call.name], ModelName(call.role)
+        same = (n for n, p in copies.items() if n.role == call.role and p == place)
+        name = next(same, None) or ModelName(call.role, _next_id(copies, call.role))
+        copies[name] = place
+        before: tuple[Hook, ...] = call.pre_hooks
+        if name != home:
+            before = (*before, ParamReallocHook(source=home))
+        after = call.post_hooks + ((OffloadHook(),) if call.role in offload else ())
+        done.append(replace(call, model_name=name, pre_hooks=before, post_hooks=after))
+    return Copies(calls=tuple(done), places=copies)
+
+
+def _next_id(copies: Iterable[ModelName], role: str) -> int:
+    return 1 + max(name.replica_id for name in copies if name.role == role)
+
+
+def place_models(
+    places: Mapping[ModelName, CallAllocation],
+    models: Mapping[str, RoleModel],
+    *,
+    n_workers: int,
+    base_seed: int,
+    **of_all: Any,
+) -> tuple[ModelWorker, ...]:
+    """The model workers with their shards.
+
+    Args:
+        places: copy → where it sits.
+        models: role → its model, in the order in which a worker lists them.
+        of_all: further fields of ``ModelWorker``, the same for all.
+    """
+    shards: list[list[ModelShard]] = [[] for _ in range(n_workers)]
+    order = list(models)
+    for name, place in sorted(places.items(), key=lambda p: (order.index(p[0].role), p[0])):
+        role = models[name.role]
+        for rank, worker in enumerate(place.workers):
+            shards[worker].append(
+                ModelShard(
+                    id=ModelShardID(model_name=name, topo=place.topology, parallelism_rank=rank),
+                    model=role.model,
+                    backend=role.replica_backend if name.replica_id else role.backend,
+                    eval_dataset=None if name.replica_id else role.eval_dataset,
+                )
+            )
+    return tuple(ModelWorker(base_seed=base_seed, shards=tuple(mine), **of_all) for mine in shards)

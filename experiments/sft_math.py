@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.backend_args import backend_of
+from experiments.layout_checks import layout_problems_of
 from experiments.math_files import absolute, dataset_args, dataset_problems, model_problems
-from experiments.placement import RolePlacement, place_roles
+from experiments.placement import RoleModel, place_models
+from realsys.api.allocation import CallAllocation
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
@@ -19,7 +22,6 @@ from realsys.api.experiment import Experiment, ExperimentConfig, ExperimentSaveE
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
-    ModelBackendAbstraction,
     ModelInterfaceAbstraction,
     ModelInterfaceType,
     ModelName,
@@ -34,6 +36,7 @@ from realsys.api.options import (
 )
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.models.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,20 @@ class TinyLlamaOptions:
     num_heads: int = option(4, "attention heads", ge=1)
     num_kv_heads: int = option(2, "key-value heads", ge=1)
     vocab_size: int = option(512, "tokens of the byte-level BPE tokenizer", ge=300)
+
+    def shape(self) -> ModelShape:
+        """The sizes of that model, as realsys/models/tiny_llama.py makes it."""
+        return ModelShape(
+            family="llama",
+            hidden_size=self.hidden_size,
+            intermediate_size=3 * self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.hidden_size // self.num_heads,
+            vocab_size=self.vocab_size,
+            max_positions=256,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +94,12 @@ class SFTMathExperiment(Experiment):
 
     @property
     def _topo(self) -> ProcessTopology:
-        return ProcessTopology.parse(self.model.parallel, where="model.parallel")
+        return ProcessTopology.parse(self.model.parallel or "d1t1p1", where="model.parallel")
+
+    @property
+    def _places(self) -> dict[ModelName, CallAllocation]:
+        workers = tuple(range(self._topo.world_size))
+        return {ModelName("model"): CallAllocation(workers=workers, topology=self._topo)}
 
     def problems(self) -> Iterator[ConfigError]:
         """Unreadable files, unknown names, batches that do not divide."""
@@ -90,6 +112,16 @@ class SFTMathExperiment(Experiment):
                 where="dataset.train_bs_n_seqs and model.parallel",
                 fix=f"use a multiple of {self._topo.data}",
             )
+        if self.model.pool is not None:
+            yield ConfigError(
+                "this experiment has one model and no pools", where="model.pool", fix="leave it out"
+            )
+        yield from layout_problems_of(
+            self._places,
+            {"model": self.model},
+            default_path=None,
+            built_in=self.init.shape(),
+        )
 
     def input_files(self) -> tuple[str, ...]:
         """The questions, and the model to start from."""
@@ -118,12 +150,9 @@ class SFTMathExperiment(Experiment):
             model = ModelAbstraction(
                 "hf_causal_lm", {"path": absolute(self.model.path), "dtype": self.model.dtype}
             )
-        role = RolePlacement(
-            topo=self._topo,
+        role = RoleModel(
             model=model,
-            backend=ModelBackendAbstraction(
-                self.model.backend, {"optimizer": to_plain(self.model.optimizer)}
-            ),
+            backend=backend_of(self.model, trained=True),
             eval_dataset=DatasetAbstraction("math_sft", {**data, "split": "test"})
             if self.dataset.eval_size
             else None,
@@ -141,11 +170,13 @@ class SFTMathExperiment(Experiment):
             exp_ctrl=self.exp_ctrl,
             model_rpcs=(train,),
             dataset_keys=("packed_input_ids", "prompt_mask"),
-            model_worker=place_roles(
+            model_worker=place_models(
+                self._places,
                 {"model": role},
+                n_workers=self._topo.world_size,
                 base_seed=self.seed,
                 datasets=(DatasetAbstraction("math_sft", {**data, "split": "train"}),),
-                tokenizer=absolute(self.model.path),
+                tokenizer_name_or_path=absolute(self.model.path),
                 shuffle_dataset=self.dataset.shuffle,
                 num_threads=self.cpus_per_model_worker,
             ),

@@ -30,4 +30,4 @@ VERBS: dict[str, tuple[str, ...]] = {
     'etcd': ('--cluster', '--json', '--user'),
     'completion': (),
 }
-EXPERIMENTS: tuple[str, ...] = ('ppo-math', 'sft-math')
+EXPERIMENTS: tuple[str, ...] = ('grpo-math', 'ppo-math', 'ppo-math-split', 'sft-math')

@@ -216,11 +216,6 @@ def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
 
     It is refused here because the run would leave it out without a word.
     """
-    for call in config.model_rpcs:
-        for name in ("pre_hooks", "post_hooks"):
-            hooks = [type(hook).__name__ for hook in getattr(call, name)]
-            if hooks:
-                yield _not_carried_out(f"{name} ({', '.join(hooks)})", f"MFC {call.name!r}")
     for kind in WorkerType:
         if kind not in CARRIED_OUT and (workers := config.workers(kind)):
             yield _not_carried_out(f"{len(workers)} {kind.value}", f"initial_setup().{kind.value}")

@@ -42,6 +42,7 @@ def launch(
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher import output, places
+    from launcher.plan_search import store_prediction
     from launcher.planning import make_plan
     from launcher.submit import remarks, submit
     from realsys.api.errors import TrialError
@@ -84,6 +85,7 @@ def launch(
         output.warn(warning)
     if cluster is not None:
         places.remember_file_root(plan.cluster.file_root)
+    store_prediction(plan, files)
     output.data(plan.trial)
     return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
 
@@ -101,11 +103,27 @@ def plan(
         bool, typer.Option("--check", help="Also ask Slurm whether it would take the job.")
     ] = False,
     no_snapshot: o.NoSnapshot = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search layouts and workers for every call instead.")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="With --search: how many there are.")
+    ] = None,
+    within: Annotated[
+        float, typer.Option("--within", min=0.1, help="With --search: seconds it may take.")
+    ] = 20.0,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="TRIAL", help="Take times from that run; repeatable."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Take times from formulas, e.g. for h100.")
+    ] = None,
     *,
     job: o.Job,
 ) -> int:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
-    from launcher import output
+    from launcher import output, plan_search
     from launcher.planning import make_plan
     from realsys.api.plan import plan_hash, plan_text
 
@@ -119,6 +137,22 @@ def plan(
         job=job,
         snapshot=not no_snapshot,
     )
+    if search:
+        proposal = plan_search.propose(
+            made,
+            gpus=gpus,
+            profiles=profile or (),
+            device=device,
+            cluster=cluster,
+            within_s=within,
+        )
+        if json:
+            output.document(search=proposal)
+        else:
+            plan_search.print_proposal(made, proposal)
+        return ExitCode.OK
+    if gpus is not None:
+        raise typer.BadParameter("--gpus is for --search")
     text = plan_text(made)
     if json:
         output.document(hash=plan_hash(text), plan=made)
@@ -126,6 +160,7 @@ def plan(
         from launcher.tables import print_plan
 
         print_plan(made)
+        plan_search.show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
         if made.job is not None:
             from launcher.slurm.plan_lines import plan_lines
 

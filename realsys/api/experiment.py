@@ -183,6 +183,7 @@ class MasterWorker:
     exp_ctrl: ExperimentSaveEvalControl = field(default_factory=ExperimentSaveEvalControl)
     n_model_workers: int = 1
     shuffle_dataset: bool = True
+    max_staleness: int = 0
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
     model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
@@ -216,7 +217,9 @@ class ExperimentConfig:
     """What every worker of an experiment does.
 
     ``dataset_keys`` are the tensors that the data set gives each datapoint; ``main_roles`` are saved
-    as Hugging Face folders, the first of them is the run's product.
+    as Hugging Face folders, the first of them is the run's product. ``max_staleness`` is how many
+    steps generation may run ahead of the update; ``pools`` are named groups of model workers, for
+    those who read a plan.
     """
 
     exp_ctrl: ExperimentSaveEvalControl
@@ -231,6 +234,8 @@ class ExperimentConfig:
     tensorboard: bool = True
     auto_eval: bool = False
     evaluator: AutomaticEvaluator | None = None
+    max_staleness: int = 0
+    pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resolved: Resolution | None = None
 
     def graph(self) -> DataflowGraph:
@@ -277,6 +282,7 @@ class ExperimentConfig:
             exp_ctrl=self.exp_ctrl,
             n_model_workers=len(self.model_worker),
             shuffle_dataset=first.shuffle_dataset,
+            max_staleness=self.max_staleness,
         )
         return replace(self, master_worker=(master,), resolved=resolved)
 
@@ -506,13 +512,6 @@ def _realloc_problem(
                 where=where,
                 fix=did_you_mean(str(name), [str(n) for n in topos]),
             )
-    a, b = topos[source].tensor, topos[target].tensor
-    if a % b and b % a:
-        return ConfigError(
-            f"tensor-parallel sizes {a} and {b} do not divide one another",
-            where=where,
-            fix="choose sizes where one is a multiple of the other",
-        )
     return None
 
 

@@ -89,6 +89,20 @@ class OptimizerOptions:
     gradient_clipping: float = option(1.0, "largest norm of the gradient; 0 is off", ge=0)
 
 
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAOptions:
+    """Low-rank adapters (arXiv:2106.09685): ``W + alpha / rank · B · A``, where only A and B train."""
+
+    rank: int = option(0, "rank of the adapters; 0 trains the whole model", ge=0)
+    alpha: float = option(16.0, "scale of the adapters, times their rank", gt=0)
+    target_modules: tuple[str, ...] = option(
+        LORA_TARGETS, "linear layers that get an adapter, by the last part of their name"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """One role's model: where it comes from, how it is held and trained."""
@@ -98,11 +112,24 @@ class ModelOptions:
         "float32", "of weights and activations", choices=("float32", "bfloat16", "float64")
     )
     backend: str = option("fsdp", "registered training backend")
-    parallel: str = option("d1t1p1", "data, tensor and pipeline degrees, e.g. d2t1p1")
+    parallel: str | None = option(
+        None,
+        "data, tensor and pipeline degrees, e.g. d2t1p1; none: d1t1p1, and where workers are given, "
+        "all of them along the data axis",
+    )
+    pool: str | None = option(None, "pool of model workers; none: the experiment's placement says")
     optimizer: OptimizerOptions = option(OptimizerOptions(), "AdamW and its schedule")
+    lora: LoRAOptions = option(LoRAOptions(), "adapters in place of training the whole model")
     max_tokens_per_mb: int | None = option(
         16384, "largest micro-batch; none for no limit", unit="tokens", ge=1
     )
+    recompute: bool = option(
+        False, "compute activations again in the backward pass (backend megatron)"
+    )
+    cpu_offload: bool = option(
+        False, "keep shards and optimizer in CPU memory while training (backend fsdp)"
+    )
+    offload: bool = option(False, "move the model to CPU memory after each of its calls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +149,12 @@ class PPOHyperparameters:
     value_eps_clip: float = option(0.2, "clip range of the value", gt=0)
     entropy_coef: float = option(0.0, "weight of the entropy bonus", ge=0)
     discount: float = option(1.0, "gamma", ge=0, le=1)
+    advantage: str = option(
+        "gae",
+        "gae needs a critic; the others compare the answers of a group: grpo (arXiv:2402.03300), "
+        "dr_grpo (arXiv:2503.20783, no division by the deviation), rloo (arXiv:2402.14740)",
+        choices=("gae", "grpo", "dr_grpo", "rloo"),
+    )
     gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", ge=0, le=1)
     adv_norm: bool = option(True, "whiten advantages over the whole batch")
     kl_ctl: float = option(0.01, "weight of the KL penalty in the reward", ge=0)

@@ -36,6 +36,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "backend": {
         "fsdp": "realsys.backends.fsdp:FSDPBackend",
         "inference": "realsys.backends.inference:InferenceBackend",
+        "megatron": "realsys.backends.megatron.backend:MegatronBackend",
     },
     "model": {
         "hf_causal_lm": "realsys.models.build:hf_causal_lm",
@@ -51,7 +52,9 @@ BUILTIN: dict[str, dict[str, str]] = {
     "agent": {},
     "environment": {},
     "experiment": {
+        "grpo-math": "experiments.grpo_math:GRPOMathExperiment",
         "ppo-math": "experiments.ppo_math:PPOMathExperiment",
+        "ppo-math-split": "experiments.ppo_math_split:PPOMathSplitExperiment",
         "sft-math": "experiments.sft_math:SFTMathExperiment",
     },
 }

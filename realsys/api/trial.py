@@ -5,6 +5,7 @@ written by one process and read by many; each is written whole (temporary file, 
 
     <file root>/runs/<user>/<experiment>/<trial>/
       plan.json  trial.json                 the plan and its hash; who launched it, when, where
+      prediction.json                       how long a step should take, where that is known
       secrets/                              on Slurm: the environment that the job takes over, 0600
       code/ snapshot.json                   on Slurm: the copy of the code that runs, and its revision
       submitit/                             the hand-over: batch script, pickled call, its output
@@ -139,6 +140,7 @@ class TrialFiles:
     attempts = _Under("attempts")
     latest = _Under("latest")
     report = _Under("report.html")
+    prediction = _Under("prediction.json")
 
     def attempt(self, number: int) -> AttemptFiles:
         """Files of attempt ``number``."""
@@ -177,6 +179,16 @@ class TrialRecord:
     realsys_version: str = ""
     sweep: str = ""  # name of the sweep that launched it, and its values there
     point: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRecord:
+    """``prediction.json``: how long a step should take, written by the launch when that was known."""
+
+    basis: str  # where the figures come from: an earlier trial, or formulas for a device
+    step_s: float  # from the first request to the last reply
+    calls: Mapping[str, float] = field(default_factory=dict)  # call → seconds inside the interface
+    idle: float = 0.0  # share of the workers' time
 
 
 @dataclass(frozen=True, kw_only=True)

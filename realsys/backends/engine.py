@@ -9,13 +9,14 @@ throughout: dropout would make a policy differ from the one that sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import DataError
+from realsys.api.errors import DataError, InternalError
 from realsys.api.model import (
     GenerationHyperparameters,
     LossFn,
@@ -23,28 +24,49 @@ from realsys.api.model import (
     Model,
     PipelinableEngine,
 )
+from realsys.api.options import LoRAOptions
 from realsys.api.progress import tick
+from realsys.backends import lora
 from realsys.backends.data_parallel import DataParallel
+from realsys.backends.offload import HostMemory
+from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.generation.engine import generate
+from realsys.generation.engine import GenerationResult, generate
 from realsys.generation.sampling import row_seed
 from realsys.models.hf import save_hf
+from realsys.param_realloc.boxes import Box
 
 INPUT, PROMPTS = "packed_input_ids", "packed_prompts"
 PostHook = Callable[[Tensor, SequenceSample], Tensor]
 
 
 class HFEngine(PipelinableEngine):
-    """An engine over ``model.module``, a causal LM or critic of transformers."""
+    """An engine over ``model.module``, a causal LM or critic of transformers.
 
-    def __init__(self, model: Model) -> None:
+    Its weights may be cut over the axes of ``model.topology`` and may have adapters.
+
+    Attributes:
+        adapter_names: with adapters, names in ``held_weights`` of all that training changes. After
+            one exchange of everything, a copy of the model is kept up to date with these alone.
+    """
+
+    def __init__(self, model: Model, adapters: LoRAOptions | None = None) -> None:
         self.module: nn.Module = model.module.eval()
         self.device = torch.device(model.device)
         self.base_seed = model.base_seed
         self.rank = model.rank
         self.ranks = DataParallel.of(model)
+        self.everyone = DataParallel(model.groups.copy, model.device)
+        self.adapters = adapters
+        self.parameters = dict(self.module.named_parameters())
+        self.adapter_names = lora.trained_names(self.parameters) if adapters else frozenset()
+        self._is_plain = adapters is None
+        self._plain_class = type(self.module)
+        self._copy: nn.Module | None = None  # plain, for generation
+        self._old_in_copy: Literal["nothing", "what trains", "all"] = "all"
+        self._host_memory: HostMemory | None = None  # where the weights are while offloaded
 
     @torch.no_grad()
     def eval_batch(
@@ -88,36 +110,110 @@ class HFEngine(PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
         seed: int = 0,
     ) -> SequenceSample:
-        module = self.whole_module()
-        prompts = [x.data[PROMPTS].to(self.device) for x in input_.select([PROMPTS]).unpack()]
-        base_seed = self.base_seed ^ seed
-        seeds = [row_seed(base_seed, i, k, 0) for i in input_.ids for k in range(gconfig.n)]
-        result = generate(
-            module,
-            [prompt for prompt in prompts for _ in range(gconfig.n)],
-            gconfig,
-            eos_token_ids=_eos_token_ids(tokenizer, module),
-            pad_token_id=tokenizer.pad_token_id or 0,
-            row_seeds=torch.tensor(seeds, dtype=torch.int64),
-            max_batch=_rows_that_fit(prompts, gconfig, mb_spec),
+        return answer_prompts(
+            self.whole_module(),
+            input_,
+            tokenizer=tokenizer,
+            gconfig=gconfig,
+            mb_spec=mb_spec,
+            base_seed=self.base_seed ^ seed,
         )
-        return _answers(input_, prompts, result.tokens, result.logprobs, result.truncated)
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
-        state = self.whole_state_dict()
+        """As in the base class; with adapters, the merged model, and they beside it."""
+        self.must_be_here("save_to_hf")
+        weights = self.module.state_dict()
+        state = None if self._is_plain else self._gathered(weights)
+        also = self._adapter_writer(weights)
         if self.rank == 0:
-            save_hf(self.module, tokenizer, save_dir, state_dict=state)
-        self.ranks.max(0.0)  # nobody goes on before the directory is whole
+            save_hf(self.module, tokenizer, save_dir, state_dict=state, also=also)
+        self.everyone.max(0.0)  # nobody goes on before the directory is whole
 
-    # ---- what sharded engines change ----------------------------------------------------------
+    def _gathered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole weights on the CPU of the writing rank, one by one (collective)."""
+        whole = {}
+        for name, weight in lora.merged_weights(weights, self.adapters):
+            if self.rank == 0:
+                whole[name] = weight.cpu()
+        return whole
+
+    def _adapter_writer(self, weights: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
+        if (adapters := self.adapters) is None:
+            return None
+        tensors = lora.adapter_tensors(weights)
+        return lambda folder: lora.save_adapter(folder / lora.FOLDER, tensors, adapters)
+
+    # ---- weights ------------------------------------------------------------------------------
 
     def whole_module(self) -> nn.Module:
-        """The module with full weights, for generation."""
-        return self.module
+        """A plain module with full weights, adapters merged; collective where they are sharded.
 
-    def whole_state_dict(self) -> Mapping[str, Tensor] | None:
-        """Full weights for saving; None where the module itself has them."""
-        return None
+        The module itself where it is such a one, else a copy that is refreshed after each change.
+        """
+        self.must_be_here("generate")
+        if self._is_plain:
+            return self.module
+        if self._copy is None:
+            dtype = next(self.module.parameters()).dtype
+            self._copy = plain_copy(self._plain_class, self.module, self.device, dtype)
+        if self._old_in_copy != "nothing":
+            mine = dict(self._copy.named_parameters())
+            few = self._old_in_copy == "what trains"
+            for name, weight in lora.merged_weights(
+                self.parameters, self.adapters, changed_only=few
+            ):
+                mine[name].data = weight.to(self.device)
+            self._old_in_copy = "nothing"
+        return self._copy
+
+    def trained(self) -> None:
+        """Told after an update: the copy for generation is behind."""
+        if self.adapters is None or self._old_in_copy == "all":
+            self._old_in_copy = "all"
+        else:
+            self._old_in_copy = "what trains"
+
+    def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
+        self.must_be_here("held_weights")
+        settle(self.module)
+        held = {
+            lora.exchange_name(name): [(boxes(x)[-1], local_shard(x))]
+            for name, x in self.parameters.items()
+        }
+        return {name: parts for name, parts in held.items() if parts[0][0].numel}
+
+    def weights_changed(self) -> None:
+        settle(self.module)  # what it has gathered is of the old weights
+        self._old_in_copy = "all"
+
+    # ---- parked in CPU memory -----------------------------------------------------------------
+
+    def offload(self) -> None:
+        if self._host_memory is not None:
+            return
+        self._copy = None
+        self._old_in_copy = "all"
+        settle(self.module)
+        self._host_memory = HostMemory()
+        if self.device.type == "cuda":
+            self._host_memory.take(x for x in self.own_memory() if x.is_cuda)
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        if self._host_memory is not None:
+            self._host_memory.give_back()
+            self._host_memory = None
+
+    def own_memory(self) -> list[Tensor]:
+        """All tensors that this engine keeps between two calls."""
+        return [local_shard(x) for x in (*self.parameters.values(), *self.module.buffers())]
+
+    def must_be_here(self, what: str) -> None:
+        """Refuses to touch weights that are parked."""
+        if self._host_memory is not None:
+            raise InternalError(f"{what} on an offloaded model", where=type(self).__name__)
+
+    # ---- what sharded engines change ----------------------------------------------------------
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
@@ -126,6 +222,7 @@ class HFEngine(PipelinableEngine):
 
         One without indices is a repeat that only keeps ranks in step: its output counts nowhere.
         """
+        self.must_be_here("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
     def run_module(self, mb: SequenceSample) -> Tensor:
@@ -144,6 +241,36 @@ def weights_of(
 ) -> list[float]:
     """Weight of each micro-batch; a repeat weighs nothing."""
     return [loss_weight_fn(mb) if indices else 0.0 for indices, mb in microbatches]
+
+
+def answer_prompts(
+    module: nn.Module,
+    input_: SequenceSample,
+    *,
+    tokenizer: Any,
+    gconfig: GenerationHyperparameters,
+    mb_spec: MicroBatchSpec | None,
+    base_seed: int,
+    generate: Callable[..., GenerationResult] = generate,
+) -> SequenceSample:
+    """What ``PipelinableEngine.generate`` describes, with a plain module of whole weights.
+
+    Args:
+        generate: answers rows of prompts as ``generation.engine.generate`` does.
+    """
+    device = next(module.parameters()).device
+    prompts = [x.data[PROMPTS].to(device) for x in input_.select([PROMPTS]).unpack()]
+    seeds = [row_seed(base_seed, i, k, 0) for i in input_.ids for k in range(gconfig.n)]
+    result = generate(
+        module,
+        [prompt for prompt in prompts for _ in range(gconfig.n)],
+        gconfig,
+        eos_token_ids=_eos_token_ids(tokenizer, module),
+        pad_token_id=tokenizer.pad_token_id or 0,
+        row_seeds=torch.tensor(seeds, dtype=torch.int64),
+        max_batch=_rows_that_fit(prompts, gconfig, mb_spec),
+    )
+    return _answers(input_, prompts, result.tokens, result.logprobs, result.truncated)
 
 
 def _eos_token_ids(tokenizer: Any, module: nn.Module) -> list[int]:

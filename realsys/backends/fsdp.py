@@ -1,79 +1,139 @@
-"""Training with AdamW, in one process or sharded over the data axis (torch ``fully_shard``).
+"""Training with AdamW, in one process or sharded over data and tensor axes (torch ``fully_shard``).
 
 With one process there is no process group and no wrapper: the module is trained as it is. With
 several, each rank holds a shard of every weight and of the optimizer's moments; full weights exist
-one layer at a time during compute, and whole only where generation or saving needs them.
+one layer at a time during compute, and whole only where generation or saving needs them. Linear
+layers are cut over the tensor axis first, and computed cut (tensor_parallel.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import CheckpointError, ConfigError, DataError, InternalError
-from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackend
-from realsys.api.options import OptimizerOptions
+from realsys.api.errors import (
+    CheckpointError,
+    ConfigError,
+    ConfigErrors,
+    DataError,
+    InternalError,
+)
+from realsys.api.model import (
+    LossFn,
+    LossWeightFn,
+    Model,
+    ModelBackend,
+    ModuleSource,
+    ProcessTopology,
+)
+from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.api.plain import from_plain
 from realsys.backends.engine import HFEngine, weights_of
+from realsys.backends.lora import add_adapters, lora_options, with_adapters
 from realsys.backends.lr_schedule import learning_rate
 from realsys.backends.sharding import (
+    TENSOR,
     cpu_copy,
-    full_weight,
+    is_cut_over_tensor_axis,
+    local_gradient,
     local_shard,
-    plain_copy,
+    mesh_of,
     shard,
-    state_like,
 )
+from realsys.backends.tensor_parallel import has_local_gradient, parallelize
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.source import module_of
+from realsys.models.source import module_of, source_of
+from realsys.param_realloc.boxes import Layout
+from realsys.param_realloc.layouts import fsdp_layout, layout_problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class FSDPBackend(ModelBackend):
-    """Makes an ``FSDPEngine``. ``optimizer`` holds fields of ``OptimizerOptions``."""
+    """Makes an ``FSDPEngine``.
+
+    Attributes:
+        optimizer: fields of ``OptimizerOptions``.
+        cpu_offload: weights, gradients and moments live in CPU memory and visit the device a layer
+            at a time; slower, and the moments' memory costs no GPU anything.
+        lora: fields of ``LoRAOptions``; with a rank above 0 only adapters train.
+    """
 
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    cpu_offload: bool = False
+    lora: Mapping[str, Any] = field(default_factory=dict)
 
     def _initialize(self, model: Model) -> Model:
         topo = model.topology
-        if topo.tensor > 1 or topo.pipeline > 1:
-            raise ConfigError(
-                f"the layout is {topo}, but the fsdp backend has only the data axis",
-                where=f"parallel of {model.name}",
-                fix=f"use d{topo.world_size}t1p1, or a backend with tensor and pipeline axes",
-            )
-        if topo.data > 1 and model.groups.data is None:
+        _refuse_uncuttable(model)
+        if topo.world_size > 1 and model.groups.copy is None:
             raise InternalError(f"{topo} without a process group", where=str(model.name))
         options = from_plain(OptimizerOptions, dict(self.optimizer), where="optimizer")
+        adapters = lora_options(self.lora)
         model.module = module_of(model)
-        model.module = FSDPEngine(model, options)
+        if adapters is not None:
+            add_adapters(model.module, adapters, seed=model.base_seed)
+        model.module = FSDPEngine(model, options, adapters, cpu_offload=self.cpu_offload)
         return model
+
+    def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
+        return with_adapters(source.weights(), lora_options(self.lora), topology, fsdp_layout)
+
+
+def _refuse_uncuttable(model: Model) -> None:
+    """Raises ConfigError(s) for a layout that this model, or this backend, can't have."""
+    topo, where = model.topology, f"parallel of {model.name}"
+    if topo.pipeline > 1:
+        raise ConfigError(
+            f"the layout is {topo}, but the fsdp backend has no pipeline axis",
+            where=where,
+            fix=f"use d{topo.data * topo.pipeline}t{topo.tensor}p1, or backend=megatron",
+        )
+    if topo.tensor > 1:
+        shape = source_of(model).shape()  # refuses families that can't be cut
+        if problems := layout_problems(shape, topo, "fsdp", where=where):
+            raise ConfigErrors(problems)
 
 
 class FSDPEngine(HFEngine):
     """Trains ``model.module``. The module given is sharded in place and belongs to the engine."""
 
-    def __init__(self, model: Model, options: OptimizerOptions) -> None:
-        super().__init__(model)
+    def __init__(
+        self,
+        model: Model,
+        options: OptimizerOptions,
+        adapters: LoRAOptions | None = None,
+        *,
+        cpu_offload: bool = False,
+    ) -> None:
+        super().__init__(model, adapters)
         self.module: Any = self.module  # FSDPModule's methods appear on it when sharded
         self.options = options
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 0
-        self.is_sharded = model.groups.data is not None
-        self._whole_class = type(self.module)  # fully_shard makes it a subclass
-        self._replica: nn.Module | None = None
-        self._replica_is_old = True
-        if self.is_sharded:
-            shard(self.module, DeviceMesh.from_group(model.groups.data, self.device.type))
-        self.optimizer = _adamw(self.module, options)
+        self.is_sharded = model.topology.data > 1 or cpu_offload
+        self.tensor_group = model.groups.tensor
+        mesh = mesh_of(model, lone_data=cpu_offload)
+        if mesh is not None:
+            self._is_plain = False
+            if self.tensor_group is not None:
+                parallelize(self.module, mesh[TENSOR])
+            if self.is_sharded:
+                shard(self.module, mesh["data"], cpu_offload=cpu_offload)
+            self.parameters = dict(self.module.named_parameters())
+        # The optimizer sees this rank's shards as plain weights, in the memory of the sharded ones.
+        self._shards = {
+            name: nn.Parameter(local_shard(p))
+            for name, p in self.parameters.items()
+            if p.requires_grad
+        }
+        self.optimizer = _adamw(self._shards.values(), options)
 
     def train_batch(
         self,
@@ -104,10 +164,15 @@ class FSDPEngine(HFEngine):
 
     def _step(self, lr: float) -> float:
         """Clips, updates, and gives the norm before clipping. A norm that is no number raises."""
-        parameters = [p for p in self.module.parameters() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        gradients = {}
+        for name, x in self._shards.items():
+            whole = self.parameters[name]
+            if (gradient := local_gradient(whole)) is not None:
+                if self.tensor_group is not None and has_local_gradient(name):
+                    dist.all_reduce(gradient, group=self.tensor_group)
+                gradients[name] = x.grad = gradient
+            whole.grad = None
+        norm = self._norm(gradients)
         if not torch.isfinite(norm):
             self.optimizer.zero_grad()
             raise DataError(
@@ -116,13 +181,29 @@ class FSDPEngine(HFEngine):
                 fix="look for extreme rewards or log-probabilities; lower the learning rate",
             )
         if self.options.gradient_clipping:
-            clip_grads_with_norm_(parameters, self.options.gradient_clipping, norm)
+            # As torch's clip_grads_with_norm_, which takes no shards of different meshes together.
+            factor = (self.options.gradient_clipping / (norm + 1e-6)).clamp(max=1.0)
+            for gradient in gradients.values():
+                gradient.mul_(factor.to(gradient.device))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._replica_is_old = True
+        self.trained()
         return float(norm)
+
+    def _norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Norm of the whole gradient, equal on all ranks: every number of it counts once."""
+        if self.everyone.group is None:
+            return get_total_norm(list(gradients.values()))
+        first = self.tensor_group is None or dist.get_rank(self.tensor_group) == 0
+        counted = [
+            gradient
+            for name, gradient in gradients.items()
+            if first or is_cut_over_tensor_axis(self.parameters[name])
+        ]
+        norm = get_total_norm(counted) if counted else torch.zeros(())
+        return self.everyone.sum(norm.double().square()).sqrt().float()
 
     # ---- sharded weights ----------------------------------------------------------------------
 
@@ -138,38 +219,18 @@ class FSDPEngine(HFEngine):
         smallest = min(pieces, key=lambda piece: sum(piece[1].meta.tokens_per_id()))[1]
         return pieces + [([], smallest)] * missing
 
-    def whole_module(self) -> nn.Module:
-        """The module itself, or a plain copy that is refreshed after each update (collective)."""
-        if not self.is_sharded:
-            return super().whole_module()
-        if self._replica is None:
-            self._replica = plain_copy(self._whole_class, self.module, self.device)
-        if self._replica_is_old:
-            whole = dict(self._replica.named_parameters())
-            with torch.no_grad():
-                for name, parameter in self.module.named_parameters():
-                    whole[name].copy_(full_weight(parameter))
-            self._replica_is_old = False
-        return self._replica
-
-    def whole_state_dict(self) -> Mapping[str, Tensor] | None:
-        """Full weights on the CPU of the writing rank, gathered one by one (collective)."""
-        if not self.is_sharded:
-            return None
-        whole = {}
-        for name, x in self.module.state_dict().items():
-            weight = full_weight(x)
-            if self.rank == 0:
-                whole[name] = weight.cpu()
-        return whole
+    def own_memory(self) -> list[Tensor]:
+        moments = (x for state in self.optimizer.state.values() for x in state.values())
+        return [*super().own_memory(), *moments]
 
     # ---- recovery -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of this rank's shards: ``weights`` and ``optimizer``, name → tensors."""
+        self.must_be_here("state_dict")
         moments = {
             name: {k: cpu_copy(x) for k, x in self.optimizer.state[p].items()}
-            for name, p in self.module.named_parameters()
+            for name, p in self._shards.items()
             if p in self.optimizer.state
         }
         weights = {name: cpu_copy(x) for name, x in self.module.state_dict().items()}
@@ -182,6 +243,7 @@ class FSDPEngine(HFEngine):
         Raises:
             CheckpointError: names or shapes are those of another model or layout.
         """
+        self.must_be_here("load_state_dict")
         weights, moments = state["weights"], state["optimizer"]
         own = {name: local_shard(x) for name, x in self.module.state_dict().items()}
         if own.keys() != weights.keys():
@@ -193,19 +255,21 @@ class FSDPEngine(HFEngine):
                 raise _unfit(f"{name} has shape {shapes}")
             x.copy_(weights[name])
         self.optimizer.state.clear()
-        for name, p in self.module.named_parameters():
+        for name, p in self._shards.items():
             if name in moments:
-                self.optimizer.state[p] = {k: state_like(p, k, x) for k, x in moments[name].items()}
-        self._replica_is_old = True
+                self.optimizer.state[p] = {
+                    k: x.to(p.device, copy=True) for k, x in moments[name].items()
+                }
+        self.weights_changed()
 
 
-def _adamw(module: nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
+def _adamw(trained: Iterable[nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
     """Weight decay pulls matrices only, not norms and biases."""
-    trained = [p for p in module.parameters() if p.requires_grad]
+    parameters = list(trained)
     return torch.optim.AdamW(
         [
-            {"params": [p for p in trained if p.ndim > 1], "weight_decay": options.weight_decay},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ],
         lr=options.lr,
         betas=(options.beta1, options.beta2),

@@ -1,43 +1,141 @@
-"""Weights in shards: made, gathered, copied out and put back. Mechanics only; fsdp.py decides.
+"""Weights in shards: cut, gathered, copied out and put back. Mechanics only; fsdp.py decides.
 
-Without shards every function here does the plain thing, so callers need not ask.
+A weight is cut along the tensor axis first (tensor_parallel.py), then along dimension 0 over the data
+axis. Without shards every function here does the plain thing, so callers need not ask.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from realsys.api.model import Model
+from realsys.param_realloc.boxes import Box
+
+DATA, TENSOR = "data", "tensor"
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Shards each transformer layer by itself, then the rest, in place."""
+def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
+    """The axes of ``model`` that have several processes; None for a single process.
+
+    ``lone_data``: with a data axis even where it has one process.
+    """
+    data, tensor = model.groups.data, model.groups.tensor
+    if data is None and lone_data:
+        data = _group_of_one(torch.device(model.device).type)
+    named = {name: group for name, group in ((DATA, data), (TENSOR, tensor)) if group is not None}
+    kind = torch.device(model.device).type
+    if not named:
+        return None
+    if len(named) == 1:
+        ((name, group),) = named.items()
+        return DeviceMesh.from_group(group, kind, mesh_dim_names=(name,))
+    workers = dist.get_process_group_ranks(model.groups.copy)  # ranks are row-major: data, tensor
+    shape = (model.topology.data, model.topology.tensor)
+    mesh = torch.tensor(workers).view(shape)
+    return DeviceMesh.from_group([data, tensor], kind, mesh=mesh, mesh_dim_names=(DATA, TENSOR))
+
+
+@cache
+def _group_of_one(kind: str) -> Any:
+    """This process by itself, which joins nobody and needs no rendezvous."""
+    if not dist.is_initialized():
+        backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
+    """Shards each transformer layer by itself, then the rest, in place, over the data axis.
+
+    Args:
+        cpu_offload: shards, gradients and moments live in CPU memory between the passes.
+    """
+    # True of its output, which we index and never write to.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
+    pin = mesh.device_type == "cuda"
+    policy = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
     kinds = set(getattr(module, "_no_split_modules", None) or ())
     for part in module.modules():
         if type(part).__name__ in kinds:
-            fully_shard(part, mesh=mesh)
-    fully_shard(module, mesh=mesh)
+            fully_shard(part, mesh=mesh, offload_policy=policy)
+    fully_shard(module, mesh=mesh, offload_policy=policy)
 
 
-def plain_copy(cls: Any, module: Any, device: torch.device) -> nn.Module:
+def settle(module: nn.Module) -> None:
+    """Frees the whole weights that a forward pass has left behind; only the shards are true."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def plain_copy(cls: Any, module: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """An unsharded module of the same shape; its weights are to be filled in."""
     with torch.random.fork_rng(devices=[]):  # its random weights must not move anyone's seed
         plain: nn.Module = cls(copy.deepcopy(module.config))
-    dtype = next(module.parameters()).dtype
     for parameter in plain.parameters():  # not plain.to(dtype): rotary frequencies stay float32
         parameter.data = parameter.data.to(dtype)
+    if (own := getattr(module, "generation_config", None)) is not None:
+        plain.generation_config = copy.deepcopy(own)  # further ends of an answer
     return plain.to(device).eval().requires_grad_(False)
 
 
+# ---- one weight ------------------------------------------------------------------------------
+
+
+def cuts(x: Tensor) -> list[tuple[DeviceMesh, int]]:
+    """How ``x`` was cut, first cut first: (axis, dimension)."""
+    if not isinstance(x, DTensor):
+        return []
+    mesh = x.device_mesh
+    axes = zip(mesh.mesh_dim_names or (), x.placements, strict=True)
+    # A strided placement is FSDP's word for "cut after the tensor axis".
+    found = [(mesh[name], placement.dim) for name, placement in axes if hasattr(placement, "dim")]
+    return found[::-1]
+
+
+def is_cut_over_tensor_axis(x: Tensor) -> bool:
+    """Whether the tensor ranks of a slot hold different parts of ``x``."""
+    return any(mesh.mesh_dim_names == (TENSOR,) for mesh, _ in cuts(x))
+
+
+def boxes(x: Tensor) -> list[Box]:
+    """The whole of ``x`` and what is left to this process after each cut; the last is its shard."""
+    found = [Box.whole(tuple(x.shape))]
+    for mesh, dim in cuts(x):
+        start, stop = list(found[-1].start), list(found[-1].stop)
+        length = stop[dim] - start[dim]
+        size = math.ceil(length / mesh.size())  # torch.chunk's rule: last ones shorter or empty
+        first = min(mesh.get_local_rank() * size, length)
+        stop[dim] = start[dim] + min(first + size, length)
+        start[dim] += first
+        found.append(Box(tuple(start), tuple(stop)))
+    return found
+
+
 def full_weight(x: Tensor) -> Tensor:
-    """All of ``x``, without gradient. Collective if it is sharded."""
+    """All of ``x``, without gradient. Collective if it is sharded; else ``x``'s own memory."""
     x = x.detach()
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    whole = local_shard(x)
+    for (mesh, dim), box in zip(reversed(cuts(x)), boxes(x)[-2::-1], strict=True):
+        shape = torch.Size(box.shape)
+        stride = torch.empty(shape, device="meta").stride()
+        part = DTensor.from_local(
+            whole, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride
+        )
+        whole = part.full_tensor()
+    return whole
 
 
 def local_shard(x: Tensor) -> Tensor:
@@ -46,22 +144,15 @@ def local_shard(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+def local_gradient(parameter: Tensor) -> Tensor | None:
+    """The gradient of ``local_shard(parameter)``; writing to it writes to the gradient."""
+    gradient = parameter.grad
+    both_cut = isinstance(gradient, DTensor) and isinstance(parameter, DTensor)
+    if both_cut and gradient.placements != parameter.placements:
+        gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
+    return None if gradient is None else local_shard(gradient)
+
+
 def cpu_copy(x: Tensor) -> Tensor:
     """This rank's part of ``x`` in memory of its own."""
     return local_shard(x).to("cpu", copy=True)
-
-
-def state_like(parameter: Tensor, name: str, x: Tensor) -> Tensor:
-    """A moment (or the step counter) as the optimizer keeps it beside ``parameter``."""
-    own = x.to(parameter.device, copy=True)
-    if name == "step" or not isinstance(parameter, DTensor):
-        return own
-    sharded: Tensor = DTensor.from_local(
-        own,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return sharded

@@ -7,7 +7,7 @@ tensor is the datapoint's own copy or a view of the batch it was made in; none i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -41,7 +41,7 @@ class TensorStore:
         Raises:
             DataError: a tensor is not here; names key and datapoint.
         """
-        data = {key: torch.cat(self.rows(key, meta.ids)) for key in meta.seqlens}
+        data = {key: _in_one(self.rows(key, meta.ids)) for key in meta.seqlens}
         return SequenceSample.from_meta(meta, data)
 
     def rows(self, key: str, ids: Sequence[str]) -> list[torch.Tensor]:
@@ -71,3 +71,26 @@ class TensorStore:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    # ---- for a checkpoint -------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of everything that is held: datapoint → key → rows."""
+        with self._lock:
+            return {
+                name: {key: x.to("cpu", copy=True) for key, x in keys.items()}
+                for name, keys in self._rows.items()
+            }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Takes back what ``state_dict`` gave."""
+        with self._lock:
+            for name, keys in state.items():
+                self._rows.setdefault(name, {}).update(keys)
+
+
+def _in_one(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``rows`` one after another, in a tensor of its own."""
+    if len({x.device for x in rows}) > 1:  # what came from peers is in host memory
+        rows = [x.cpu() for x in rows]
+    return torch.cat(list(rows))

@@ -1,13 +1,14 @@
-"""Which tensors a worker gets from whom before a call (pure).
+"""Which tensors the workers of a call get from whom before it runs (pure).
 
-Every needed (key, datapoint) that the worker does not hold is taken from one of its owners, the one
-that was asked for the fewest bytes so far, so that no owner sends more than it must. Nothing is sent
-twice and nothing passes through the master.
+Every needed (key, datapoint) that a worker does not hold is taken from one of its owners, the one that
+has to send the fewest bytes so far, so that no owner sends more than it must. Nothing is sent twice to
+anybody and nothing passes through the master.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from realsys.api.errors import DataError
 
@@ -41,12 +42,90 @@ def plan_transfers(
             if consumer in holders:
                 continue
             if not holders:
-                raise DataError(
-                    f"no worker holds {key!r} of datapoint {name!r}",
-                    where="transfer plan",
-                    fix="report this as a bug: a call ran before its inputs existed",
-                )
+                raise _nobody_holds(key, name)
             source = min(holders, key=lambda w: (asked_bytes.get(w, 0), w))
             asked_bytes[source] = asked_bytes.get(source, 0) + num_bytes(key, name)
             wanted.setdefault((source, key), []).append(name)
     return tuple((w, key, tuple(found)) for (w, key), found in sorted(wanted.items()))
+
+
+def plan_redistribution(
+    consumers: Mapping[int, Sequence[str]],
+    *,
+    keys: Iterable[str],
+    owners: Callable[[str, str], frozenset[int]],
+    num_bytes: Callable[[str, str], int],
+    host_of: Callable[[int], object],
+) -> dict[int, tuple[Source, ...]]:
+    """What every consumer of a call must fetch, planned for all of them together.
+
+    Nothing that a consumer holds is moved, and nothing comes to it twice: these are the fewest bytes
+    that any plan can move. Owners on the consumer's own host are preferred. Among those left, tensors
+    with one owner are given out first, then the largest first, each to the owner that has to send the
+    fewest bytes so far, to whomever. The same arguments give the same plan.
+
+    Args:
+        consumers: model worker → the datapoints it computes on.
+        keys: that the call reads.
+        owners: (key, id) → workers that hold it now.
+        num_bytes: (key, id) → size.
+        host_of: worker → anything that tells its host from others.
+    Returns:
+        For each consumer (worker, key, ids) sorted by worker and key; ids in the order given.
+    Raises:
+        DataError: nobody holds a tensor.
+    """
+    needs = list(_needs(consumers, list(dict.fromkeys(keys)), owners, host_of))
+    sizes = [num_bytes(need.key, need.name) for need in needs]
+    sender: dict[int, int] = {}  # position in needs → worker
+    to_send: dict[int, int] = {}
+    for i in sorted(range(len(needs)), key=lambda i: (len(needs[i].owners) > 1, -sizes[i])):
+        sender[i] = min(needs[i].owners, key=lambda w: (to_send.get(w, 0), w))
+        to_send[sender[i]] = to_send.get(sender[i], 0) + sizes[i]
+
+    wanted: dict[int, dict[tuple[int, str], list[str]]] = {consumer: {} for consumer in consumers}
+    for i, need in enumerate(needs):
+        wanted[need.consumer].setdefault((sender[i], need.key), []).append(need.name)
+    return {
+        consumer: tuple((w, key, tuple(names)) for (w, key), names in sorted(found.items()))
+        for consumer, found in wanted.items()
+    }
+
+
+class _Need(NamedTuple):
+    """A tensor that a consumer lacks, and who may send it."""
+
+    consumer: int
+    key: str
+    name: str
+    owners: frozenset[int]
+
+
+def _needs(
+    consumers: Mapping[int, Sequence[str]],
+    keys: Sequence[str],
+    owners: Callable[[str, str], frozenset[int]],
+    host_of: Callable[[int], object],
+) -> Iterator[_Need]:
+    near: dict[tuple[int, frozenset[int]], frozenset[int]] = {}  # few sets of owners, many tensors
+    for consumer, names in consumers.items():
+        for key in keys:
+            for name in dict.fromkeys(names):
+                holders = owners(key, name)
+                if consumer in holders:
+                    continue
+                if not holders:
+                    raise _nobody_holds(key, name)
+                if (consumer, holders) not in near:
+                    here = host_of(consumer)
+                    local = frozenset(w for w in holders if host_of(w) == here)
+                    near[consumer, holders] = local or holders
+                yield _Need(consumer, key, name, near[consumer, holders])
+
+
+def _nobody_holds(key: str, name: str) -> DataError:
+    return DataError(
+        f"no worker holds {key!r} of datapoint {name!r}",
+        where="transfer plan",
+        fix="report this as a bug: a call ran before its inputs existed",
+    )

@@ -18,6 +18,7 @@ from realsys.algorithms.policy_loss import aggregate
 from realsys.algorithms.value_loss import clipped_value_loss, explained_variance
 from realsys.algorithms.value_norm import RunningMoments
 from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.sequence_sample import SequenceSample
@@ -39,6 +40,12 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.advantage != "gae":
+            raise ConfigError(
+                f"a critic has no part in advantage={self.advantage!r}",
+                where="ppo_critic, advantage",
+                fix="use gae, or leave the critic out",
+            )
         moments = RunningMoments(beta=self.value_norm_beta, eps=self.value_norm_eps)
         object.__setattr__(self, "kl_controller", self.make_kl_controller())
         object.__setattr__(self, "moments", moments if self.value_norm else None)

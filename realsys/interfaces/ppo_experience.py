@@ -2,7 +2,8 @@
 
 Actor and critic both prepare the batch they are given, by the same code and settings, so that
 neither waits for the other. Each holds its own KL controller; fed with the same batches they
-agree. Everything is equal on all data-parallel ranks.
+agree. Without a critic the answers to a question are compared with one another.
+Everything is equal on all data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import accumulate
 
 import torch
 
-from realsys.algorithms.advantages import gae_advantages, masked_sums
+from realsys.algorithms.advantages import gae_advantages, group_advantages, masked_sums
 from realsys.algorithms.kl import (
     AdaptiveKLController,
     FixedKLController,
@@ -61,8 +62,8 @@ class Experience:
     """A batch ready to train on.
 
     Attributes:
-        batch: the batch with float32 ``advantages`` (not whitened) and ``returns``, packed, and
-            ``values`` replaced by those of the state *before* each token.
+        batch: the batch with float32 ``advantages`` (not whitened), packed; with a critic also
+            ``returns``, and ``values`` replaced by those of the state *before* each token.
         kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens.
         stats: figures of the batch for the metrics.
     """
@@ -76,21 +77,17 @@ class Experience:
 def prepare_experience(
     data: SequenceSample, settings: PPOSettings, *, kl_coef: float, ranks: DataParallel
 ) -> Experience:
-    """Advantages and returns of ``data``, which has all the keys that PPO's calls write.
+    """Advantages, and with a critic returns, of ``data``, which has all the keys that PPO's calls write.
+
+    Without a critic (``settings.advantage`` is not ``gae``) it has no ``values``.
 
     Raises:
         DataError: the keys' lengths do not belong together.
     """
-    lengths = _checked_lengths(data)
-    x, mask_N = data.data, answer_mask(data)
-
-    def padded(packed: torch.Tensor) -> torch.Tensor:
-        return pad_packed(packed, lengths)
-
-    value_N = shift_to_next_token(x["values"].float(), lengths)
-    mask_BT, truncated_B = padded(mask_N), x["seq_no_eos_mask"]
-    logprob_BT = padded(x["packed_logprobs"])
-    ref_logprob_BT = padded(x["packed_ref_logprobs"])
+    lengths = _checked_lengths(data, with_values=settings.advantage == "gae")
+    x, mask_BT = data.data, pad_packed(answer_mask(data), lengths)
+    logprob_BT = pad_packed(x["packed_logprobs"], lengths)
+    ref_logprob_BT = pad_packed(x["packed_ref_logprobs"], lengths)
     score_B = settings.reward_output_scaling * (x["rewards"].float() - settings.reward_output_bias)
     reward_BT = kl_penalised_rewards(
         score_B,
@@ -100,29 +97,67 @@ def prepare_experience(
         kl_coef=kl_coef,
         score_clip=settings.max_reward_clip,
         score_on_truncated=settings.score_on_truncated,
-        truncated_B=truncated_B,
+        truncated_B=x["seq_no_eos_mask"],
     )
-    last_B = torch.tensor([end - 1 for end in accumulate(lengths)], device=value_N.device)
-    advantage_BT, return_BT = gae_advantages(
-        reward_BT,
-        padded(value_N),
-        mask_BT,
-        gamma=settings.discount,
-        lam=settings.gae_lambda,
-        truncation=settings.truncation,  # type: ignore[arg-type]  # its options are checked there
-        truncated_B=truncated_B,
-        bootstrap_value_B=x["values"].float()[last_B],
-    )
-    new = {
-        "advantages": unpad_to_packed(advantage_BT, lengths),
-        "returns": unpad_to_packed(return_BT, lengths),
-        "values": value_N,
-    }
+    make = _critics_advantages if settings.advantage == "gae" else _groups_advantages
+    new = make(data, settings, reward_BT, mask_BT, lengths)
     seqlens = data.meta.seqlens[INPUT]
     batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
     kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
     stats = {**_batch_figures(batch, kl_B, ranks), "kl_coef": kl_coef}
     return Experience(batch, int(stats["n_sequences"]), stats["kl_ref/per_sequence"], stats)
+
+
+def _critics_advantages(
+    data: SequenceSample,
+    settings: PPOSettings,
+    reward_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    lengths: list[int],
+) -> dict[str, torch.Tensor]:
+    """``advantages`` and ``returns`` by GAE, and ``values`` of the state before each token; packed."""
+    values_N = data.data["values"].float()
+    value_N = shift_to_next_token(values_N, lengths)
+    last_B = torch.tensor([end - 1 for end in accumulate(lengths)], device=value_N.device)
+    advantage_BT, return_BT = gae_advantages(
+        reward_BT,
+        pad_packed(value_N, lengths),
+        mask_BT,
+        gamma=settings.discount,
+        lam=settings.gae_lambda,
+        truncation=settings.truncation,  # type: ignore[arg-type]  # its options are checked there
+        truncated_B=data.data["seq_no_eos_mask"],
+        bootstrap_value_B=values_N[last_B],
+    )
+    return {
+        "advantages": unpad_to_packed(advantage_BT, lengths),
+        "returns": unpad_to_packed(return_BT, lengths),
+        "values": value_N,
+    }
+
+
+def _groups_advantages(
+    data: SequenceSample,
+    settings: PPOSettings,
+    reward_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    lengths: list[int],
+) -> dict[str, torch.Tensor]:
+    """``advantages``: each answer's total reward (with the KL penalty) against its group's, packed.
+
+    A group is what one id generated; its sequences are never on two ranks.
+    """
+    group_B = torch.tensor(
+        [i for i, pieces in enumerate(data.meta.seqlens[INPUT]) for _ in pieces],
+        device=reward_BT.device,
+    )
+    advantage_B = group_advantages(
+        (reward_BT * mask_BT).sum(1),
+        group_B,
+        normalise_std=settings.advantage == "grpo",
+        leave_one_out=settings.advantage == "rloo",
+    )
+    return {"advantages": unpad_to_packed(advantage_B[:, None] * mask_BT, lengths)}
 
 
 def minibatches(batch: SequenceSample, num: int) -> Iterator[SequenceSample]:
@@ -177,10 +212,11 @@ def _batch_figures(
     }
 
 
-def _checked_lengths(data: SequenceSample) -> list[int]:
+def _checked_lengths(data: SequenceSample, *, with_values: bool) -> list[int]:
     seqlens = data.meta.seqlens
     one_each = tuple((1,) * len(pieces) for pieces in seqlens[INPUT])
-    for key in ("prompt_mask", "packed_logprobs", "packed_ref_logprobs", "values"):
+    per_token = ("prompt_mask", "packed_logprobs", "packed_ref_logprobs")
+    for key in (*per_token, *(("values",) if with_values else ())):
         data.meta.rows_per_id(key)  # a missing key raises its DataError
         if seqlens[key] != seqlens[INPUT]:
             raise _unequal(key, "the lengths of packed_input_ids")

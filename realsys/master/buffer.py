@@ -58,3 +58,12 @@ class AsyncIOSequenceBuffer:
     def pop_used(self, ids: Sequence[str]) -> list[str]:
         """Drops the datapoints that every call has had; returns them."""
         return self._core.pop_used(ids)
+
+    def snapshot(self) -> list[tuple[SequenceMeta, tuple[str, ...]]]:
+        """What is in it, see ``SequenceBufferCore.snapshot``."""
+        return self._core.snapshot()
+
+    def restore(self, parts: Sequence[tuple[SequenceMeta, Sequence[str]]]) -> None:
+        """Puts back what ``snapshot`` gave; nobody waits yet."""
+        for meta, had in parts:
+            self._core.restore(meta, had)

@@ -90,7 +90,7 @@ class SequenceBufferCore:
         for key in meta.keys:
             for call in self._readers.get(key, ()):
                 slot.missing[call] -= 1
-                if slot.missing[call] == 0:
+                if slot.missing[call] == 0 and call in slot.left:
                     heapq.heappush(self._ready[call], (slot.birth, name))
 
     def num_ready(self, call: str) -> int:
@@ -119,6 +119,29 @@ class SequenceBufferCore:
                 del self._slots[name]
                 used.append(name)
         return used
+
+    # ---- for a checkpoint -------------------------------------------------------------------
+
+    def snapshot(self) -> list[tuple[SequenceMeta, tuple[str, ...]]]:
+        """Datapoints in order of birth, those alike together, with the calls that have had them."""
+        parts: list[tuple[list[SequenceMeta], tuple[str, ...]]] = []
+        for slot in sorted(self._slots.values(), key=lambda slot: slot.birth):
+            had = tuple(sorted(self._input_keys.keys() - slot.left))
+            alike = parts and parts[-1][1] == had and parts[-1][0][0].keys == slot.meta.keys
+            if alike:
+                parts[-1][0].append(slot.meta)
+            else:
+                parts.append(([slot.meta], had))
+        return [(SequenceMeta.gather(metas), had) for metas, had in parts]
+
+    def restore(self, meta: SequenceMeta, had: Sequence[str]) -> None:
+        """Datapoints as ``snapshot`` gave them."""
+        for i, name in enumerate(meta.ids):
+            missing = {call: len(keys) for call, keys in self._input_keys.items()}
+            left = self._input_keys.keys() - set(had)
+            self._slots[name] = _Slot(self._births, SequenceMeta(ids=(name,)), missing, set(left))
+            self._births += 1
+            self._add_keys(name, meta.take([i]))
 
     def describe(self) -> dict[str, str]:
         """Call → ready of wanted datapoints: what a waiting call waits for."""

@@ -10,13 +10,15 @@ from typing import Any
 from realsys.api.dataflow import DataflowGraph
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.lineage import Lineage
-from realsys.api.model import FinetuneSpec
+from realsys.api.model import FinetuneSpec, ModelName
 from realsys.api.plain import to_plain
 from realsys.api.trial import StopRequest
 from realsys.master import recover
+from realsys.master.ahead import Ahead, read_ahead
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor
+from realsys.master.idle import pools_of
 from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
 from realsys.master.model_function_call import ModelFunctionCall, placement_of
 from realsys.master.model_workers import ModelWorkers
@@ -24,6 +26,7 @@ from realsys.master.peer_watch import PeerWatch
 from realsys.master.progress import ProgressBoard
 from realsys.master.publication import Publisher
 from realsys.master.storage_tracker import StorageTracker
+from realsys.master.weight_hooks import WeightHooks
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter
@@ -124,7 +127,7 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
         what="initialize",
     )
     publisher = Publisher(runner)
-    step = await _resume(runner, workers, publisher)
+    step, ahead = await _resume(runner, workers, publisher)
     schedule = DataSchedule(
         dataset_size=dataset_size,
         batch_size=batch_size,
@@ -134,21 +137,31 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
     progress = ProgressBoard(runner, total_steps=spec.total_train_steps)
     progress.step = step or 0
     progress.publish("starting")
+    executor = _make_executor(
+        runner, workers, graph, schedule, progress, last_step=spec.total_train_steps
+    )
+    if ahead is not None:
+        executor.go_on_from(ahead)
     return MasterWorkerLoop(
         runner,
-        executor=_make_executor(runner, workers, graph, schedule, progress),
+        executor=executor,
         workers=workers,
         schedule=schedule,
         files=_open_files(runner, step, publisher.lineage),
         progress=progress,
         publisher=publisher,
-        saved_roles=tuple(n.role for n in graph.nodes if n.is_train),
-        evaluates=any(
-            s.eval_dataset is not None for w in runner.phase.config.model_worker for s in w.shards
-        ),
+        saved_models=tuple(n.model_name for n in graph.nodes if n.is_train),
+        evaluated=_evaluated(runner),
         total_steps=spec.total_train_steps,
         step=step or 0,
     )
+
+
+def _evaluated(runner: WorkerRunner) -> tuple[ModelName, ...]:
+    """Models that have held-out data."""
+    shards = [s for w in runner.phase.config.model_worker for s in w.shards]
+    names = [s.id.model_name for s in shards if s.eval_dataset is not None]
+    return tuple(dict.fromkeys(names))
 
 
 async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
@@ -170,13 +183,15 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
     return found.dataset_size
 
 
-async def _resume(runner: WorkerRunner, workers: ModelWorkers, publisher: Publisher) -> int | None:
-    """Takes the newest whole checkpoint; the step after which it was written, or None."""
+async def _resume(
+    runner: WorkerRunner, workers: ModelWorkers, publisher: Publisher
+) -> tuple[int | None, Ahead | None]:
+    """Takes the newest whole checkpoint: the step after which it was written, and what ran ahead."""
     names = [record.worker for record in workers.records]
     found, ours = await asyncio.to_thread(_take_checkpoint, runner, names)
     publisher.resumed(found)
     if found is None or ours is None:
-        return None
+        return None, None
     await workers.call(
         {
             worker: partial(rq.LoadRecover, file=str(ours.files[name]))
@@ -185,8 +200,10 @@ async def _resume(runner: WorkerRunner, workers: ModelWorkers, publisher: Publis
         timeout_s=SETUP_TIMEOUT_S,
         what=f"load checkpoint of step {found.step}",
     )
+    file = ours.files.get(recover.MASTER)
+    ahead = None if file is None else await asyncio.to_thread(read_ahead, file)
     logger.info("resumed after_step=%d folder=%s", ours.step, ours.folder)
-    return found.step
+    return found.step, ahead
 
 
 def _take_checkpoint(
@@ -216,9 +233,12 @@ def _make_executor(
     graph: DataflowGraph,
     schedule: DataSchedule,
     progress: ProgressBoard,
+    *,
+    last_step: int,
 ) -> FunctionExecutor:
     buffer, storage = AsyncIOSequenceBuffer(graph), StorageTracker()
     shards = runner.config.msid2mwid
+    hooks = WeightHooks(shards)
     calls = []
     for node in graph.nodes:
         topo, placement = placement_of(node, shards)
@@ -230,6 +250,7 @@ def _make_executor(
                 buffer=buffer,
                 storage=storage,
                 workers=workers,
+                hooks=hooks,
                 on_change=progress.call_changed,
             )
         )
@@ -239,8 +260,12 @@ def _make_executor(
         buffer=buffer,
         storage=storage,
         workers=workers,
+        hooks=hooks,
         schedule=schedule,
         data_workers=_data_workers(graph, shards),
+        pools=runner.phase.config.pools or pools_of(shards),
+        max_staleness=runner.config.max_staleness,
+        last_step=last_step,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from realsys.api.experiment import ExperimentSaveEvalControl
+from realsys.api.model import ModelName
 from realsys.api.trial import PhaseFiles
 from realsys.master import recover
 from realsys.master.data_schedule import DataSchedule
@@ -66,15 +67,15 @@ class MasterWorkerLoop:
         files: RunFiles,
         progress: ProgressBoard,
         publisher: Publisher,
-        saved_roles: tuple[str, ...],
-        evaluates: bool,
+        saved_models: tuple[ModelName, ...],
+        evaluated: tuple[ModelName, ...],
         total_steps: int,
         step: int,
     ) -> None:
         self.runner, self.executor, self.workers = runner, executor, workers
         self.schedule, self.files, self.progress = schedule, files, progress
         self.publisher = publisher
-        self.saved_roles, self.evaluates = saved_roles, evaluates
+        self.saved_models, self.evaluated = saved_models, evaluated
         self.total_steps, self.step = total_steps, step
         self.checkpointed_step = step  # of the checkpoint that we go on from, then of our newest
         ctrl: ExperimentSaveEvalControl = runner.config.exp_ctrl
@@ -92,8 +93,12 @@ class MasterWorkerLoop:
 
     async def run(self) -> int:
         """Returns the master's exit code: all done, or stopped after a whole step."""
+        async with self.executor:
+            return await self._run()
+
+    async def _run(self) -> int:
         self._start_clocks()
-        if self.step == 0 and self.evaluates:
+        if self.step == 0 and self.evaluated:
             self.files.metrics.write(0, {"epoch": 0, **await self.evaluate()})
         while self.step < self.total_steps:
             if self.stop_requested:
@@ -141,6 +146,16 @@ class MasterWorkerLoop:
                     compute_s=reply.compute_s,
                     tokens=reply.tokens,
                 )
+            for what, moved in call.moves.items():
+                for worker, move in moved.items():
+                    self.files.events.move(
+                        report.step,
+                        what,
+                        self.workers.records[worker].worker,
+                        start=move.started,
+                        end=move.ended,
+                        num_bytes=move.bytes_received,
+                    )
         self.files.events.step(report.step, report.started, report.ended)
         self.files.ledger.append({"step": report.step, "ids": list(report.ids)})
         self.files.metrics.write(report.step, row)
@@ -167,7 +182,7 @@ class MasterWorkerLoop:
 
     def _evaluation_due(self) -> bool:
         due = self._due(self.eval_period)
-        return self.evaluates and (due or self.step == self.total_steps)
+        return bool(self.evaluated) and (due or self.step == self.total_steps)
 
     async def _save_what_is_due(self) -> None:
         if self._due(self.save_period) and self.step < self.total_steps:
@@ -179,6 +194,7 @@ class MasterWorkerLoop:
         """Held-out statistics as ``eval/<statistic>``; keeps the example answers."""
         self.progress.publish("evaluating")
         started = time.time()
+        await self.executor.refresh(self.evaluated, step=self.step)
         replies: list[rq.Evaluated] = await self.workers.call_all(
             partial(rq.Evaluate, step=self.step),
             timeout_s=EVALUATE_TIMEOUT_S,
@@ -189,7 +205,7 @@ class MasterWorkerLoop:
         for reply in reversed(replies):  # the first worker's view wins: ranks agree
             for found in reply.stats.values():
                 stats |= {f"eval/{key}": value for key, value in found.items()}
-        for sample in replies[0].samples:
+        for sample in next((r.samples for r in replies if r.samples), ()):
             self.files.samples.append({"step": self.step, **sample})
         return stats
 
@@ -197,26 +213,28 @@ class MasterWorkerLoop:
         """Every trained role as a Hugging Face directory, and ``latest`` pointing to it."""
         self.progress.publish("saving")
         started = time.time()
-        for role in self.saved_roles:
+        for model in self.saved_models:
             name = f".step-{self.step:06d}.{self.runner.attempt.number}"
-            folder = self._phase.checkpoints / role / name
+            folder = self._phase.checkpoints / model.role / name
             await self.workers.call(
                 dict.fromkeys(
-                    self._holders(role), partial(rq.SaveModel, role=role, folder=str(folder))
+                    self._holders(model),
+                    partial(rq.SaveModel, model=str(model), folder=str(folder)),
                 ),
                 timeout_s=SAVE_TIMEOUT_S,
-                what=f"save {role} after step {self.step}",
+                what=f"save {model} after step {self.step}",
             )
-            await asyncio.to_thread(self.publisher.model, role, self.step, written=folder)
+            await asyncio.to_thread(self.publisher.model, model.role, self.step, written=folder)
         self.files.events.periodic("save", self.step, started, time.time())
 
-    def _holders(self, role: str) -> list[int]:
-        return sorted(w for s, w in self.runner.config.msid2mwid if s.model_name.role == role)
+    def _holders(self, model: ModelName) -> list[int]:
+        return sorted(w for s, w in self.runner.config.msid2mwid if s.model_name == model)
 
     async def checkpoint(self) -> None:
         """All that a resume needs, whole or not at all."""
         self.progress.publish("checkpointing")
         started = time.time()
+        ahead = await self.executor.ahead()
         folder = recover.begin(
             self._phase.recover, step=self.step, attempt=self.runner.attempt.number
         )
@@ -232,6 +250,7 @@ class MasterWorkerLoop:
             step=self.step,
             attempt=self.runner.attempt.number,
             saved=dict(zip(names, replies, strict=True)),
+            ahead=ahead,
             keep=self.ckpt_keep,
             lineage=self.publisher.lineage,
             allow=partial(self.publisher.allow_checkpoint, self.step),

@@ -2,7 +2,7 @@
 
 Every ordered request of a worker gets the next number of that worker, and all requests of one call are
 numbered together, without an await between them. So any two calls reach the workers they share in the
-same order.
+same order, and calls on overlapping workers can't wait for one another in a circle.
 """
 
 from __future__ import annotations
@@ -16,6 +16,21 @@ from realsys.api.trial import WorkerRecord
 from realsys.transport.channel import RequestClient, client_context
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.requests import Exit, Reply
+
+
+class RequestOrder:
+    """The next number of each worker (pure)."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._next = [0] * num_workers
+
+    def number(self, requests: Mapping[int, Callable[..., Any]]) -> dict[int, Any]:
+        """Worker → its request with ``order`` filled in."""
+        numbered = {}
+        for worker, make in requests.items():
+            numbered[worker] = make(order=self._next[worker])
+            self._next[worker] += 1
+        return numbered
 
 
 class ModelWorkers:
@@ -47,7 +62,7 @@ class ModelWorkers:
             )
             for record in records
         ]
-        self._next_order = [0] * len(self._clients)
+        self._order = RequestOrder(len(self._clients))
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -72,10 +87,16 @@ class ModelWorkers:
         Raises:
             what the first failing worker raised; WaitTimeout naming worker and ``what``.
         """
-        bodies = {}
-        for worker, make in requests.items():
-            bodies[worker] = make(order=self._next_order[worker])
-            self._next_order[worker] += 1
+        return await self.exchange(self.number(requests), timeout_s=timeout_s, what=what)
+
+    def number(self, requests: Mapping[int, Callable[..., Any]]) -> dict[int, Any]:
+        """Gives each request its place among those of its worker. What is numbered must be exchanged."""
+        return self._order.number(requests)
+
+    async def exchange(
+        self, bodies: Mapping[int, Any], *, timeout_s: float, what: str
+    ) -> dict[int, Any]:
+        """Sends numbered requests; their replies by worker. Raises as ``call``."""
         async with first_error(), asyncio.TaskGroup() as group:
             tasks = {
                 worker: group.create_task(

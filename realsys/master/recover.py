@@ -21,16 +21,19 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from realsys.api.errors import CheckpointError, ClusterError
 from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, TrialFiles, read_record
+from realsys.master.ahead import FILE as AHEAD
+from realsys.master.ahead import Ahead, write_ahead
 from realsys.transport.requests import RecoverSaved
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+MASTER = "master_worker/0"  # whose file is there when a step had begun ahead
 VERSION = 1
 
 
@@ -41,7 +44,7 @@ class Checkpoint:
     folder: Path
     step: int
     attempt: int
-    files: Mapping[str, Path]  # model_worker/0 → file
+    files: Mapping[str, Path]  # model_worker/0 → file; the master's, if it has one
 
 
 def begin(recover: Path, *, step: int, attempt: int) -> Path:
@@ -71,6 +74,7 @@ def commit(
     saved: Mapping[str, RecoverSaved],
     keep: int,
     lineage: Lineage,
+    ahead: Ahead | None = None,
     allow: Callable[[], None] = lambda: None,
 ) -> Path:
     """Writes the manifest, renames the folder into place, removes the oldest ones, and dead ones.
@@ -79,11 +83,12 @@ def commit(
         folder: from ``begin``, with every worker's file in it.
         saved: worker name → what it wrote.
         lineage: of the trial with this attempt as its head.
+        ahead: what has been computed of the next step.
         allow: called when everything is on disk, right before the rename; raises to prevent it.
     Returns:
         The checkpoint's final folder.
     """
-    manifest = {
+    manifest: dict[str, Any] = {
         "version": VERSION,
         "step": step,
         "attempt": attempt,
@@ -94,6 +99,10 @@ def commit(
     }
     final = folder.parent / f"step-{step:06d}.{attempt}"
     try:
+        if ahead is not None:
+            write_ahead(folder / AHEAD, ahead)
+            data = {"file": AHEAD, "sha256": _hash(folder / AHEAD)}
+            manifest["files"][MASTER] = {**data, "bytes": (folder / AHEAD).stat().st_size}
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
         allow()
@@ -182,7 +191,7 @@ def _read_whole(found: _Folder, workers: Sequence[str]) -> Checkpoint:
         raise _torn(folder, f"its manifest can't be read: {error}") from error
     if manifest.get("version") != VERSION:
         raise _torn(folder, f"its version is {manifest.get('version')}, we read {VERSION}")
-    if sorted(listed) != sorted(workers):
+    if sorted(listed.keys() - {MASTER}) != sorted(workers):
         raise _torn(folder, f"it is of workers {sorted(listed)}, not {sorted(workers)}")
     files = {}
     for worker, entry in listed.items():

@@ -26,10 +26,13 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
     for name, call in report.calls.items():
         row |= {f"{name}/{key}": value for key, value in call.stats.items()}
         row[f"time/{name}_s"] = call.compute_s
+        if call.moves:
+            row[f"time/{name}_weights_s"] = call.moving_s
         compute_s += call.compute_s
     row["time/step_s"] = report.wall_s
     wall_s = max(report.wall_s, 1e-6)  # the clock may have been set back
     row["perf/compute_ratio"] = compute_s / wall_s
+    row |= {f"perf/idle/{pool}": share for pool, share in report.idle.items()}
     row["perf/tokens_per_s"] = report.calls[graph.nodes[0].name].tokens / wall_s
     return row
 

@@ -41,3 +41,19 @@ class StorageTracker:
                 holders |= owners
                 del self._num_bytes[name, key]
         return holders
+
+    # ---- for a checkpoint -------------------------------------------------------------------
+
+    def snapshot(self) -> list[tuple[str, str, list[int], int]]:
+        """(datapoint, key, owners, bytes) of everything that somebody holds."""
+        return [
+            (name, key, sorted(owners), self._num_bytes[name, key])
+            for name, keys in self._owners.items()
+            for key, owners in keys.items()
+        ]
+
+    def restore(self, rows: Iterable[tuple[str, str, list[int], int]]) -> None:
+        """Puts back what ``snapshot`` gave."""
+        for name, key, owners, num_bytes in rows:
+            self._owners.setdefault(name, {})[key] = set(owners)
+            self._num_bytes[name, key] = num_bytes

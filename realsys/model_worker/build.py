@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 
+from realsys.data_plane.tensor_client import TensorClient
+from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore
-from realsys.data_plane.transfer import TensorClient, TensorServer
 from realsys.model_worker.control import ControlThread
 from realsys.model_worker.model_worker import ModelWorkerLoop
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.process_groups import make_process_groups
 from realsys.model_worker.shards import Shards
+from realsys.model_worker.weights import WeightMoves
+from realsys.param_realloc.links import Link
+from realsys.param_realloc.pairwise_link import open_link
 from realsys.transport.keys import TrialKeypairs
 from realsys.worker import exit_codes
 from realsys.worker.commands import Verb
@@ -39,9 +43,16 @@ def run(runner: WorkerRunner) -> int:
     tensor_server = TensorServer(tensors, on_failure=ordered.close, **where, **who).start()
     control = ControlThread(ordered, tensors, **where, **who)
     runner.register(control=control.start(), data=tensor_server.endpoint)
+    shards = Shards(runner.config, device=device)
     loop = ModelWorkerLoop(
         runner,
-        shards=Shards(runner.config, device=device),
+        shards=shards,
+        weights=WeightMoves(
+            shards,
+            runner.phase.config.model_worker,
+            worker=runner.index,
+            make_link=lambda: _open_link(runner, device),
+        ),
         tensors=tensors,
         ordered=ordered,
         make_groups=lambda: make_process_groups(
@@ -52,7 +63,7 @@ def run(runner: WorkerRunner) -> int:
             device=device,
             timeout_s=COLLECTIVE_TIMEOUT_S,
         ),
-        make_client=lambda endpoints: TensorClient(endpoints, **who),
+        make_client=lambda endpoints: TensorClient(endpoints, store=tensors, **who),
     )
     try:
         loop.run()
@@ -62,6 +73,17 @@ def run(runner: WorkerRunner) -> int:
         control.stop()
         tensor_server.stop()
     return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+
+
+def _open_link(runner: WorkerRunner, device: str) -> Link:
+    """How weights reach other workers."""
+    store: Any = None
+    if runner.config.worker_info.worker_count > 1:
+        import torch.distributed as dist
+
+        path = runner.attempt_files.rendezvous / f"{runner.phase.name}.weights"
+        store = dist.FileStore(str(path))  # type: ignore[attr-defined]
+    return open_link(runner.index, device=device, store=store, timeout_s=COLLECTIVE_TIMEOUT_S)
 
 
 def _set_up_torch(runner: WorkerRunner) -> str:

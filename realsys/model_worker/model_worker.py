@@ -3,7 +3,7 @@
     take next request → get missing tensors from peers → interface on engine → keep outputs → reply
 
 This is the compute thread; requests come from control.py, tensors leave through
-realsys/data_plane/transfer.py, both on threads of their own.
+realsys/data_plane/tensor_server.py, both on threads of their own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import InternalError
 from realsys.api.experiment import ModelShard, ModelWorker
-from realsys.api.model import FinetuneSpec, Model, ModelInterface, ModelInterfaceType
+from realsys.api.model import (
+    FinetuneSpec,
+    Model,
+    ModelInterface,
+    ModelInterfaceType,
+    PipelinableEngine,
+)
 from realsys.data_plane.packing import contiguous
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_store import TensorStore
-from realsys.data_plane.transfer import TensorClient
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.recovery import load_state, save_state
 from realsys.model_worker.shards import Shards
+from realsys.model_worker.weights import WeightMoves
 from realsys.transport import requests as rq
 from realsys.worker.lifecycle import WorkerEvent
 from realsys.worker.runner import WorkerRunner
@@ -37,7 +44,7 @@ logger = logging.getLogger(__name__)
 TRANSFER_TIMEOUT_S = 600.0
 IDLE_POLL_S = 1.0
 SLOW_S = 1800.0  # what is done between steps may take so long without a tick
-_OF_A_STEP = (rq.Fetch, rq.RunCall)
+_OF_A_STEP = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload)
 
 
 class ModelWorkerLoop:
@@ -48,12 +55,14 @@ class ModelWorkerLoop:
         runner: WorkerRunner,
         *,
         shards: Shards,
+        weights: WeightMoves,
         tensors: TensorStore,
         ordered: OrderedRequests,
         make_groups: Callable[[], Any],
         make_client: Callable[[tuple[str, ...]], TensorClient],
     ) -> None:
-        self.runner, self.shards, self.tensors, self.ordered = runner, shards, tensors, ordered
+        self.runner, self.shards, self.weights = runner, shards, weights
+        self.tensors, self.ordered = tensors, ordered
         self._make_groups, self._make_client = make_groups, make_client
         self._config: ModelWorker = runner.config
         self._client: TensorClient | None = None
@@ -64,6 +73,8 @@ class ModelWorkerLoop:
             rq.Initialize: self._initialize,
             rq.Fetch: self._fetch,
             rq.RunCall: self._run_call,
+            rq.Reallocate: self._reallocate,
+            rq.Offload: self._offload,
             rq.Evaluate: self._evaluate,
             rq.SaveModel: self._save_model,
             rq.SaveRecover: self._save_recover,
@@ -155,12 +166,17 @@ class ModelWorkerLoop:
         started = time.time()
         self._get_from_peers(request)
         sample = self.tensors.get(request.meta.select(call.input_keys))
+        if isinstance(model.module, PipelinableEngine):
+            model.module.onload()
         began = time.perf_counter()
         stats, output = _compute(call, model, interface, sample.remap(call.input_key_remap))
         compute_s = time.perf_counter() - began
         meta = self._keep(call, output) if output is not None else None
+        is_head = model.rank in model.topology.data_parallel_heads()
         return rq.CallDone(
-            meta=meta,
+            meta=meta if is_head else None,
+            kept=meta is not None,
+            is_head=is_head,
             stats=stats,
             started=started,
             ended=time.time(),
@@ -168,12 +184,28 @@ class ModelWorkerLoop:
             tokens=sum((output or sample).meta.tokens_per_id()),
         )
 
+    def _reallocate(self, request: rq.Reallocate) -> rq.Moved:
+        started = time.time()
+        with self.runner.waiting_for(f"weights {request.source} → {request.target}"):
+            report = self.weights.move(request.source, request.target, eta=request.eta)
+        return rq.Moved(
+            started=started,
+            ended=time.time(),
+            bytes_sent=report.bytes_sent,
+            bytes_received=report.bytes_received,
+        )
+
+    def _offload(self, request: rq.Offload) -> rq.Moved:
+        started = time.time()
+        self.shards.models[self.shards.find(request.model)].module.offload()
+        return rq.Moved(started=started, ended=time.time())
+
     def _get_from_peers(self, request: rq.RunCall) -> None:
-        for worker, key, ids in request.sources:
+        if request.sources:
             assert self._client is not None  # made by Setup, the first ordered request
-            with self.runner.waiting_for(f"model_worker/{worker}: tensors {key}"):
-                rows = self._client.fetch(worker, key, ids, timeout_s=TRANSFER_TIMEOUT_S)
-            self.tensors.put_rows(key, zip(ids, rows, strict=True))
+            self._client.fetch_all(
+                request.sources, timeout_s=TRANSFER_TIMEOUT_S, waiting_for=self.runner.waiting_for
+            )
 
     def _keep(self, call: MFCDef, output: SequenceSample) -> SequenceMeta:
         output = output.remap(
@@ -213,17 +245,21 @@ class ModelWorkerLoop:
         return iter(self._eval_sets[name])
 
     def _save_model(self, request: rq.SaveModel) -> rq.Done:
-        model, interface = self.shards.role(request.role)
+        model, interface = self.shards.model(request.model)
         interface.save(model, request.folder)
         return rq.Done()
 
     def _save_recover(self, request: rq.SaveRecover) -> rq.RecoverSaved:
         name = self.runner.name.replace("/", "-") + ".pt"
-        digest, num_bytes = save_state(self.shards.state_dict(), Path(request.folder) / name)
+        # Tensors that are here between two steps belong to one that has begun ahead.
+        state = {"shards": self.shards.state_dict(), "tensors": self.tensors.state_dict()}
+        digest, num_bytes = save_state(state, Path(request.folder) / name)
         return rq.RecoverSaved(file=name, sha256=digest, num_bytes=num_bytes)
 
     def _load_recover(self, request: rq.LoadRecover) -> rq.Done:
-        self.shards.load_state_dict(load_state(Path(request.file)), where=request.file)
+        state = load_state(Path(request.file))
+        self.shards.load_state_dict(state["shards"], where=request.file)
+        self.tensors.load_state_dict(state["tensors"])
         return rq.Done()
 
 

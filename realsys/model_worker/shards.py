@@ -8,11 +8,11 @@ controller, running moments) is one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.dataflow import MFCDef
+from realsys.api.dataflow import MFCDef, ParamReallocHook
 from realsys.api.errors import CheckpointError
 from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import (
@@ -20,10 +20,13 @@ from realsys.api.model import (
     Model,
     ModelInterface,
     ModelName,
+    ModuleSource,
     ParallelGroups,
     StepInfo,
 )
 from realsys.api.plain import to_plain
+from realsys.model_worker.weights import copy_weights, put_weights
+from realsys.models.source import source_of
 
 
 class Shards:
@@ -34,22 +37,26 @@ class Shards:
         self._shards: dict[ModelName, ModelShard] = {s.id.model_name: s for s in config.shards}
         self._calls: dict[str, MFCDef] = {c.name: c for c in config.model_rpcs}
         self._interfaces: dict[tuple[ModelName, str], ModelInterface] = {}
+        self._averaged = _averaged(config.model_rpcs)
         self.models: dict[ModelName, Model] = {}
+        self.sources: dict[ModelName, ModuleSource] = {}
 
-    def make_models(self, groups: Mapping[ModelName, Any]) -> None:
-        """Loads every module of this worker."""
+    def make_models(self, groups: Mapping[ModelName, ParallelGroups]) -> None:
+        """Makes every model of this worker; those that others fill with weights stay empty."""
         for name, shard in self._shards.items():
-            if name not in self._config.instantiate:
-                continue
-            self.models[name] = registry.make_model(
+            model = registry.make_model(
                 shard.model,
                 name=name,
                 device=self._device,
                 topology=shard.id.topo,
                 rank=shard.id.parallelism_rank,
-                groups=groups.get(name, ParallelGroups()),
+                groups=groups[name],
                 base_seed=self._config.base_seed,
             )
+            model.filled = name in self._config.instantiate
+            self.models[name] = model
+            if model.module is not None:
+                self.sources[name] = source_of(model)
 
     def initialize(self, spec: FinetuneSpec) -> None:
         """Lets each backend wrap its module."""
@@ -60,26 +67,36 @@ class Shards:
     def call(self, name: str) -> tuple[MFCDef, Model, ModelInterface]:
         """Definition, model and interface of a call."""
         call = self._calls[name]
-        return call, self.models[call.model_name], self._interface(call)
+        return call, self.models[call.model_name], self._interface(call, call.model_name)
 
-    def _interface(self, call: MFCDef) -> ModelInterface:
+    def _interface(self, call: MFCDef, name: ModelName) -> ModelInterface:
         settings = json.dumps(to_plain(call.interface_impl), sort_keys=True)
-        key = (call.model_name, settings)
+        key = (name, settings)
         if key not in self._interfaces:
             self._interfaces[key] = registry.make_interface(call.interface_impl)
         return self._interfaces[key]
 
-    def role(self, role: str) -> tuple[Model, ModelInterface]:
-        """The role's trained model (or its first) with the interface that trains it."""
-        calls = [c for c in self._calls.values() if c.role == role and c.model_name in self.models]
-        call = next((c for c in calls if c.is_train), calls[0])
-        return self.models[call.model_name], self._interface(call)
+    def model(self, name: str) -> tuple[Model, ModelInterface]:
+        """The model called ``role@replica`` with the interface that trains it, or its first one.
+
+        A copy that only generates has no training call: then its role's is taken.
+        """
+        found = self.find(name)
+        calls = [c for c in self._calls.values() if c.role == found.role]
+        own = [c for c in calls if c.model_name == found] or calls
+        call = next((c for c in own if c.is_train), own[0])
+        return self.models[found], self._interface(call, found)
+
+    def find(self, name: str) -> ModelName:
+        """The name of the model called ``role@replica``, which is here."""
+        (found,) = (n for n in self.models if str(n) == name)
+        return found
 
     def evaluated(self) -> Iterator[tuple[ModelShard, Model, ModelInterface]]:
         """Models of this worker that have held-out data."""
         for name, shard in self._shards.items():
-            if shard.eval_dataset is not None and name in self.models:
-                yield shard, *self.role(name.role)
+            if shard.eval_dataset is not None:
+                yield shard, *self.model(str(name))
 
     # ---- recovery ---------------------------------------------------------------------------
 
@@ -87,11 +104,11 @@ class Shards:
         """Engines, versions and interfaces of this worker: tensors and plain values only."""
         for call in self._calls.values():
             if call.model_name in self.models:
-                self._interface(call)
+                self._interface(call, call.model_name)
         return {
             "models": {
                 str(name): {
-                    "engine": model.module.state_dict() if model.module is not None else {},
+                    "engine": self._engine_state(model),
                     "version": vars(model.version),
                 }
                 for name, model in self.models.items()
@@ -101,6 +118,11 @@ class Shards:
                 for (name, settings), interface in self._interfaces.items()
             },
         }
+
+    def _engine_state(self, model: Model) -> dict[str, Any]:
+        if model.name in self._averaged:  # what a hook has averaged into it can be had nowhere else
+            return copy_weights(model.module)
+        return model.module.state_dict() if model.module is not None else {}
 
     def load_state_dict(self, state: Mapping[str, Any], *, where: str) -> None:
         """Takes back what ``state_dict`` gave.
@@ -117,11 +139,23 @@ class Shards:
             )
         for name, model in self.models.items():
             saved = state["models"][str(name)]
-            if model.module is not None:
+            if name in self._averaged:
+                put_weights(model.module, saved["engine"])
+            elif model.module is not None:
                 model.module.load_state_dict(saved["engine"])
             model.version = StepInfo(**saved["version"])
         for call in self._calls.values():
             if call.model_name in self.models:
-                self._interface(call)
+                self._interface(call, call.model_name)
         for (name, settings), interface in self._interfaces.items():
             interface.load_state_dict(state["interfaces"].get(f"{name} {settings}", {}))
+
+
+def _averaged(calls: Iterable[MFCDef]) -> frozenset[ModelName]:
+    """Models that hooks keep a moving average in."""
+    return frozenset(
+        hook.target or call.model_name
+        for call in calls
+        for hook in (*call.pre_hooks, *call.post_hooks)
+        if isinstance(hook, ParamReallocHook) and hook.eta < 1
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -128,6 +128,7 @@ def save_hf(
     tokenizer: Any,
     save_dir: str | Path,
     state_dict: Mapping[str, Tensor] | None = None,
+    also: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes config, safetensors and tokenizer to ``save_dir``, whole or not at all.
 
@@ -138,6 +139,7 @@ def save_hf(
     Args:
         tokenizer: None writes none.
         state_dict: full weights, where ``module`` holds shards of them only.
+        also: writes more into the directory that it is given.
     """
     target = Path(save_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +152,8 @@ def save_hf(
         module.save_pretrained(partial, state_dict=weights)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
+    if also is not None:
+        also(partial)
     for file in [*partial.rglob("*"), partial]:
         _fsync(file)
     shutil.rmtree(old, ignore_errors=True)

@@ -41,6 +41,23 @@ class MfcEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoveEvent:
+    """Weights moved between two copies of a model (or to CPU memory), on one worker.
+
+    Attributes:
+        name: ``weights actor@0 → actor@1``.
+        num_bytes: received from other workers.
+    """
+
+    step: int
+    name: str
+    worker: str
+    start: float
+    end: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepEvent:
     """A finished step."""
 
@@ -59,7 +76,7 @@ class PeriodicEvent:
     end: float
 
 
-Event = MfcEvent | StepEvent | PeriodicEvent
+Event = MfcEvent | MoveEvent | StepEvent | PeriodicEvent
 
 
 class EventLog:
@@ -88,6 +105,13 @@ class EventLog:
         row = {"event": "mfc", "step": step, "name": name, "worker": worker, **times}
         self._file.append({**row, "tokens": tokens})
 
+    def move(
+        self, step: int, name: str, worker: str, *, start: float, end: float, num_bytes: int
+    ) -> None:
+        """Weights have been moved."""
+        row = {"event": "move", "step": step, "name": name, "worker": worker}
+        self._file.append({**row, "start": start, "end": end, "num_bytes": num_bytes})
+
     def step(self, step: int, start: float, end: float) -> None:
         """A step has finished."""
         self._file.append({"event": "step", "step": step, "start": start, "end": end})
@@ -115,7 +139,12 @@ def read_events(path: Path) -> list[Event]:
 
 def parse_events(rows: Iterable[Mapping[str, Any]], *, where: str) -> list[Event]:
     """Rows as events. Raises DataError naming the first row that is none."""
-    kinds: dict[str, type[Event]] = {"mfc": MfcEvent, "step": StepEvent, "periodic": PeriodicEvent}
+    kinds: dict[str, type[Event]] = {
+        "mfc": MfcEvent,
+        "move": MoveEvent,
+        "step": StepEvent,
+        "periodic": PeriodicEvent,
+    }
     events: list[Event] = []
     for number, row in enumerate(rows, 1):
         kind = kinds.get(str(row.get("event")))

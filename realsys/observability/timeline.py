@@ -13,7 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from realsys.api.errors import DataError
-from realsys.observability.events import Event, MfcEvent, PeriodicEvent, StepEvent
+from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
 from realsys.observability.jsonl import write_error
 from realsys.observability.step_picture import draw_step
 
@@ -215,6 +215,8 @@ def _lane(
             "tokens": event.tokens,
         }
         return event.worker, role_of(event.name, roles), event.name, args
+    if isinstance(event, MoveEvent):
+        return event.worker, "weights", event.name, {"step": event.step, "bytes": event.num_bytes}
     if isinstance(event, PeriodicEvent):
         return "master", "periodic", event.kind, {"step": event.step}
     return "master", "steps", f"step {event.step}", {"step": event.step}

@@ -41,6 +41,13 @@ class Box:
         box = Box(start, stop)
         return box if all(b > a for a, b in zip(start, stop, strict=True)) else None
 
+    def with_range(self, dim: int, start: int, stop: int) -> Box:
+        """The same box but for its range in one dimension."""
+        return Box(
+            (*self.start[:dim], start, *self.start[dim + 1 :]),
+            (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
+        )
+
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
         """Index of this box in a tensor that holds ``outer``, which contains it."""
         return tuple(

@@ -94,14 +94,46 @@ class RunCall(_Body, frozen=True, kw_only=True, tag=True):
 class CallDone(_Body, frozen=True, kw_only=True, tag=True):
     """A call's outcome. Times are seconds since the epoch on the worker's clock."""
 
-    meta: SequenceMeta | None = (
-        None  # of the new keys; None from a training call and from non-heads
-    )
+    meta: SequenceMeta | None = None  # of the new keys; from the head of a data-parallel slot only
+    kept: bool = False  # new keys are here
+    is_head: bool = True
     stats: Mapping[str, float] = {}
     started: float = 0.0
     ended: float = 0.0
     compute_s: float = 0.0  # inside the interface, without transfers
     tokens: int = 0
+
+
+class Reallocate(_Body, frozen=True, kw_only=True, tag=True):
+    """Move the weights of model ``source`` into model ``target`` (``role@replica``).
+
+    Goes to every worker that holds a part of either. ``eta`` as in ``ParamReallocHook``.
+    """
+
+    order: int
+    call: str  # whose hook it is, for logs and timeline
+    step: int
+    source: str
+    target: str
+    eta: float = 1.0
+
+
+class Offload(_Body, frozen=True, kw_only=True, tag=True):
+    """Move a model (``role@replica``) to CPU memory until its next call."""
+
+    order: int
+    call: str
+    step: int
+    model: str
+
+
+class Moved(_Body, frozen=True, kw_only=True, tag=True):
+    """Weights were moved. Times are seconds since the epoch on the worker's clock."""
+
+    started: float
+    ended: float
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
 
 class Evaluate(_Body, frozen=True, kw_only=True, tag=True):
@@ -117,10 +149,10 @@ class Evaluated(_Body, frozen=True, kw_only=True, tag=True):
 
 
 class SaveModel(_Body, frozen=True, kw_only=True, tag=True):
-    """Write a role's model as a Hugging Face directory."""
+    """Write a model (``role@replica``) as a Hugging Face directory."""
 
     order: int
-    role: str
+    model: str
     folder: str
 
 
@@ -152,9 +184,11 @@ Request = (
     | Initialize
     | Fetch
     | RunCall
+    | Reallocate
+    | Offload
     | Evaluate
     | SaveModel
     | SaveRecover
     | LoadRecover
 )
-Reply = Done | SetupDone | Fetched | CallDone | Evaluated | RecoverSaved
+Reply = Done | SetupDone | Fetched | CallDone | Moved | Evaluated | RecoverSaved

@@ -37,7 +37,7 @@ from launcher.liveness import processes_of
 from launcher.status import trial_view
 from launcher.trial_state import State
 from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, read_record
-from realsys.data_plane.transfer import TensorReply, TensorRequest
+from realsys.data_plane.transfer_messages import TensorReply, TensorRequest
 from realsys.transport.codec import MAX_MESSAGE_BYTES, decode, encode
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame

@@ -1,6 +1,7 @@
 """Tensors from worker to worker over loopback: exact, authenticated, and every failure told."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,9 +11,12 @@ import zmq
 
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import ClusterError, DataError, RemoteError, WaitTimeout
+from realsys.data_plane import tensor_server
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data_plane.tensor_client import TensorClient
+from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore
-from realsys.data_plane.transfer import FRAME_BYTES, TensorClient, TensorReply, TensorServer
+from realsys.data_plane.transfer_messages import FRAME_BYTES, TensorReply
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, encode
 from realsys.transport.keys import TrialKeypairs
 
@@ -36,7 +40,7 @@ def serving(store: TensorStore, **changes) -> Iterator[TensorServer]:
 
 @contextmanager
 def fetching(*endpoints: str, **changes) -> Iterator[TensorClient]:
-    client = TensorClient(endpoints, **{**WHO, **changes})
+    client = TensorClient(endpoints, **{**WHO, "store": TensorStore(), **changes})
     try:
         yield client
     finally:
@@ -50,14 +54,24 @@ def stored(**rows: torch.Tensor) -> TensorStore:
     return store
 
 
-def moved(*rows: torch.Tensor) -> list[torch.Tensor]:
+@pytest.fixture(params=["memory", "socket"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Through memory, however small; and through sockets."""
+    monkeypatch.setattr(tensor_server, "MIN_SHARED_BYTES", 1)
+    return request.param
+
+
+def moved(*rows: torch.Tensor, way: str) -> list[torch.Tensor]:
     """``rows`` after a journey."""
     names = [f"i{n}" for n in range(len(rows))]
+    num_bytes = sum(x.numel() * x.element_size() for x in rows)
     with (
         serving(stored(**dict(zip(names, rows, strict=True)))) as server,
-        fetching(server.endpoint) as client,
+        fetching(server.endpoint, may_share=way == "memory") as client,
     ):
-        return client.fetch(0, "x", names, timeout_s=20)
+        found = client.fetch(0, "x", names, timeout_s=20)
+        assert client.num_bytes == Counter({way: num_bytes} if num_bytes else {})
+    return found
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -83,66 +97,68 @@ VALUES = {
     "bfloat16": torch.tensor([1.0, 3.14159, float("nan"), 3e38], dtype=torch.bfloat16),
     "float32": torch.tensor([0.1, -0.0, float("nan"), 1e-45]),
     "float64": torch.tensor([0.1, 1e308, 5e-324], dtype=torch.float64),
+    "float8_e4m3fn": torch.tensor([1.0, 448.0, float("nan")]).to(torch.float8_e4m3fn),
+    "float8_e5m2": torch.tensor([1.0, 57344.0, float("-inf")]).to(torch.float8_e5m2),
+    "complex64": torch.tensor([1 + 2j, -3j], dtype=torch.complex64),
 }
 
 
 @pytest.mark.parametrize("x", VALUES.values(), ids=VALUES)
-def test_a_dtype_arrives_exact(x):
-    (found,) = moved(x)
+def test_a_dtype_arrives_exact(x, way):
+    (found,) = moved(x, way=way)
     assert_same(found, x)
 
 
-def test_rows_of_many_datapoints_arrive_apart_and_in_order():
+def test_rows_of_many_datapoints_arrive_apart_and_in_order(way):
     rows = [torch.arange(n) + 100 * n for n in (3, 1, 0, 5)]
-    for found, expected in zip(moved(*rows), rows, strict=True):
+    for found, expected in zip(moved(*rows, way=way), rows, strict=True):
         assert_same(found, expected)
 
 
-def test_shapes_behind_the_rows_arrive():
+def test_shapes_behind_the_rows_arrive(way):
     rows = [torch.arange(24.0).view(2, 3, 4), torch.arange(12.0).view(1, 3, 4)]
-    for found, expected in zip(moved(*rows), rows, strict=True):
+    for found, expected in zip(moved(*rows, way=way), rows, strict=True):
         assert_same(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
-def test_empty_tensors_arrive(shape):
+def test_empty_tensors_arrive(shape, way):
     x = torch.empty(shape, dtype=torch.bfloat16)
-    for found in moved(x, x):
+    for found in moved(x, x, way=way):
         assert_same(found, x)
 
 
-def test_a_tensor_that_is_not_contiguous_arrives():
+def test_a_tensor_that_is_not_contiguous_arrives(way):
     x = torch.arange(12).view(3, 4).T
-    (found,) = moved(x)
+    (found,) = moved(x, way=way)
     assert_same(found, x)
 
 
 @pytest.mark.parametrize("num_bytes", [FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1])
-def test_the_border_of_a_frame_cuts_nothing(num_bytes):
+def test_the_border_of_a_frame_cuts_nothing(num_bytes, way):
     x = (torch.arange(num_bytes) % 251).to(torch.uint8)
-    (found,) = moved(x)
+    (found,) = moved(x, way=way)
     assert_same(found, x)
 
 
-def test_forty_mebibytes_arrive():
+def test_forty_mebibytes_arrive(way):
     x = torch.arange(10 * 2**20, dtype=torch.float32)
-    (found,) = moved(x)
+    (found,) = moved(x, way=way)
     assert_same(found, x)
 
 
-def test_what_arrived_can_be_changed_without_changing_the_peers():
-    store = stored(a=torch.zeros(3))
-    with serving(store) as server, fetching(server.endpoint) as client:
+def test_what_arrived_can_be_changed_without_changing_the_peers(way):
+    store, may_share = stored(a=torch.zeros(3)), way == "memory"
+    with serving(store) as server, fetching(server.endpoint, may_share=may_share) as client:
         (found,) = client.fetch(0, "x", ["a"], timeout_s=10)
         found += 1
     assert store.rows("x", ["a"])[0].tolist() == [0.0, 0.0, 0.0]
 
 
 @dead_thread
-def test_a_tensor_that_still_has_its_graph_arrives():
-    x = torch.ones(2, requires_grad=True) * 3
-    with serving(stored(a=x)) as server, fetching(server.endpoint) as client:
-        (found,) = client.fetch(0, "x", ["a"], timeout_s=0.5)
+def test_a_tensor_that_still_has_its_graph_arrives(way):
+    (found,) = moved(torch.ones(2, requires_grad=True) * 3, way=way)
+    assert not found.requires_grad
     assert found.tolist() == [3.0, 3.0]
 
 
@@ -153,6 +169,87 @@ def test_a_client_reaches_several_workers_by_index():
         fetching(first.endpoint, second.endpoint) as client,
     ):
         assert [client.fetch(w, "x", ["a"], timeout_s=10)[0].item() for w in (1, 0, 1)] == [2, 1, 2]
+
+
+# ---- all at once -----------------------------------------------------------------------------------
+
+
+class Together(TensorStore):
+    """Gives nothing until all that share its barrier were asked."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.barrier = barrier
+
+    def rows(self, key, ids):
+        self.barrier.wait(20)
+        return super().rows(key, ids)
+
+
+def test_all_peers_are_asked_before_the_first_answer_is_awaited():
+    barrier = threading.Barrier(2)
+    stores = [Together(barrier), Together(barrier)]
+    for i, store in enumerate(stores):
+        store.put_rows("x", [(f"a{i}", torch.tensor([i])), (f"b{i}", torch.tensor([10 + i]))])
+    store = TensorStore()
+    with (
+        serving(stores[0]) as first,
+        serving(stores[1]) as second,
+        fetching(first.endpoint, second.endpoint, store=store) as client,
+    ):
+        sources = [(w, "x", (f"{n}{w}",)) for w in (0, 1) for n in "ab"]
+        client.fetch_all(sources, timeout_s=20)
+    names = [name for _, _, (name,) in sources]
+    assert [x.item() for x in store.rows("x", names)] == [0, 10, 1, 11]
+
+
+def test_a_thousand_requests_fit_on_the_way():
+    names = [f"i{n}" for n in range(3000)]
+    with (
+        serving(stored(**{name: torch.tensor([n]) for n, name in enumerate(names)})) as server,
+        fetching(server.endpoint) as client,
+    ):
+        client.fetch_all([(0, "x", (name,)) for name in names], timeout_s=30)
+        found = client._store.rows("x", names)
+    assert torch.cat(found).tolist() == list(range(3000))
+
+
+def test_nothing_to_fetch_asks_nobody():
+    with fetching("tcp://127.0.0.1:9") as client:
+        client.fetch_all([], timeout_s=0.01)
+
+
+def test_a_wait_says_for_whom_and_its_end_names_all_who_are_late():
+    told = []
+
+    @contextmanager
+    def waiting_for(text):
+        told.append(text)
+        yield
+
+    with (
+        serving(stored(a=torch.tensor([7]))) as server,
+        fetching("tcp://127.0.0.1:9", server.endpoint, "tcp://127.0.0.1:9") as client,
+    ):
+        sources = [(0, "x", ("a",)), (1, "x", ("a",)), (2, "y", ("a",))]
+        with pytest.raises(WaitTimeout) as late:
+            client.fetch_all(sources, timeout_s=0.5, waiting_for=waiting_for)
+        assert client._store.rows("x", ["a"])[0].item() == 7  # what came is kept
+    assert late.value.what == "model_worker/0, model_worker/2 did not send 'x', 'y' in 0.5 s"
+    assert told[0] == "model_worker/0: tensors x"
+
+
+def test_a_refusal_ends_the_fetch_and_what_came_of_it_later_disturbs_nothing():
+    with (
+        serving(stored(a=torch.tensor([1]))) as first,
+        serving(stored(b=torch.arange(50_000))) as second,
+        fetching(first.endpoint, second.endpoint) as client,
+    ):
+        with pytest.raises(RemoteError, match="model_worker/0 did not give 'y'"):
+            client.fetch_all([(0, "y", ("a",)), (1, "x", ("b",))], timeout_s=20)
+        for _ in range(2):
+            client.fetch_all([(0, "x", ("a",)), (1, "x", ("b",))], timeout_s=20)
+        assert client._store.rows("x", ["a"])[0].item() == 1
 
 
 # ---- refused --------------------------------------------------------------------------------------
@@ -263,14 +360,23 @@ def test_what_is_no_request_does_not_end_the_server():
         ({"rows": (-1, 6)}, "shape"),
         ({"trailing_shape": (2**63 - 1,) * 9}, "shape"),
         ({"rows": (4,)}, "20 bytes"),
+        ({"rows": (2, 3)}, "of 2 datapoints came for 1"),
     ],
     ids=str,
 )
 def test_a_reply_whose_header_and_bytes_differ_is_refused(changes, refused):
     header = TensorReply(**{"dtype": "float32", "trailing_shape": (), "rows": (5,), **changes})
     with fetching("tcp://127.0.0.1:9") as client:
-        client._receive = lambda *_: [encode(header), bytes(20)]
+        frames = [zmq.Frame(encode(header)), zmq.Frame(bytes(20))]
+        client._receive = lambda waiting, *_: (next(iter(waiting)), frames)
         with pytest.raises(ProtocolError, match=refused):
+            client.fetch(0, "x", ["a"], timeout_s=1)
+
+
+def test_an_answer_without_a_header_is_refused():
+    with fetching("tcp://127.0.0.1:9") as client:
+        client._receive = lambda waiting, *_: (next(iter(waiting)), [])
+        with pytest.raises(ProtocolError, match="without a header"):
             client.fetch(0, "x", ["a"], timeout_s=1)
 
 

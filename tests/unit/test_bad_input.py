@@ -20,7 +20,6 @@ from experiments.sft_math import SFTMathExperiment
 from launcher.cli import run
 from launcher.exit_codes import ExitCode
 from realsys.api import registry
-from realsys.api.dataflow import OffloadHook
 from realsys.api.experiment import (
     AutomaticEvaluator,
     ExperimentConfig,
@@ -94,7 +93,7 @@ def assert_in_order(message: str, *wanted: str) -> None:
 
 def test_an_unknown_experiment_gets_the_nearest(refused: Refused) -> None:
     message = refused("ppo-mth")
-    assert_in_order(message, "no experiment called 'ppo-mth'", "command line", "'ppo-math'?")
+    assert_in_order(message, "no experiment called 'ppo-mth'", "command line", "did you mean 'ppo-math'")
 
 
 def test_an_unknown_key_gets_the_nearest(refused: Refused) -> None:
@@ -312,10 +311,6 @@ class Ahead(SFTMathExperiment):
 
     def initial_setup(self) -> ExperimentConfig:
         config = super().initial_setup()
-        if self.wants in ("pre_hooks", "post_hooks"):
-            hooks: dict[str, Any] = {self.wants: (OffloadHook(),)}
-            call = replace(config.model_rpcs[0], **hooks)
-            return replace(config, model_rpcs=(call,))
         actor = ModelName("model")
         changes: dict[str, Any] = {
             "generation_server": (GenerationServer(),),
@@ -336,8 +331,6 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("wants", "what", "where"),
     [
-        ("pre_hooks", "pre_hooks (OffloadHook)", "MFC 'sft_train'"),
-        ("post_hooks", "post_hooks (OffloadHook)", "MFC 'sft_train'"),
         ("generation_server", "1 generation_server", "initial_setup().generation_server"),
         ("gserver_manager", "1 gserver_manager", "initial_setup().gserver_manager"),
         ("rollout_worker", "2 rollout_worker", "initial_setup().rollout_worker"),

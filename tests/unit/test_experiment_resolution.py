@@ -206,20 +206,15 @@ def test_least_datapoints_a_rank_count():
     assert problem.fix == "use 10 or more, or fewer ranks"
 
 
-@pytest.mark.parametrize(("a", "b", "fits"), [(2, 4, True), (4, 2, True), (2, 3, False)])
-def test_tensor_parallel_sizes_of_a_weight_transfer_divide(a, b, fits):
+@pytest.mark.parametrize(("a", "b"), [(2, 4), (4, 2), (2, 3)])
+def test_weights_move_between_any_two_tensor_parallel_sizes(a, b):
     hook = ParamReallocHook(source=ACTOR)
     workers = [
         [shard(n, r, tensor=t) for n, t in ((ACTOR, a), (SAMPLER, b)) if r < t]
         for r in range(max(a, b))
     ]
     config = experiment([gen(SAMPLER, pre_hooks=(hook,)), train()], *workers)
-    if fits:
-        assert config.lazy_init().resolved.sync_param_pairs == ((ACTOR, SAMPLER),)
-    else:
-        (problem,) = problems_of(config)
-        assert problem.what == "tensor-parallel sizes 2 and 3 do not divide one another"
-        assert "'gen'" in problem.where
+    assert config.lazy_init().resolved.sync_param_pairs == ((ACTOR, SAMPLER),)
 
 
 def test_a_model_is_not_copied_onto_itself():

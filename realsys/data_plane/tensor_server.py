@@ -1,17 +1,14 @@
-"""Tensors from worker to worker: raw buffers with a small header, authenticated, no pickle.
+"""Gives a worker's tensors to its peers, from a thread of its own: they fetch while this worker computes.
 
-``TensorServer`` answers from a thread of its own, so that peers can fetch while this worker computes.
-``TensorClient`` is used by the compute thread only, and blocks with a deadline. Buffers travel in
-frames of about 1 MiB, which a loopback measurement found fastest; dtypes arrive exact.
+Every answer is a header and raw bytes, authenticated, no pickle: to a peer of this host in memory that both
+have mapped (shared_memory.py), to others in encrypted frames. tensor_client.py asks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -20,8 +17,16 @@ import torch
 import zmq
 import zmq.asyncio
 
-from realsys.api.errors import ClusterError, InternalError, RealsysError, RemoteError, WaitTimeout
+from realsys.api.errors import ClusterError, InternalError, RealsysError
+from realsys.data_plane.shared_memory import MIN_SHARED_BYTES, SegmentPool, host_name
 from realsys.data_plane.tensor_store import TensorStore
+from realsys.data_plane.transfer_messages import (
+    SharedSlot,
+    TensorReply,
+    TensorRequest,
+    frames_of,
+    header_of,
+)
 from realsys.transport.authentication import (
     DOMAIN,
     HANDSHAKE_MS,
@@ -36,27 +41,7 @@ from realsys.transport.keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
-FRAME_BYTES = 1 << 20
 MAX_ERROR_CHARS = 20_000  # an error that quotes a request must not outgrow a message
-
-
-class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Give me ``key`` of these datapoints."""
-
-    trial: str
-    attempt: int
-    token: str
-    key: str
-    ids: tuple[str, ...]
-
-
-class TensorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Header of the buffers that follow; ``error`` instead of them."""
-
-    dtype: str = ""
-    trailing_shape: tuple[int, ...] = ()
-    rows: tuple[int, ...] = ()
-    error: str = ""
 
 
 class TensorServer:
@@ -83,6 +68,8 @@ class TensorServer:
         self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
         self._on_failure = on_failure
         self._store, self._keypairs = store, keypairs
+        self._pool: SegmentPool | None = SegmentPool()
+        self._host_name = host_name()
         self._host, self._ports = host, ports
         self._refusals = Refusals(f"{name} tensors")
         self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
@@ -165,6 +152,8 @@ class TensorServer:
             socket.close()
             authenticator.close()
             context.term()
+            if self._pool is not None:
+                self._pool.close()
 
     def _answer(self, body: list[bytes]) -> tuple[TensorReply, list[memoryview]]:
         try:
@@ -179,14 +168,8 @@ class TensorServer:
                 )
             if not request.ids:
                 raise ProtocolError("asked for nothing", where=self.name, fix="name datapoints")
-            rows = self._store.rows(request.key, request.ids)
-            whole = torch.cat(rows).cpu()
-            header = TensorReply(
-                dtype=str(whole.dtype).removeprefix("torch."),
-                trailing_shape=tuple(whole.shape[1:]),
-                rows=tuple(len(x) for x in rows),
-            )
-            return header, _frames(whole)
+            self._take_back(request)
+            return self._packed(request)
         except RealsysError as error:
             return TensorReply(error=f"{error.what} ({error.where})"[:MAX_ERROR_CHARS]), []
         except Exception as error:  # whatever it is, the peer must hear it and others be served
@@ -194,101 +177,51 @@ class TensorServer:
             text = f"{type(error).__name__}: {error} ({self.name})"
             return TensorReply(error=text[:MAX_ERROR_CHARS]), []
 
+    def _take_back(self, request: TensorRequest) -> None:
+        for segment, index in request.give_back:
+            if self._pool is not None:
+                self._pool.give_back(segment, index)
 
-class TensorClient:
-    """Fetches tensors from peers by their index among the model workers."""
+    def _packed(self, request: TensorRequest) -> tuple[TensorReply, list[memoryview]]:
+        """The rows asked for: header, and the frames of what does not go through memory."""
+        rows = self._store.rows(request.key, request.ids)
+        header = header_of(rows)
+        num_bytes = sum(x.numel() * x.element_size() for x in rows)
+        mine = request.host == self._host_name != ""
+        if mine and num_bytes >= MIN_SHARED_BYTES and (taken := self._slot(num_bytes, rows)):
+            segments = self._pool.numbers if self._pool is not None else ()
+            return msgspec.structs.replace(header, slot=taken, segments=segments), []
+        return header, frames_of(packed_bytes(rows))
 
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        *,
-        trial: str,
-        attempt: int,
-        token: str = "",
-        keypairs: TrialKeypairs,
-    ) -> None:
-        self._endpoints, self._keypairs = list(endpoints), keypairs
-        self.trial, self.attempt, self._token = trial, attempt, token
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets: dict[int, zmq.Socket[bytes]] = {}
-
-    def fetch(
-        self, worker: int, key: str, ids: Sequence[str], *, timeout_s: float
-    ) -> list[torch.Tensor]:
-        """The rows of ``ids`` under ``key``, from model worker ``worker``.
-
-        Raises:
-            WaitTimeout: names the peer. RemoteError: the peer refused, with its reason.
-        """
-        socket = self._socket(worker)
-        request_id = uuid.uuid4().bytes
-        request = TensorRequest(
-            trial=self.trial, attempt=self.attempt, token=self._token, key=key, ids=tuple(ids)
-        )
-        socket.send_multipart([request_id, encode(request)])
-        parts = self._receive(socket, request_id, worker, key, timeout_s)
-        header: TensorReply = decode(parts[0], TensorReply)
-        if header.error:
-            raise RemoteError(
-                f"model_worker/{worker} did not give {key!r}: {header.error}",
-                where=self._endpoints[worker],
-                fix="see that worker's log",
-            )
-        return list(torch.split(_joined(header, parts[1:]), list(header.rows)))
-
-    def close(self) -> None:
-        """Closes all connections."""
-        for socket in self._sockets.values():
-            socket.close(linger=0)
-        self._context.term()
-
-    def _receive(
-        self, socket: zmq.Socket[bytes], request_id: bytes, worker: int, key: str, timeout_s: float
-    ) -> list[bytes]:
-        while socket.poll(int(timeout_s * 1000)):
-            received, *parts = socket.recv_multipart()
-            if received == request_id:  # else: the late answer to a request that timed out
-                return parts
-        raise WaitTimeout(
-            f"model_worker/{worker} did not send {key!r} in {timeout_s:g} s",
-            where=self._endpoints[worker],
-            fix=f"see the log of model_worker/{worker}",
-        )
-
-    def _socket(self, worker: int) -> zmq.Socket[bytes]:
-        if worker not in self._sockets:
-            socket = self._context.socket(zmq.DEALER)
-            socket.curve_serverkey = self._keypairs.server_public
-            socket.curve_publickey = self._keypairs.client_public
-            socket.curve_secretkey = self._keypairs.client_secret
-            socket.maxmsgsize = MAX_MESSAGE_BYTES
-            socket.connect(self._endpoints[worker])
-            self._sockets[worker] = socket
-        return self._sockets[worker]
+    def _slot(self, num_bytes: int, rows: Sequence[torch.Tensor]) -> SharedSlot | None:
+        """A slot with ``rows`` in it; None where the system gives no memory to share."""
+        if self._pool is None:
+            return None
+        try:
+            slot, memory = self._pool.take(num_bytes)
+        except OSError as error:
+            logger.warning("tensors go through sockets only name=%s error=%s", self.name, error)
+            self._pool = None
+            return None
+        try:
+            if any(x.is_cuda for x in rows):
+                self._pool.pin(slot.segment)
+            packed_bytes(rows, out=memory)
+        except BaseException:
+            self._pool.give_back(slot.segment, slot.index)
+            raise
+        return slot
 
 
-def _frames(x: torch.Tensor) -> list[memoryview]:
-    if x.numel() == 0:
-        return []
-    buffer = memoryview(x.contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
-    return [buffer[i : i + FRAME_BYTES] for i in range(0, len(buffer), FRAME_BYTES)]
+def packed_bytes(rows: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+    """The bytes of ``rows``, one after another: uint8 ``[num_bytes]`` in host memory, ``out`` if given.
 
-
-def _joined(header: TensorReply, frames: Sequence[bytes]) -> torch.Tensor:
-    dtype, num_bytes = getattr(torch, header.dtype, None), sum(map(len, frames))
-    shape = (sum(header.rows), *header.trailing_shape)
-    if (
-        not isinstance(dtype, torch.dtype)
-        or min((*header.rows, *header.trailing_shape), default=0) < 0
-        or math.prod(shape) * dtype.itemsize != num_bytes
-    ):
-        raise ProtocolError(
-            f"{num_bytes} bytes came for {header.dtype[:40]!r} of shape {shape[:8]}",
-            where="receiving tensors",
-            fix="both workers must run the same version of realsys; else report this as a bug",
-        )
-    x = torch.empty(shape, dtype=dtype)
-    if x.numel():
-        data = bytearray().join(frames)
-        x.copy_(torch.frombuffer(data, dtype=dtype).view(x.shape))
-    return x
+    As bytes, since some dtypes can't be concatenated; rows of one GPU come in one copy.
+    """
+    pieces = [x.detach().reshape(-1).view(torch.uint8) for x in rows]
+    if len({x.device for x in pieces}) > 1:
+        pieces = [x.cpu() for x in pieces]
+    if pieces[0].device.type == "cpu":
+        return torch.cat(pieces, out=out)
+    whole = torch.cat(pieces)
+    return whole.cpu() if out is None else out.copy_(whole)

@@ -1,0 +1,58 @@
+"""A role's settings → the backend that holds it, and what a backend has no use for (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from realsys.api.errors import ConfigError
+from realsys.api.model import ModelBackendAbstraction
+from realsys.api.options import ModelOptions
+from realsys.api.plain import to_plain
+
+# Which built-in backend takes which setting besides the optimizer; one of your own is given all that
+# differ from their defaults.
+TAKES = {
+    "fsdp": ("cpu_offload", "lora"),
+    "megatron": ("recompute",),
+    "inference": ("lora",),
+}
+OPTIONAL = ("recompute", "cpu_offload", "lora")
+
+
+def backend_of(options: ModelOptions, *, trained: bool) -> ModelBackendAbstraction:
+    """The backend of a role's own copy. A frozen role has no optimizer."""
+    args = {"optimizer": to_plain(options.optimizer)} if trained else {}
+    return ModelBackendAbstraction(options.backend, {**args, **_optional(options)})
+
+
+def replica_backend_of(options: ModelOptions) -> ModelBackendAbstraction:
+    """The backend of a copy that is filled from the trained one: no optimizer, the same adapters."""
+    wanted = _optional(options)
+    return ModelBackendAbstraction("inference", {k: wanted[k] for k in wanted if k == "lora"})
+
+
+def _optional(options: ModelOptions) -> dict[str, Any]:
+    """Settings that are on, as arguments. What is off is left out: a plain backend needs none."""
+    found: dict[str, Any] = {}
+    if options.recompute:
+        found["recompute"] = True
+    if options.cpu_offload:
+        found["cpu_offload"] = True
+    if options.lora.rank:
+        found["lora"] = to_plain(options.lora)
+    return found
+
+
+def backend_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
+    """Settings that are on and that the backend does not have."""
+    takes = TAKES.get(options.backend, OPTIONAL)
+    for name in _optional(options):
+        if name not in takes:
+            setting = "lora.rank" if name == "lora" else name
+            others = [backend for backend, has in TAKES.items() if name in has]
+            yield ConfigError(
+                f"backend {options.backend!r} has no {name}",
+                where=f"{where}.{setting} and {where}.backend",
+                fix=f"leave it out, or use backend {' or '.join(others)}",
+            )

@@ -1,0 +1,353 @@
+"""What the reinforcement learning experiments on math questions share: settings, checks, phases, places.
+
+A subclass says which roles there are and which calls run on them (``_roles``, ``_calls``). Without
+``actor.path=`` the starting policy is made by ``sft-math`` first (phase ``sft``), cached by content.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+from experiments.backend_args import backend_of, replica_backend_of
+from experiments.layout_checks import layout_problems_of
+from experiments.math_files import absolute, dataset_args, dataset_problems, model_problems
+from experiments.placement import (
+    Allocated,
+    Copies,
+    PlacementSettings,
+    RoleModel,
+    allocate,
+    place_models,
+    with_copies,
+)
+from experiments.sft_math import SFTMathExperiment, math_scheduling
+from realsys.api import registry
+from realsys.api.data import MicroBatchSpec
+from realsys.api.dataflow import MFCDef, ParamReallocHook
+from realsys.api.errors import ConfigError
+from realsys.api.experiment import (
+    Experiment,
+    ExperimentConfig,
+    ExperimentSaveEvalControl,
+    Preparation,
+)
+from realsys.api.model import (
+    DatasetAbstraction,
+    GenerationHyperparameters,
+    ModelAbstraction,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+    ModelInterfaceType,
+    ModelName,
+)
+from realsys.api.options import (
+    MathDatasetOptions,
+    ModelOptions,
+    OptimizerOptions,
+    PPOHyperparameters,
+    WandbOptions,
+    option,
+)
+from realsys.api.plain import to_plain
+from realsys.api.scheduling import ExperimentScheduling
+
+ANSWERS = ("packed_input_ids", "prompt_mask")
+RULES = ("reward",)  # roles without weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathRLExperiment(Experiment):
+    """Settings and phases; see the module."""
+
+    seed: int = option(1, "of data order, sampling and everything drawn", ge=0)
+    exp_ctrl: ExperimentSaveEvalControl = option(
+        ExperimentSaveEvalControl(eval_freq_steps=10),
+        "how long to train, when to save and evaluate",
+    )
+    actor: ModelOptions = option(
+        ModelOptions(
+            optimizer=OptimizerOptions(lr=3e-4, weight_decay=0.0, warmup_steps_proportion=0.05)
+        ),
+        "the policy; its path starts all roles",
+    )
+    ref: ModelOptions = option(
+        ModelOptions(backend="inference"), "the frozen reference; without a path, the actor's start"
+    )
+    dataset: MathDatasetOptions = option(MathDatasetOptions(train_size=100 * 64), "the questions")
+    group_size: int = option(4, "answers a question", ge=1)
+    reward: str = option("math_verify", "registered rule that scores an answer")
+    ppo: PPOHyperparameters = option(
+        PPOHyperparameters(
+            gen=GenerationHyperparameters(max_new_tokens=16),
+            kl_ctl=0.01,
+            gae_lambda=0.95,
+            entropy_coef=0.01,
+        ),
+        "the algorithm",
+    )
+    sft: SFTMathExperiment = option(
+        SFTMathExperiment(), "the run that makes the starting policy when actor.path is none"
+    )
+    placement: str = option(
+        "shared",
+        "shared: roles share the model workers; split: actor and reference on the first half, the "
+        "others on the second",
+        choices=("shared", "split"),
+    )
+    pools: Mapping[str, str] = option(
+        {}, "named groups of model workers: how many (4, in the order listed), or which (0-3)"
+    )
+    allocation: str | None = option(
+        None, "layout and pool of calls: actor_gen:d4t1p1@left,*:d2t2p1; none: the roles' own"
+    )
+    n_model_workers: int | None = option(
+        None, "model workers, each with one GPU; none: as many as are needed", ge=1
+    )
+    max_staleness: int = option(
+        0, "steps that generation may run ahead of the update", unit="steps", ge=0, le=1
+    )
+    ref_ema_eta: float | None = option(
+        None,
+        "after each update the reference moves so far towards the actor; none: it is frozen",
+        gt=0,
+        le=1,
+    )
+    cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
+    gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
+    mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    tensorboard: bool = option(True, "write TensorBoard files")
+    wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
+
+    # ---- what a subclass says -----------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def _roles(self) -> tuple[str, ...]:
+        """In the order in which a worker lists them."""
+
+    @property
+    @abc.abstractmethod
+    def _right_roles(self) -> tuple[str, ...]:
+        """Those on the second half of the workers under ``placement=split``."""
+
+    @abc.abstractmethod
+    def _calls(self) -> tuple[MFCDef, ...]:
+        """The calls, all on copy 0 of their roles."""
+
+    # ---- what the launcher asks -------------------------------------------------------------
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Unreadable files, unknown names, batches and models that do not divide."""
+        for role in self._model_roles:
+            yield from model_problems(getattr(self, role), role)
+        yield from dataset_problems(self.dataset, tokenizer_dir=self.actor.path)
+        if problem := registry.check("reward", self.reward, where="reward"):
+            yield problem
+        if (
+            self.actor.path is None
+            and self.dataset.path is not None
+            and self.sft.model.path is None
+        ):
+            yield ConfigError(
+                "the built-in starting policy has only learned arithmetic",
+                where="dataset.path without actor.path",
+                fix="give actor.path=<Hugging Face directory> (or sft.model.path= and "
+                "sft.dataset.path= to fine-tune one first)",
+            )
+        if self.ppo.use_adaptive_kl_ctl and self.ppo.kl_ctl == 0:
+            yield ConfigError(
+                "an adaptive KL controller can't start from 0: it multiplies",
+                where="ppo.use_adaptive_kl_ctl and ppo.kl_ctl",
+                fix="give ppo.kl_ctl a starting value, e.g. 0.01",
+            )
+        yield from self._batch_problems()
+        yield from layout_problems_of(
+            self._copies.places,
+            {role: getattr(self, role) for role in self._model_roles},
+            default_path=self.actor.path or self.sft.model.path,
+            built_in=self.sft.init.shape(),
+        )
+
+    def _batch_problems(self) -> Iterator[ConfigError]:
+        """Every rank of a train step needs as many datapoints in each minibatch as the others."""
+        told = set()
+        for call in self._copies.calls:
+            ranks = self._allocated.calls[call.name].topology.data
+            pieces = ranks * (self.ppo.ppo_n_minibatches if call.is_train else 1)
+            if call.is_train and ranks not in told and self.dataset.train_bs_n_seqs % pieces:
+                told.add(ranks)
+                yield ConfigError(
+                    f"a batch of {self.dataset.train_bs_n_seqs} questions does not divide into "
+                    f"{self.ppo.ppo_n_minibatches} minibatches on {ranks} data-parallel ranks",
+                    where=f"dataset.train_bs_n_seqs, ppo.ppo_n_minibatches and {call.role}.parallel"
+                    + (" or allocation" if self.allocation else ""),
+                    fix=f"use a multiple of {pieces}",
+                )
+
+    def preparations(self) -> tuple[Preparation, ...]:
+        """``sft-math``, unless there is a starting policy."""
+        if self.actor.path is not None:
+            return ()
+        return (Preparation(name="sft", experiment_name="sft-math", experiment=self.sft),)
+
+    def with_prepared(self, name: str, path: str) -> Self:
+        """Starts from the fine-tuned policy at ``path``."""
+        return replace(self, actor=replace(self.actor, path=path))
+
+    def scheduling_setup(self) -> ExperimentScheduling:
+        """One master, and the model workers that pools and layouts need."""
+        return math_scheduling(
+            self._allocated.n_workers,
+            cpu=self.cpus_per_model_worker,
+            gpu=self.gpus_per_model_worker,
+            mem=self.mem_per_model_worker,
+        )
+
+    def initial_setup(self) -> ExperimentConfig:
+        """Roles on their workers, calls on their copies."""
+        return ExperimentConfig(
+            exp_ctrl=self.exp_ctrl,
+            model_rpcs=self._copies.calls,
+            dataset_keys=("packed_prompts",),
+            model_worker=place_models(
+                self._copies.places,
+                {role: self._model(role) for role in self._roles},
+                n_workers=self._allocated.n_workers,
+                base_seed=self.seed,
+                datasets=(
+                    DatasetAbstraction(
+                        "math_prompts", {**dataset_args(self.dataset), "split": "train"}
+                    ),
+                ),
+                tokenizer_name_or_path=absolute(self.actor.path),
+                shuffle_dataset=self.dataset.shuffle,
+                num_threads=self.cpus_per_model_worker,
+            ),
+            wandb=self.wandb,
+            tensorboard=self.tensorboard,
+            max_staleness=self.max_staleness,
+            pools=self._allocated.pools,
+        )
+
+    # ---- places -------------------------------------------------------------------------------
+
+    @property
+    def _model_roles(self) -> tuple[str, ...]:
+        return tuple(role for role in self._roles if role not in RULES)
+
+    @cached_property
+    def _allocated(self) -> Allocated:
+        calls = self._calls()
+        models = {role: getattr(self, role) for role in self._model_roles}
+        return allocate(
+            [(call.name, call.role) for call in calls],
+            PlacementSettings(
+                placement=self.placement,
+                pools=self.pools,
+                allocation=self.allocation,
+                n_model_workers=self.n_model_workers,
+            ),
+            roles={
+                role: (m.parallel, m.pool) if (m := models.get(role)) else (None, None)
+                for role in self._roles
+            },
+            right_roles=self._right_roles,
+            trained={call.role: call.name for call in calls if call.is_train},
+            rules=RULES,
+        )
+
+    @cached_property
+    def _copies(self) -> Copies:
+        offload = [role for role in self._model_roles if getattr(self, role).offload]
+        return with_copies(self._calls(), self._allocated.calls, offload=offload)
+
+    # ---- roles and calls --------------------------------------------------------------------
+
+    def _model(self, role: str) -> RoleModel:
+        if role in RULES:
+            return RoleModel(
+                model=ModelAbstraction("tokenizer_only", {"path": absolute(self.actor.path)}),
+                backend=ModelBackendAbstraction("inference"),
+            )
+        options: ModelOptions = getattr(self, role)
+        kind = "hf_critic" if role == "critic" else "hf_causal_lm"
+        evaluated = role == "actor" and self.dataset.eval_size > 0
+        held_out = DatasetAbstraction(
+            "math_prompts", {**dataset_args(self.dataset), "split": "test"}
+        )
+        return RoleModel(
+            model=ModelAbstraction(
+                kind, {"path": absolute(options.path or self.actor.path), "dtype": options.dtype}
+            ),
+            backend=backend_of(options, trained=role != "ref"),
+            replica_backend=replica_backend_of(options),
+            eval_dataset=held_out if evaluated else None,
+        )
+
+    def _call(
+        self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any
+    ) -> MFCDef:
+        """A call on copy 0 of ``role``; ``more`` are further fields."""
+        limit = None if role in RULES else getattr(self, role).max_tokens_per_mb
+        return MFCDef(
+            name=name,
+            n_seqs=self.dataset.train_bs_n_seqs,
+            interface_type=ModelInterfaceType(kind),
+            interface_impl=interface,
+            model_name=ModelName(role),
+            mb_spec=MicroBatchSpec(max_tokens_per_mb=limit),
+            **more,
+        )
+
+    def _policy_calls(self, experience: tuple[str, ...]) -> dict[str, MFCDef]:
+        """Calls that every such experiment has: actor, reference and reward."""
+        actor = ModelInterfaceAbstraction("ppo_actor", self._ppo_args() | {"reward": self.reward})
+        reward = ModelInterfaceAbstraction("math_reward", {"reward": self.reward})
+        ema = () if self.ref_ema_eta is None else (self._to_reference(self.ref_ema_eta),)
+        calls = (
+            self._call(
+                "actor_gen",
+                "actor",
+                "generate",
+                actor,
+                input_keys=("packed_prompts",),
+                output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask"),
+            ),
+            self._call(
+                "rew_inf",
+                "reward",
+                "inference",
+                reward,
+                input_keys=ANSWERS,
+                output_keys=("rewards",),
+            ),
+            self._call(
+                "ref_inf",
+                "ref",
+                "inference",
+                actor,
+                input_keys=("packed_input_ids",),
+                output_keys=("packed_ref_logprobs",),
+                output_key_remap={"logprobs": "packed_ref_logprobs"},
+            ),
+            self._call(
+                "actor_train",
+                "actor",
+                "train_step",
+                actor,
+                input_keys=experience,
+                post_hooks=ema,
+            ),
+        )
+        return {call.name: call for call in calls}
+
+    def _ppo_args(self) -> dict[str, Any]:
+        return {**to_plain(self.ppo), "group_size": self.group_size}
+
+    @staticmethod
+    def _to_reference(eta: float) -> ParamReallocHook:
+        return ParamReallocHook(target=ModelName("ref"), eta=eta)

@@ -1,0 +1,39 @@
+"""``ppo-math-split``: ``ppo-math`` with actor and reference on one half of the model workers, critic and
+reward on the other.
+
+The halves compute at the same time: reference, values and reward beside one another, and both updates.
+During the first steps only the critic learns, so that the policy never follows values of a new head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from experiments.ppo_math import PPOMathExperiment
+from realsys.api.model import GenerationHyperparameters
+from realsys.api.options import PPOHyperparameters, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOMathSplitExperiment(PPOMathExperiment):
+    """PPO on math questions, actor and critic on two halves of the model workers."""
+
+    placement: str = option(
+        "split",
+        "shared: roles share the model workers; split: actor and reference on the first half, the "
+        "others on the second",
+        choices=("shared", "split"),
+    )
+    n_model_workers: int | None = option(
+        2, "model workers, each with one GPU; none: as many as are needed", ge=1
+    )
+    ppo: PPOHyperparameters = option(
+        PPOHyperparameters(
+            gen=GenerationHyperparameters(max_new_tokens=16),
+            kl_ctl=0.01,
+            gae_lambda=0.95,
+            entropy_coef=0.01,
+            critic_warmup_steps=5,
+        ),
+        "the algorithm",
+    )

@@ -1,0 +1,87 @@
+"""Lets Megatron-Core run where there is no CUDA: CPU tensors, gloo groups.
+
+Megatron-Core asks ``torch.cuda`` for its device and makes tensors with ``device="cuda"``. Without
+CUDA its modules get a stand-in under the name ``torch`` that answers "cpu" to both. Only Megatron's
+modules see it: torch itself, and everybody else who uses it in this process, stays as it is. With
+CUDA nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+_FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
+_PREFIX = "megatron.core"
+
+
+def prepare_process() -> None:
+    """Makes Megatron-Core usable in this process. Does nothing with CUDA, or a second time."""
+    if torch.cuda.is_available():
+        return
+    stand_in = _stand_in()
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PREFIX) and getattr(module, "torch", None) is torch:
+            module.torch = stand_in  # type: ignore[attr-defined]
+    from megatron.core.tensor_parallel import random
+
+    # Recomputation keeps the state of the GPU's generator. There is none.
+    random._get_cuda_rng_state = _nothing
+    random._set_cuda_rng_state = _nothing
+
+
+def prepare_parameters(module: nn.Module) -> None:
+    """Must be called before Megatron makes an optimizer of ``module``'s parameters.
+
+    Its optimizers tell precisions apart by the type's name, ``torch.cuda.FloatTensor``. Without CUDA
+    each parameter answers as if it were on a GPU; nothing else of it changes.
+    """
+    if torch.cuda.is_available():
+        return
+    for parameter in module.parameters():
+        name = parameter.data.type().replace("torch.", "torch.cuda.")
+        parameter.type = functools.partial(str, name)  # type: ignore[method-assign, assignment]
+
+
+class _StandIn(types.ModuleType):
+    """A module that has what ``original`` has, and its own attributes instead where it has them."""
+
+    def __init__(self, original: types.ModuleType, **own: Any) -> None:
+        super().__init__(original.__name__)
+        self.__dict__.update(own)
+        self.__dict__["_original"] = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_original"], name)
+
+
+@functools.cache
+def _stand_in() -> _StandIn:
+    cuda = _StandIn(
+        torch.cuda,
+        current_device=functools.partial(torch.device, "cpu"),
+        synchronize=_nothing,
+        empty_cache=_nothing,
+    )
+    factories = {name: _on_cpu(getattr(torch, name)) for name in _FACTORIES}
+    return _StandIn(torch, cuda=cuda, **factories)
+
+
+def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(factory)
+    def make(*args: Any, **settings: Any) -> Any:
+        if settings.get("device") == "cuda":
+            settings["device"] = "cpu"
+        return factory(*args, **settings)
+
+    return make
+
+
+def _nothing(*args: Any, **settings: Any) -> None:
+    """Stands for what only a GPU does."""

@@ -1,0 +1,190 @@
+"""The part of a model that one process computes: its pipeline stage, cut over the tensor axis.
+
+A Megatron ``GPTModel`` that computes what the Hugging Face module of the same shape does. Its
+weights hold nothing yet (weights.py fills them) and no random state is touched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt import gpt_layer_specs as specs
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from realsys.api.errors import ConfigError
+from realsys.api.model import ProcessTopology
+from realsys.models.shape import ModelShape
+
+# Scalings that change frequencies once, whatever the length and without a factor on the attention.
+_ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def transformer_config(
+    shape: ModelShape,
+    hf_config: Any,
+    topo: ProcessTopology,
+    *,
+    dtype: torch.dtype,
+    recompute: bool = False,
+    sequence_parallel: bool = False,
+) -> TransformerConfig:
+    """Megatron's settings for ``shape``.
+
+    Args:
+        recompute: activations inside a layer are made again in the backward pass.
+    Raises:
+        ConfigError: the Hugging Face config asks for something that the layers here don't do.
+    """
+    _check(shape, hf_config)
+    full = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    recomputation: dict[str, Any] = {**full, "recompute_num_layers": 1} if recompute else {}
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.intermediate_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=hf_config.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=topo.tensor,
+        pipeline_model_parallel_size=topo.pipeline,
+        sequence_parallel=sequence_parallel,
+        variable_seq_lengths=True,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        perform_initialization=False,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        calculate_per_token_loss=True,  # losses come scaled: gradients are summed, never averaged
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        cuda_graph_scope=[],  # as the deprecated default, without its warning
+        moe_token_dispatcher_type="alltoall",  # asked for by variable lengths, with no experts too
+        **recomputation,
+    )
+
+
+def make_stage(
+    shape: ModelShape,
+    hf_config: Any,
+    topo: ProcessTopology,
+    config: TransformerConfig,
+    *,
+    stage: int,
+) -> GPTModel:
+    """Stage ``stage`` of the model for the active company, on the current device."""
+    last = topo.pipeline - 1
+    with warnings.catch_warnings():  # its layers don't hand the width down that its MLP wants
+        warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
+        module = _Stage(
+            config=config,
+            transformer_layer_spec=_layer_spec(shape),
+            vocab_size=shape.vocab_size,
+            max_sequence_length=shape.max_positions or hf_config.max_position_embeddings,
+            pre_process=stage == 0,
+            post_process=stage == last,
+            position_embedding_type="rope",
+            share_embeddings_and_output_weights=shape.tied_embeddings,
+        )
+    frequencies = LlamaRotaryEmbedding(hf_config).inv_freq
+    module.rotary_pos_emb.inv_freq = frequencies.clone().to(module.rotary_pos_emb.inv_freq.device)
+    if shape.critic and stage == last:
+        norm = module.decoder.final_layernorm.weight
+        module.output_layer = ValueHead(shape.hidden_size, config, norm)
+    return module
+
+
+def has_transformer_engine() -> bool:
+    """Whether layers come from Transformer Engine: faster, and norms fused into linear layers."""
+    return bool(specs.HAVE_TE) and torch.cuda.is_available()
+
+
+class ValueHead(nn.Module):
+    """One number a token, the same on all tensor ranks; called as Megatron calls its output layer."""
+
+    def __init__(self, hidden_size: int, config: TransformerConfig, like: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(like.new_zeros(1, hidden_size))
+        self.bias = nn.Parameter(like.new_zeros(1))
+        self.sequence_parallel = config.sequence_parallel
+
+    def forward(self, hidden_TBD: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """Values ``[T, B, 1]`` and no bias to add."""
+        if self.sequence_parallel:  # each tensor rank sees all tokens: nothing to add up behind it
+            hidden_TBD = gather_from_sequence_parallel_region(
+                hidden_TBD, tensor_parallel_output_grad=False
+            )
+        return F.linear(hidden_TBD, self.weight, self.bias), None
+
+
+class CausalAttention(nn.Module):
+    """Attention of each token to itself and those before it, by torch's own fused kernel."""
+
+    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any):
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """``[T, B, heads · head_dim]``; query is ``[T, B, heads, head_dim]``, key and value have fewer."""
+        length, batch, heads = query.shape[:3]
+        output = F.scaled_dot_product_attention(
+            query.permute(1, 2, 0, 3),
+            key.permute(1, 2, 0, 3),
+            value.permute(1, 2, 0, 3),
+            is_causal=True,
+            scale=self.scale,
+            enable_gqa=key.shape[2] != heads,
+        )
+        return output.permute(2, 0, 1, 3).reshape(length, batch, -1)
+
+
+class _Stage(GPTModel):  # type: ignore[misc]
+    """A ``GPTModel`` whose stages are filled each by itself, tied embeddings included."""
+
+    def _is_in_embd_group(self) -> bool:
+        """Asked only while it is built, to copy the first stage's embedding to the last."""
+        return False
+
+
+def _layer_spec(shape: ModelShape) -> Any:
+    if has_transformer_engine():
+        return specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
+    spec = specs.get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = CausalAttention
+    return spec
+
+
+def _check(shape: ModelShape, hf_config: Any) -> None:
+    rope = getattr(hf_config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    problems = {
+        f"rope_type={rope_type!r}": rope_type not in _ROPE_TYPES,
+        f"hidden_act={hf_config.hidden_act!r}": hf_config.hidden_act != "silu",
+        "attention_bias=true": shape.family != "qwen2" and shape.qkv_bias,
+        "mlp_bias=true": bool(getattr(hf_config, "mlp_bias", False)),
+        "use_sliding_window=true": bool(getattr(hf_config, "use_sliding_window", False)),
+    }
+    if found := [text for text, is_so in problems.items() if is_so]:
+        raise ConfigError(
+            f"the model's config has {', '.join(found)}, which the megatron backend does not do",
+            where="config.json of the model",
+            fix="use backend=fsdp, which runs the Hugging Face module itself",
+        )

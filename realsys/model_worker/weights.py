@@ -1,0 +1,134 @@
+"""Moves weights between the copies of a role: what each hook asks for, carried out by this worker.
+
+Every worker that holds a part of either copy makes the same plan from the layouts that the backends
+tell, and plays its own part in it (realsys/param_realloc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from realsys.api import registry
+from realsys.api.errors import CheckpointError
+from realsys.api.experiment import ModelShard, ModelWorker
+from realsys.api.model import ModelName, ModuleSource, PipelinableEngine
+from realsys.param_realloc.boxes import Layout
+from realsys.param_realloc.links import Link
+from realsys.param_realloc.realloc import Reallocator, ReallocReport
+from realsys.param_realloc.realloc_plan import ReallocPlan, plan_realloc
+
+if TYPE_CHECKING:
+    from realsys.model_worker.shards import Shards
+
+
+class WeightMoves:
+    """Carries out the weight movements of one worker.
+
+    Args:
+        workers: all model workers of the experiment: who holds which shard, with which backend.
+        make_link: how bytes reach other workers; called once the process groups are there.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        workers: Sequence[ModelWorker],
+        *,
+        worker: int,
+        make_link: Callable[[], Link],
+    ) -> None:
+        self._shards, self._worker, self._make_link = shards, worker, make_link
+        self._held: dict[str, dict[int, tuple[int, ModelShard]]] = {}  # name → rank → worker, shard
+        for index, config in enumerate(workers):
+            for shard in config.shards:
+                ranks = self._held.setdefault(str(shard.id.model_name), {})
+                ranks[shard.id.parallelism_rank] = index, shard
+        self._plans: dict[tuple[str, str], ReallocPlan] = {}
+        self._reallocator: Reallocator | None = None
+
+    def move(self, source: str, target: str, *, eta: float) -> ReallocReport:
+        """target ← eta · source + (1 − eta) · target; both named ``role@replica``.
+
+        Raises:
+            WaitTimeout, WorkerLost: names the worker that did not do its part.
+        """
+        if self._reallocator is None:
+            self._reallocator = Reallocator(self._worker, self._make_link())
+        if (source, target) not in self._plans:
+            self._plans[source, target] = self._plan(source, target)
+        plan = self._plans[source, target]
+        giver, taker = self._engine(source), self._engine(target)
+        report = self._reallocator.run(
+            plan,
+            giver.held_weights() if giver else None,
+            taker.held_weights() if taker else None,
+            eta=eta,
+        )
+        if taker is not None:
+            taker.weights_changed()
+        return report
+
+    def _plan(self, source: str, target: str) -> ReallocPlan:
+        of = self._source_of(source, target)
+        return plan_realloc(
+            of.weights(),
+            self._layout(source, of),
+            self._workers(source),
+            self._layout(target, of),
+            self._workers(target),
+            dtype=self._dtype(source),
+        )
+
+    def _source_of(self, *names: str) -> ModuleSource:
+        """Names and shapes of the weights, from the copy that is here."""
+        return next(s for name, s in self._shards.sources.items() if str(name) in names)
+
+    def _layout(self, name: str, of: ModuleSource) -> Layout:
+        _, shard = self._held[name][0]
+        return registry.make_backend(shard.backend).layout(of, shard.id.topo)
+
+    def _dtype(self, name: str) -> str:
+        """Weights travel as the source has them."""
+        _, shard = self._held[name][0]
+        return str(shard.model.args.get("dtype", "float32"))
+
+    def _workers(self, name: str) -> list[int]:
+        ranks = self._held[name]
+        return [ranks[rank][0] for rank in sorted(ranks)]
+
+    def _engine(self, name: str) -> PipelinableEngine | None:
+        """The engine of the part that is here, back from CPU memory."""
+        found: dict[ModelName, Any] = self._shards.models
+        engine = next((m.module for n, m in found.items() if str(n) == name), None)
+        if engine is not None:
+            engine.onload()
+        return engine
+
+
+def copy_weights(engine: PipelinableEngine) -> dict[str, list[torch.Tensor]]:
+    """Copies of all that ``engine`` holds, on the CPU."""
+    held = engine.held_weights()
+    return {name: [view.to("cpu", copy=True) for _, view in parts] for name, parts in held.items()}
+
+
+def put_weights(engine: PipelinableEngine, saved: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    """Puts back what ``copy_weights`` gave.
+
+    Raises:
+        CheckpointError: it is of another model or layout.
+    """
+    held = engine.held_weights()
+    for name, parts in held.items():
+        copies = saved.get(name, ())
+        if [v.shape for _, v in parts] != [c.shape for c in copies]:
+            raise CheckpointError(
+                f"the saved weight {name} has another shape than here",
+                where="weights of an averaged model",
+                fix="resume with the plan that wrote the checkpoint",
+            )
+        for (_, view), copy in zip(parts, copies, strict=True):
+            view.copy_(copy)
+    engine.weights_changed()

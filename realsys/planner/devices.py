@@ -1,0 +1,113 @@
+"""What a GPU can do, as far as predictions need it (pure).
+
+Peaks are those of the makers' data sheets: dense bfloat16, memory, NVLink one way, and one 400 Gb/s (A100:
+200 Gb/s) adapter a GPU. What a run gets of them is ``Efficiency``: rough, and the same for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realsys.api.errors import ConfigError, did_you_mean
+
+GiB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU, or the share of a CPU that a model worker has.
+
+    Attributes:
+        peak_flops: multiplications and additions a second.
+        memory_bandwidth, link_bandwidth, network_bandwidth: bytes a second; of its memory, to a
+            neighbour in the node, to another node.
+        host_bandwidth: bytes a second to the memory of the node.
+        latency_s: of one message. launch_s: of one layer's kernels, however little they do.
+        memory_bytes: 0: not known.
+    """
+
+    name: str
+    peak_flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+    host_bandwidth: float = 25e9
+    latency_s: float = 2e-5
+    launch_s: float = 2e-4
+    memory_bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """Shares of the peaks that a run gets."""
+
+    matmul: float = 0.45
+    memory: float = 0.6
+    network: float = 0.7
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(
+            name="a100",
+            peak_flops=312e12,
+            memory_bandwidth=2.0e12,
+            link_bandwidth=300e9,
+            network_bandwidth=25e9,
+            memory_bytes=80 * GiB,
+        ),
+        Device(
+            name="h100",
+            peak_flops=989e12,
+            memory_bandwidth=3.35e12,
+            link_bandwidth=450e9,
+            network_bandwidth=50e9,
+            memory_bytes=80 * GiB,
+        ),
+        Device(
+            name="h200",
+            peak_flops=989e12,
+            memory_bandwidth=4.8e12,
+            link_bandwidth=450e9,
+            network_bandwidth=50e9,
+            memory_bytes=141e9,
+        ),
+        Device(
+            name="b200",
+            peak_flops=2250e12,
+            memory_bandwidth=8e12,
+            link_bandwidth=900e9,
+            network_bandwidth=50e9,
+            memory_bytes=180e9,
+        ),
+        # A core or two of a server: only good for comparing plans, not for their seconds.
+        Device(
+            name="cpu",
+            peak_flops=50e9,
+            memory_bandwidth=10e9,
+            link_bandwidth=2e9,
+            network_bandwidth=1e9,
+            host_bandwidth=10e9,
+            latency_s=2e-4,
+            launch_s=1e-3,
+        ),
+    )
+}
+
+
+def device_of(name: str, *, where: str = "--device") -> Device:
+    """The device called ``name`` (a GPU type as Slurm's GRES names it; only its beginning counts).
+
+    Raises:
+        ConfigError: its figures are not known.
+    """
+    lower = name.lower().removeprefix("nvidia_")
+    for known, device in DEVICES.items():
+        if lower.startswith(known):
+            return device
+    raise ConfigError(
+        f"the figures of a device {name!r} are not known",
+        where=where,
+        fix=did_you_mean(lower, DEVICES),
+    )

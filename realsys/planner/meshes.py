@@ -1,0 +1,83 @@
+"""Where a call could sit: runs of model workers, and the layouts over them (pure).
+
+A mesh is a run of consecutive workers that repeated halving of the whole can give, or a run of a power
+of two at a multiple of its length: never across a node's edge without covering whole nodes, as long as
+nodes have a power of two of GPUs (ReaL, arXiv:2406.14088, section 4, has the same rule).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from realsys.api.allocation import CallAllocation
+from realsys.api.model import ProcessTopology
+
+Mesh = tuple[int, int]  # first worker, how many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degrees:
+    """Largest degrees that are tried; 1 switches an axis off."""
+
+    data: int = 1 << 20
+    tensor: int = 8
+    pipeline: int = 8
+
+
+def meshes(num_workers: int) -> list[Mesh]:
+    """All meshes, the largest first."""
+    found: set[Mesh] = set(_halves(0, num_workers))
+    length = 1
+    while length <= num_workers:
+        found |= {(first, length) for first in range(0, num_workers - length + 1, length)}
+        length *= 2
+    return sorted(found, key=lambda mesh: (-mesh[1], mesh[0]))
+
+
+def _halves(first: int, length: int) -> Iterator[Mesh]:
+    yield first, length
+    if length > 1:
+        left = (length + 1) // 2
+        yield from _halves(first, left)
+        yield from _halves(first + left, length - left)
+
+
+def layouts(length: int, degrees: Degrees) -> list[ProcessTopology]:
+    """Topologies of exactly ``length`` processes, more data parallelism first."""
+    found = [
+        ProcessTopology(data=length // (t * p), tensor=t, pipeline=p)
+        for p in range(1, min(length, degrees.pipeline) + 1)
+        for t in range(1, min(length // p, degrees.tensor) + 1)
+        if length % (t * p) == 0 and length // (t * p) <= degrees.data
+    ]
+    return sorted(found, key=lambda topo: (-topo.data, topo.pipeline))
+
+
+def places(num_workers: int, degrees: Degrees) -> list[CallAllocation]:
+    """Every mesh in every layout."""
+    return [
+        CallAllocation(workers=tuple(range(first, first + length)), topology=topology)
+        for first, length in meshes(num_workers)
+        for topology in layouts(length, degrees)
+    ]
+
+
+def is_twin(mesh: Mesh, used: Iterable[Mesh], num_workers: int) -> bool:
+    """Whether a mesh further left stands for this one, given the meshes that are used already.
+
+    Of two halves that nobody uses, in whole or in part, either can be taken for the other; so a mesh
+    in the right one need not be tried. Only for a power of two of workers, else never.
+    """
+    if num_workers & (num_workers - 1):
+        return False
+    taken = list(used)
+    first, length = 0, num_workers
+    while length > mesh[1]:
+        length //= 2
+        within = any(n <= length and first <= a < first + 2 * length for a, n in taken)
+        if mesh[0] >= first + length:
+            if not within:
+                return True
+            first += length
+    return False

@@ -1,0 +1,230 @@
+"""An experiment as the planner sees it: graph, places of its calls, models, workload, limits (pure).
+
+What a plan does not say is taken so that predictions are rather too long than too short: answers of the
+full length, prompts of half the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api.allocation import CallAllocation
+from realsys.api.dataflow import DataflowGraph, MFCDef
+from realsys.api.errors import CheckpointError, ConfigError
+from realsys.api.experiment import ExperimentConfig, ModelShard
+from realsys.api.model import ModelAbstraction, ModelInterfaceType, ModelName
+from realsys.api.plan import LaunchPlan
+from realsys.models.shape import ModelShape, read_shape
+from realsys.param_realloc.layouts import layout_problems
+from realsys.planner.analytic import RoleModel, Workload
+from realsys.planner.meshes import Degrees
+
+PROMPT_TOKENS = 128
+ANSWER_TOKENS = 128
+CUT_ALONG_ALL_AXES = ("fsdp", "megatron", "inference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """One experiment, placed.
+
+    Attributes:
+        roles: role → its model; rules have no shape, other models without a known one neither.
+        ahead: calls that run a step ahead.
+        unknown: roles whose model's sizes could not be read, with the reason.
+    """
+
+    graph: DataflowGraph
+    allocation: Mapping[str, CallAllocation]
+    num_workers: int
+    roles: Mapping[str, RoleModel]
+    workload: Workload
+    ahead: tuple[str, ...]
+    unknown: Mapping[str, str]
+
+
+def placed(plan: LaunchPlan) -> Placed:
+    """The trial's own phase."""
+    config = plan.phases[-1].config
+    built_in = _model_made_before(plan)
+    roles, unknown = {}, {}
+    for name, shard in _first_shards(config).items():
+        try:
+            roles[name.role] = _role_model(name.role, shard, config, built_in)
+        except (CheckpointError, ConfigError) as error:
+            unknown[name.role] = error.what
+    return Placed(
+        graph=config.graph(),
+        allocation=allocation_of(config),
+        num_workers=len(config.model_worker),
+        roles=roles,
+        workload=workload_of(config),
+        ahead=calls_ahead(config.graph(), max_staleness=config.max_staleness),
+        unknown=unknown,
+    )
+
+
+def allocation_of(config: ExperimentConfig) -> dict[str, CallAllocation]:
+    """Where an experiment's calls are, from its workers' shards."""
+    workers: dict[ModelName, dict[int, int]] = {}
+    topologies = {}
+    for index, worker in enumerate(config.model_worker):
+        for shard in worker.shards:
+            name = shard.id.model_name
+            workers.setdefault(name, {})[shard.id.parallelism_rank] = index
+            topologies[name] = shard.id.topo
+    return {
+        call.name: CallAllocation(
+            workers=tuple(w for _, w in sorted(workers[call.model_name].items())),
+            topology=topologies[call.model_name],
+        )
+        for call in config.model_rpcs
+        if call.model_name in topologies
+    }
+
+
+def calls_ahead(graph: DataflowGraph, *, max_staleness: int) -> tuple[str, ...]:
+    """Calls that run a step ahead: generation that reads the data set only, as in the master."""
+    if not max_staleness:
+        return ()
+    return tuple(n.name for n in graph.sources if n.interface_type is ModelInterfaceType.GENERATE)
+
+
+def workload_of(config: ExperimentConfig) -> Workload:
+    """What a step computes on, from the arguments of the calls."""
+    args: dict[str, Any] = {}
+    for call in config.model_rpcs:
+        args = {**call.interface_impl.args, **args}
+    gen = args.get("gen") or {}
+    prompts = [
+        dataset.args.get("max_prompt_len", 2 * PROMPT_TOKENS)
+        for worker in config.model_worker[:1]
+        for dataset in worker.datasets
+    ]
+    trains = [c for c in config.model_rpcs if c.is_train]
+    epochs = int(args.get("ppo_epochs", 1)) if trains else 1
+    return Workload(
+        sequences=config.model_rpcs[0].n_seqs * int(args.get("group_size", 1)),
+        prompt_tokens=max(prompts, default=2 * PROMPT_TOKENS) / 2,
+        answer_tokens=float(gen.get("max_new_tokens", ANSWER_TOKENS)),
+        updates=epochs * int(args.get("ppo_n_minibatches", 1)),
+        epochs=epochs,
+    )
+
+
+# ---- models ---------------------------------------------------------------------------------------
+
+
+def _first_shards(config: ExperimentConfig) -> dict[ModelName, ModelShard]:
+    """A shard of each role's copy 0."""
+    found: dict[ModelName, ModelShard] = {}
+    for worker in config.model_worker:
+        for shard in worker.shards:
+            if shard.id.model_name.replica_id == 0:
+                found.setdefault(shard.id.model_name, shard)
+    return found
+
+
+def _role_model(
+    role: str, shard: ModelShard, config: ExperimentConfig, built_in: ModelShape | None
+) -> RoleModel:
+    limits = [c.mb_spec.max_tokens_per_mb for c in config.model_rpcs if c.role == role]
+    return RoleModel(
+        shape=_shape(shard.model, built_in),
+        dtype=shard.model.args.get("dtype", "float32"),
+        backend=shard.backend.type_,
+        recompute=bool(shard.backend.args.get("recompute", False)),
+        adapters=bool(shard.backend.args.get("lora")),
+        max_tokens_per_mb=max((n for n in limits if n), default=None),
+    )
+
+
+def _shape(model: ModelAbstraction, built_in: ModelShape | None) -> ModelShape | None:
+    """Sizes of a model; None for a rule. Raises ConfigError, CheckpointError."""
+    path, critic = model.args.get("path"), model.type_ == "hf_critic"
+    if model.type_ == "tokenizer_only":
+        return None
+    if model.type_ == "tiny_llama":
+        return tiny_llama_shape(model.args)
+    if path is not None:
+        try:
+            return read_shape(path, critic=critic)
+        except CheckpointError:  # an earlier phase is still to make it
+            if built_in is None:
+                raise
+    if built_in is None:
+        raise ConfigError(
+            f"sizes of a model {model.type_!r} are not known", where="model", fix="give its path"
+        )
+    return built_in.as_critic() if critic else built_in
+
+
+def _model_made_before(plan: LaunchPlan) -> ModelShape | None:
+    """Sizes of the model that the phase before the main one makes."""
+    for phase in plan.phases[:-1]:
+        for shard in _first_shards(phase.config).values():
+            try:
+                return _shape(shard.model, None)
+            except (CheckpointError, ConfigError):
+                continue
+    return None
+
+
+def tiny_llama_shape(args: Mapping[str, Any]) -> ModelShape:
+    """Sizes of the built-in model, as realsys/models/tiny_llama.py makes it."""
+    hidden, heads = args.get("hidden_size", 128), args.get("num_heads", 4)
+    return ModelShape(
+        family="llama",
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_layers=args.get("num_layers", 3),
+        num_heads=heads,
+        num_kv_heads=args.get("num_kv_heads", 2),
+        head_dim=hidden // heads,
+        vocab_size=args.get("vocab_size", 512),
+        max_positions=256,
+    )
+
+
+# ---- limits ---------------------------------------------------------------------------------------
+
+
+def degrees_of(found: Placed, *, gpus_per_node: int) -> dict[str, Degrees]:
+    """Per role, the axes that its backend has; tensor parallelism stays within a node."""
+    return {
+        role: Degrees(tensor=gpus_per_node)
+        if model.shape is not None and model.backend in CUT_ALONG_ALL_AXES
+        else Degrees(tensor=1, pipeline=1)
+        for role, model in found.roles.items()
+    }
+
+
+def refusal(found: Placed, call: MFCDef, place: CallAllocation) -> str | None:
+    """Why a call can't run so; None if it can. For ``search.Limits``."""
+    return next(_refusals(found, call, place), None)
+
+
+def _refusals(found: Placed, call: MFCDef, place: CallAllocation) -> Iterator[str]:
+    topo, model = place.topology, found.roles.get(call.role)
+    if model is None or model.shape is None:
+        if topo.world_size > 1:
+            yield "a rule runs on one worker"
+        return
+    pieces = topo.data * (found.workload.updates // found.workload.epochs if call.is_train else 1)
+    if call.is_train and call.n_seqs % pieces:
+        yield f"{call.n_seqs} datapoints do not divide into d{topo.data} and the minibatches"
+    if call.n_seqs < topo.data * call.min_n_seqs_per_pass:
+        yield f"{call.n_seqs} datapoints are too few for d{topo.data}"
+    # A call beside the trained copy runs on a copy of backend inference.
+    backend = model.backend if call.is_train else "inference"
+    if model.adapters and backend != "fsdp" and topo.tensor * topo.pipeline > 1:
+        yield "adapters are not cut over tensor and pipeline axes"
+    if topo.tensor * topo.pipeline > 1:
+        yield from _whats(layout_problems(model.shape, topo, backend))
+
+
+def _whats(problems: Iterable[ConfigError]) -> Iterator[str]:
+    for problem in problems:
+        yield problem.what

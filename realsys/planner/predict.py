@@ -1,0 +1,50 @@
+"""What a step of a placed experiment will look like, by the costs that are known (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realsys.api.trial import PredictionRecord
+from realsys.planner.costs import Allocation, Costs, works_of
+from realsys.planner.figures import Figures, figures
+from realsys.planner.placed import Placed
+from realsys.planner.simulate import Timeline, Work, simulate
+
+STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A simulated run. ``basis`` says where the seconds come from."""
+
+    basis: str
+    works: tuple[Work, ...]
+    timeline: Timeline
+    figures: Figures
+
+    def record(self) -> PredictionRecord:
+        """What is kept in the trial's folder."""
+        return PredictionRecord(
+            basis=self.basis,
+            step_s=self.figures.wall_s,
+            calls={work.call: work.seconds for work in self.works},
+            idle=self.figures.mean_idle,
+        )
+
+
+def predict(
+    found: Placed, costs: Costs, *, basis: str, allocation: Allocation | None = None
+) -> Prediction:
+    """Simulates the experiment, or the same with another allocation."""
+    allocation = found.allocation if allocation is None else allocation
+    works = works_of(found.graph, allocation, costs)
+    used = max(worker for place in allocation.values() for worker in place.workers) + 1
+    timeline = simulate(
+        works,
+        found.graph.parents,
+        num_workers=max(used, found.num_workers if allocation is found.allocation else 0),
+        steps=STEPS,
+        ahead=found.ahead,
+        overheads=costs.overheads,
+    )
+    return Prediction(basis=basis, works=tuple(works), timeline=timeline, figures=figures(timeline))

@@ -1,0 +1,100 @@
+"""Training over tensor, pipeline and data axes equals training of the whole model in one process."""
+
+import itertools
+
+import megatron_world as world
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.megatron.backend import MegatronBackend
+
+pytestmark = pytest.mark.process
+STEPS = 2
+FAMILIES = ("llama", "qwen2", "qwen3", "critic")
+CASES = [f"{family} {layout}" for family, layout in itertools.product(FAMILIES, world.LAYOUTS)]
+
+
+def start(model, **settings):
+    return MegatronBackend(optimizer=world.OPTIMIZER, **settings).initialize(model, world.SPEC)
+
+
+def equal(first, second):
+    """Whether two states are the same bits in the same places."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[k], second[k]) for k in first)
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
+def rank_main(rank):
+    for case in CASES:
+        family, layout = case.split()
+        if (model := rank.model(family, layout)) is None:
+            continue
+        critic, share = family == "critic", rank.share(model)
+        engine = start(model).module
+        figures = {"evaluated": evaluate(engine, share, critic)}
+        figures["steps"] = [world.train(engine, share, critic=critic) for _ in range(STEPS - 1)]
+        state = engine.state_dict()
+        figures["steps"].append(world.train(engine, share, critic=critic))
+        engine.save_to_hf(tokenizer=None, save_dir=str(rank.folder / case.replace(" ", "_")))
+        after = engine.state_dict()
+        engine.load_state_dict(state)
+        figures["repeated"] = world.train(engine, share, critic=critic)
+        figures["repeated_bits"] = equal(engine.state_dict(), after)
+        rank.found[case] = figures
+
+
+def evaluate(engine, sample, critic):
+    return engine.eval_batch(
+        sample,
+        loss_fn=world.value_loss if critic else world.next_token_loss,
+        loss_weight_fn=world.num_answers,
+        mb_spec=world.MicroBatchSpec(max_tokens_per_mb=25),
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("megatron")
+    return folder, world.start_world(folder, "test_megatron")
+
+
+@pytest.fixture(scope="module")
+def alone(ran):
+    """Family → figures and weights of the same steps by the Hugging Face module in this process."""
+    torch.set_num_threads(1)
+    found = {}
+    for family in FAMILIES:
+        critic = family == "critic"
+        model = world.make_model(ran[0] / family, critic=critic)
+        engine = FSDPBackend(optimizer=world.OPTIMIZER).initialize(model, world.SPEC).module
+        evaluated = evaluate(engine, world.batch(), critic)
+        steps = [world.train(engine, world.batch(), critic=critic) for _ in range(STEPS)]
+        found[family] = evaluated, steps, dict(engine.module.state_dict())
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_equals_one_process(ran, alone, case):
+    folder, found = ran
+    family = case.split()[0]
+    evaluated, steps, weights = alone[family]
+    figures = found[case]
+    assert all(other == figures[0] for other in figures), "every figure is the copy's"
+    assert figures[0]["evaluated"] == pytest.approx(evaluated, abs=1e-5)
+    for found_step, step in zip(figures[0]["steps"], steps, strict=True):
+        assert found_step == pytest.approx(step, abs=1e-5)
+    saved = load_file(folder / case.replace(" ", "_") / "model.safetensors")
+    for name, x in saved.items():
+        torch.testing.assert_close(x, weights[name], atol=1e-5, rtol=0, msg=name)
+    tied = {"lm_head.weight"} if family == "qwen2" else set()
+    assert set(weights) - tied == set(saved)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recovered_state_repeats_the_step_to_the_bit(ran, case):
+    for figures in ran[1][case]:
+        assert figures["repeated"] == figures["steps"][-1]
+        assert figures["repeated_bits"]

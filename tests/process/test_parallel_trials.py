@@ -1,0 +1,214 @@
+"""Whole trials in several layouts: the same numbers as in one process, and resumes bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_trials import SMALL_PPO, Trials, explain, metrics_of, trained_ids, weights_of
+from safetensors.torch import load
+
+from launcher.trial_state import State
+from realsys.api.trial import TrialFiles
+from realsys.observability.events import MfcEvent, MoveEvent, StepEvent, read_events
+
+pytestmark = pytest.mark.process
+
+STEPS = 3
+OPTIONS = (
+    "seed=5",
+    "dataset.train_bs_n_seqs=8",
+    f"dataset.train_size={STEPS * 8}",
+    "dataset.eval_size=0",
+    "group_size=2",
+    "ppo.gen.max_new_tokens=12",
+    "ppo.ppo_n_minibatches=2",
+    "ppo.kl_ctl=0.1",
+    "reward=by_length",
+    "cpus_per_model_worker=1",
+    *(
+        f"{role}.optimizer.{setting}"
+        for role in ("actor", "critic")
+        # At Adam's usual eps rounding is blown up where gradients are next to nothing.
+        for setting in ("lr=1e-3", "eps=1e-5", "warmup_steps_proportion=0")
+    ),
+)
+PLUG_IN = """
+from realsys.api.registry import register_reward
+register_reward("by_length", lambda *, response, answer, **_: len(response) % 7 / 7)
+"""
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy whose heads and layers two ranks can share."""
+    from realsys.datasets.arithmetic import arithmetic_word_problems
+    from realsys.models.tiny_llama import build_tiny_llama
+
+    folder = tmp_path_factory.mktemp("policy") / "two"
+    problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
+    build_tiny_llama(
+        folder,
+        seed=0,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        corpus=[p["prompt"] + p["answer"] for p in problems],
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory):
+    """Trials of the whole file, so that the run in one process is made once."""
+    made = Trials(tmp_path_factory.mktemp("parallel") / "root")
+    plug_in = made.file_root / "rule.py"
+    plug_in.parent.mkdir(parents=True)
+    plug_in.write_text(PLUG_IN)
+    yield made
+    made.end_all()
+
+
+def finish(trials: Trials, experiment: str, name: str, *words: str) -> TrialFiles:
+    """Runs a trial to its end."""
+    files = trials.launch(experiment, name, *words)
+    view = trials.wait(files, timeout_s=200)
+    assert view.state is State.COMPLETED, explain(files, view)
+    return files
+
+
+@pytest.fixture(scope="module")
+def run(shared, policy):
+    """name, settings → a finished three-step run with the rule of this file."""
+
+    def start(name: str, *words: str, experiment: str = "ppo-math") -> TrialFiles:
+        rule = str(shared.file_root / "rule.py")
+        return finish(
+            shared, experiment, name, "--import", rule, f"actor.path={policy}", *OPTIONS, *words
+        )
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def one(run) -> TrialFiles:
+    """The run in one process."""
+    return run("one")
+
+
+def rows_of(files: TrialFiles) -> list[dict[str, Any]]:
+    return [row for row in metrics_of(files) if "actor_train/actor_loss" in row]
+
+
+def assert_same_run(files: TrialFiles, other: TrialFiles, tolerance: float) -> None:
+    rows, wanted = rows_of(files), rows_of(other)
+    assert len(rows) == len(wanted) == STEPS
+    for row, reference in zip(rows, wanted, strict=True):
+        assert row.keys() == reference.keys()
+        for key, value in reference.items():
+            assert row[key] == pytest.approx(value, abs=tolerance, rel=tolerance), key
+    for role in ("actor", "critic"):
+        mine, its = load(weights_of(files, role)), load(weights_of(other, role))
+        assert mine.keys() == its.keys()
+        for name, x in its.items():
+            assert (mine[name] - x).abs().max().item() <= tolerance, (role, name)
+
+
+def moves_of(files: TrialFiles) -> list[MoveEvent]:
+    events = read_events(files.phase(files.root).events)
+    return [e for e in events if isinstance(e, MoveEvent)]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "megatron-t2",
+            (
+                "actor.backend=megatron",
+                "actor.parallel=t2",
+                "critic.backend=megatron",
+                "critic.parallel=p2",
+                "allocation=actor_gen:d2,ref_inf:t2",
+            ),
+        ),
+        ("fsdp-d2", ("actor.parallel=d2", "critic.parallel=t2", "allocation=actor_gen:d1")),
+    ],
+)
+def test_other_layouts_give_the_same_losses_and_weights(run, one, name, words):
+    files = run(name, *words)
+    assert_same_run(files, one, 1e-5)
+    moved = {(e.step, e.name) for e in moves_of(files)}
+    assert {(step, "weights actor@0 → actor@1") for step in range(1, STEPS + 1)} <= moved
+    assert sum(e.num_bytes for e in moves_of(files)) > 0
+
+
+def test_a_split_run_equals_the_shared_one_bit_for_bit_and_overlaps(run, one):
+    files = run("split", "ppo.critic_warmup_steps=0", experiment="ppo-math-split")
+    assert rows_of(files) == rows_of(one)
+    assert trained_ids(files) == trained_ids(one)
+    for role in ("actor", "critic"):
+        assert weights_of(files, role) == weights_of(one, role)
+    events = read_events(files.phase(files.root).events)
+    spans = {(e.step, e.name): e for e in events if isinstance(e, MfcEvent)}
+    together = [
+        min(spans[step, a].end, spans[step, b].end) - max(spans[step, a].start, spans[step, b].start)
+        for step in range(1, STEPS + 1)
+        for a, b in (("actor_train", "critic_train"), ("ref_inf", "critic_inf"))
+    ]
+    assert max(together) > 0, "neither pair of calls ever ran at the same time"
+    assert len([e for e in events if isinstance(e, StepEvent)]) == STEPS
+
+
+AHEAD = (
+    "max_staleness=1",
+    "pools.gen=1",
+    "pools.train=1",
+    "allocation=actor_gen:d1@gen,*:d1@train",
+    "ref_ema_eta=0.1",
+)
+
+
+def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy):
+    """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor."""
+    words = (f"actor.path={tiny_policy}", *SMALL_PPO, *AHEAD)
+    whole = finish(trials, "ppo-math", "whole", *words)
+    stopped = trials.launch("ppo-math", "stopped", *words)
+    trials.wait_for_step(stopped, 5)
+    assert trials.run("stop", "ppo-math/stopped").returncode == 0
+    assert trials.wait(stopped).state is State.STOPPED
+    trials.resume(stopped)
+    view = trials.wait(stopped)
+    assert view.state is State.COMPLETED, explain(stopped, view)
+    assert metrics_of(stopped) == metrics_of(whole)
+    assert trained_ids(stopped) == trained_ids(whole)
+    for role in ("actor", "critic"):
+        assert weights_of(stopped, role) == weights_of(whole, role)
+    events = read_events(whole.phase(whole.root).events)
+    generated = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_gen"}
+    trained = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_train"}
+    assert all(generated[step + 1].start < trained[step].start for step in range(1, 20))
+
+
+def test_a_megatron_run_resumes_bit_for_bit(trials, policy):
+    words = (
+        f"actor.path={policy}",
+        *SMALL_PPO,
+        "actor.backend=megatron",
+        "actor.parallel=t2",
+        "critic.parallel=d2",
+        "exp_ctrl.total_train_epochs=1",
+    )
+    whole = finish(trials, "ppo-math", "whole", *words)
+    stopped = trials.launch("ppo-math", "stopped", *words)
+    trials.wait_for_step(stopped, 4)
+    assert trials.run("stop", "ppo-math/stopped").returncode == 0
+    assert trials.wait(stopped).state is State.STOPPED
+    trials.resume(stopped)
+    view = trials.wait(stopped)
+    assert view.state is State.COMPLETED, explain(stopped, view)
+    assert metrics_of(stopped) == metrics_of(whole)
+    for role in ("actor", "critic"):
+        assert weights_of(stopped, role) == weights_of(whole, role)

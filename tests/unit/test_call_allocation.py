@@ -1,0 +1,221 @@
+"""Pools and allocation strings: what they mean, that they are read as they are written, every mistake."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.wishes import Wish, allocate_calls, wishes_of
+from realsys.api.allocation import (
+    AllocationEntry,
+    CallAllocation,
+    format_allocation,
+    format_entries,
+    parse_allocation,
+    parse_pools,
+    workers_text,
+)
+from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.api.model import ProcessTopology
+
+CALLS = {"actor_gen": "actor", "actor_train": "actor", "critic_train": "critic", "rew_inf": "rule"}
+
+
+def topo(text: str) -> ProcessTopology:
+    return ProcessTopology.parse(text)
+
+
+def problems_of(refused: pytest.ExceptionInfo[ConfigError]) -> list[str]:
+    error = refused.value
+    return [p.what for p in getattr(error, "problems", (error,))]
+
+
+# ---- pools ------------------------------------------------------------------------------------------
+
+
+def test_sizes_follow_one_another_and_ranges_stand_where_they_say() -> None:
+    pools = parse_pools({"left": "2", "all": "0-3", "right": "2", "ends": "0-0+3"})
+    assert pools == {"left": (0, 1), "all": (0, 1, 2, 3), "right": (2, 3), "ends": (0, 3)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "04", "-1", "3-1", "0-", "0-1+1-2", "0+0", "1 ", "x", "²", "999999", "+", "5-5-5"],
+)
+def test_what_is_no_pool_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no pool of model workers") as refused:
+        parse_pools({"left": text})
+    assert refused.value.where == "pools.left"
+
+
+def test_all_mistakes_of_pools_are_told_with_both_numbers() -> None:
+    with pytest.raises(ConfigErrors) as refused:
+        parse_pools({"a b": "1", "left": "x", "right": "4"}, n_workers=3)
+    assert problems_of(refused) == [
+        "'a b' is no name of a pool",
+        "'x' is no pool of model workers",
+        "pool 'right' is model workers 0-3, there are 3 (0-2)",
+    ]
+
+
+# ---- the text ----------------------------------------------------------------------------------------
+
+
+def test_an_allocation_is_read_entry_by_entry() -> None:
+    text = "actor_gen:d4t1p1@left, critic:p2t2 ,*:t2d2"
+    assert parse_allocation(text, calls=CALLS, pools=["left"]) == (
+        AllocationEntry(name="actor_gen", topology=topo("d4"), pool="left"),
+        AllocationEntry(name="critic", topology=topo("t2p2")),
+        AllocationEntry(name="*", topology=topo("d2t2")),
+    )
+    assert parse_allocation(" ", calls=CALLS) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ("actor_gn:d2", "no call or role called 'actor_gn'", "did you mean 'actor_gen'"),
+        ("actor_gen:d2,actor_gen:d4", "actor_gen is given twice", "keep one entry"),
+        ("*:d2,*:d4", "* is given twice", "keep one entry"),
+        ("actor:d2@lft", "no pool called 'lft'", "did you mean 'left'?"),
+        ("actor:2x2", "'2x2' is no parallel layout", "e.g. d2t1p1"),
+        ("actor:d2d2", "'d2d2' is no parallel layout", "e.g. d2t1p1"),
+        ("actor:d0", "'d0' is no parallel layout", "e.g. d2t1p1"),
+        ("actor", "'actor' is no entry of an allocation", "name:layout@pool"),
+        ("actor:d2@", "'actor:d2@' is no entry of an allocation", "name:layout@pool"),
+        ("actor:d2,", "'' is no entry of an allocation", "name:layout@pool"),
+        ("actor:d2@left@left", "'actor:d2@left@left' is no entry", "name:layout@pool"),
+    ],
+)
+def test_every_mistake_says_what_to_do(text: str, what: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_allocation(text, calls=CALLS, pools=["left"])
+    assert what in refused.value.what
+    assert fix in refused.value.fix
+    assert refused.value.where.startswith("allocation")
+
+
+def test_a_pool_where_there_is_none_says_how_one_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"define it, e\.g\. pools\.left=4"):
+        parse_allocation("actor:d2@left", calls=CALLS)
+
+
+def test_all_mistakes_of_an_allocation_are_told() -> None:
+    with pytest.raises(ConfigErrors) as refused:
+        parse_allocation("foo:d2,actor:x@no,*:d2,*:d2,nothing", calls=CALLS)
+    assert len(problems_of(refused)) == 5
+
+
+topologies = st.builds(
+    ProcessTopology, data=st.integers(1, 4), tensor=st.integers(1, 4), pipeline=st.integers(1, 3)
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["*", *CALLS, "actor"]),
+        st.tuples(topologies, st.sampled_from([None, "left", "w-1_2"])),
+    )
+)
+def test_entries_are_read_as_they_are_written(table: dict[str, tuple]) -> None:
+    entries = tuple(AllocationEntry(name=n, topology=t, pool=p) for n, (t, p) in table.items())
+    text = format_entries(entries)
+    assert parse_allocation(text, calls=CALLS, pools=["left", "w-1_2"]) == entries
+
+
+@st.composite
+def places(draw: st.DrawFn) -> CallAllocation:
+    topology = draw(topologies)
+    size = topology.world_size
+    first = draw(st.integers(0, 5))
+    run = list(range(first, first + size + draw(st.integers(0, 3))))
+    workers = draw(st.permutations(run)) if draw(st.booleans()) else run
+    return CallAllocation(workers=tuple(workers[:size]), topology=topology)
+
+
+@given(st.dictionaries(st.sampled_from(list(CALLS)), places(), min_size=1))
+def test_any_allocation_survives_its_text(calls: dict[str, CallAllocation]) -> None:
+    pools_text, text = format_allocation(calls)
+    pools = parse_pools(pools_text)
+    entries = parse_allocation(text, calls=CALLS, pools=pools)
+    wishes = wishes_of(
+        {name: CALLS[name] for name in calls},
+        entries,
+        settings={},
+        defaults={role: Wish() for role in CALLS.values()},
+        trained={},
+    )
+    assert allocate_calls(wishes, pools, n_workers=1) == calls
+
+
+@given(st.lists(st.integers(0, 20), unique=True, min_size=2))
+def test_workers_are_named_as_they_are_read(workers: list[int]) -> None:
+    assert parse_pools({"p": workers_text(workers)})["p"] == tuple(workers)
+
+
+# ---- who gets what -----------------------------------------------------------------------------------
+
+
+def wished(text: str, **more: object) -> dict[str, str]:
+    rest: dict = {
+        "settings": {},
+        "defaults": {role: Wish(pool="home") for role in CALLS.values()},
+        "trained": {"actor": "actor_train", "critic": "critic_train"},
+        "rules": ("rule",),
+        **more,
+    }
+    entries = parse_allocation(text, calls=CALLS, pools=["left", "right"])
+    found = wishes_of(CALLS, entries, **rest)
+    return {call: f"{wish.topology}@{wish.pool}" for call, wish in found.items()}
+
+
+def test_the_call_wins_over_its_role_over_the_star_and_rules_are_left_alone() -> None:
+    assert wished("*:d8,actor:d2@left,actor_gen:d4@right") == {
+        "actor_gen": "d4t1p1@right",
+        "actor_train": "d2t1p1@left",
+        "critic_train": "d8t1p1@home",
+        "rew_inf": "None@home",
+    }
+    assert wished("rule:d2@left")["rew_inf"] == "d2t1p1@left"
+
+
+def test_a_call_that_nobody_names_runs_where_its_role_is_trained() -> None:
+    assert wished("actor_train:t2@left")["actor_gen"] == "d1t2p1@left"
+
+
+def test_settings_of_the_role_stand_below_the_allocation_and_above_its_train_step() -> None:
+    settings = {"actor": Wish(topology=topo("d2"), pool="left")}
+    found = wished("actor_train:t2@right", settings=settings)
+    assert (found["actor_gen"], found["actor_train"]) == ("d2t1p1@left", "d1t2p1@right")
+    assert wished("*:d4", settings=settings)["actor_gen"] == "d4t1p1@left"
+
+
+def test_calls_take_the_first_workers_of_their_pool_or_all_of_it() -> None:
+    wishes = {"a": Wish(topology=topo("t2"), pool="right"), "b": Wish(pool="right"), "c": Wish()}
+    found = allocate_calls(wishes, {"right": (4, 5, 6)}, n_workers=8)
+    assert found["a"] == CallAllocation(workers=(4, 5), topology=topo("t2"))
+    assert found["b"] == CallAllocation(workers=(4, 5, 6), topology=topo("d3"))
+    assert found["c"].workers == tuple(range(8))
+
+
+def test_a_layout_larger_than_its_pool_is_refused_with_both_numbers() -> None:
+    wishes = {
+        "a": Wish(topology=topo("d2t2"), pool="right", where="allocation, a:d2t2@right"),
+        "b": Wish(topology=topo("d9"), where="b.parallel"),
+        "c": Wish(pool="lost", where="c.pool"),
+    }
+    with pytest.raises(ConfigErrors) as refused:
+        allocate_calls(wishes, {"right": (0, 1, 2)}, n_workers=8)
+    assert problems_of(refused) == [
+        "a in layout d2t2p1 needs 4 model workers, pool 'right' has 3",
+        "b in layout d9t1p1 needs 9 model workers, there are 8",
+        "no pool called 'lost'",
+    ]
+    assert refused.value.problems[0].where == "allocation, a:d2t2@right"
+
+
+def test_workers_and_layout_of_a_call_agree() -> None:
+    for workers in ((0,), (0, 0), (0, 1, 2)):
+        with pytest.raises(ConfigError, match="d2t1p1 has 2 processes"):
+            CallAllocation(workers=workers, topology=topo("d2"))

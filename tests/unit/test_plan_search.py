@@ -1,0 +1,240 @@
+"""The plan search against all plans of small spaces, its limits, and the formulas behind it."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+from realsys.api.allocation import CallAllocation
+from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
+from realsys.api.errors import ConfigError
+from realsys.api.model import (
+    ModelInterfaceAbstraction,
+    ModelInterfaceType,
+    ModelName,
+    ProcessTopology,
+)
+from realsys.planner.costs import TableCosts, works_of
+from realsys.planner.judge import Judge
+from realsys.planner.meshes import Degrees, is_twin, layouts, meshes, places
+from realsys.planner.search import Limits, search
+from realsys.planner.simulate import Overheads, simulate
+
+
+def call(
+    name: str, kind: str, role: str, reads: tuple[str, ...], writes: tuple[str, ...] = ()
+) -> MFCDef:
+    return MFCDef(
+        name=name,
+        n_seqs=8,
+        interface_type=ModelInterfaceType(kind),
+        interface_impl=ModelInterfaceAbstraction("any"),
+        model_name=ModelName(role),
+        input_keys=reads,
+        output_keys=writes,
+    )
+
+
+GEN = call("actor_gen", "generate", "actor", ("prompts",), ("seq",))
+REW = call("rew_inf", "inference", "reward", ("seq",), ("rewards",))
+REF = call("ref_inf", "inference", "ref", ("seq",), ("ref_logprobs",))
+CRITIC = call("critic_inf", "inference", "critic", ("seq",), ("values",))
+EXPERIENCE = ("seq", "rewards", "ref_logprobs", "values")
+
+
+def six_calls() -> DataflowGraph:
+    actor_train = call("actor_train", "train_step", "actor", EXPERIENCE)
+    critic_train = call("critic_train", "train_step", "critic", EXPERIENCE)
+    nodes = [GEN, REW, REF, CRITIC, actor_train, critic_train]
+    return build_graph(nodes, dataset_keys=["prompts"])
+
+
+def three_calls() -> DataflowGraph:
+    train = call("actor_train", "train_step", "actor", ("seq", "values"))
+    return build_graph([GEN, CRITIC, train], dataset_keys=["prompts"])
+
+
+def random_table(graph: DataflowGraph, num_workers: int, draw: random.Random) -> TableCosts:
+    """Calls that get faster with more workers, some hardly, each layout by another factor."""
+    calls = {}
+    for node in graph.nodes:
+        base, scaling = draw.uniform(1, 10), draw.uniform(0, 1)
+        for topo in {place.topology for place in places(num_workers, Degrees())}:
+            calls[node.name, str(topo)] = base / topo.world_size**scaling * draw.uniform(0.8, 1.5)
+    return TableCosts(
+        calls=calls,
+        fetch=draw.uniform(0, 0.3),
+        realloc={"actor": draw.uniform(0, 1), "critic": draw.uniform(0, 1)},
+        overheads=Overheads(call_s=0.02, step_s=0.1, load_s=0.05),
+        synchronous=frozenset(n.name for n in graph.nodes if draw.random() < 0.7),
+    )
+
+
+def best_of_all(graph: DataflowGraph, costs: TableCosts, num_workers: int) -> float:
+    options = [places(num_workers, Degrees())] * len(graph.nodes)
+    judge = Judge(graph, costs, options, num_workers=num_workers)
+    return min(judge.step_s(plan) for plan in product(*(range(len(o)) for o in options)))
+
+
+# ---- the space ------------------------------------------------------------------------------------
+
+
+def test_meshes_of_eight_workers_are_aligned_runs() -> None:
+    found = meshes(8)
+    assert found[:3] == [(0, 8), (0, 4), (4, 4)]
+    assert len(found) == 15
+    assert meshes(3) == [(0, 3), (0, 2), (0, 1), (1, 1), (2, 1)]
+    assert (4, 2) in meshes(6)
+    assert (0, 4) in meshes(6)
+
+
+def test_layouts_have_all_degrees_up_to_the_limits() -> None:
+    assert sorted(map(str, layouts(4, Degrees()))) == sorted(
+        ["d4t1p1", "d2t2p1", "d1t4p1", "d2t1p2", "d1t2p2", "d1t1p4"]
+    )
+    assert sorted(map(str, layouts(4, Degrees(tensor=2, pipeline=1)))) == ["d2t2p1", "d4t1p1"]
+    assert layouts(4, Degrees(data=1, tensor=2, pipeline=1)) == []
+
+
+def test_only_one_of_two_unused_halves_is_tried() -> None:
+    assert not is_twin((0, 4), [], 8)
+    assert is_twin((4, 4), [], 8)
+    assert is_twin((5, 1), [], 8)
+    assert not is_twin((4, 4), [(0, 2)], 8)
+    assert is_twin((6, 2), [(0, 4)], 8)
+    assert is_twin((4, 4), [(0, 8)], 8)  # who is on all of them makes no difference
+    assert not is_twin((2, 1), [], 3)  # halves of unequal length
+
+
+# ---- against brute force ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_workers_six_calls_the_optimum_is_found(seed: int) -> None:
+    graph = six_calls()
+    costs = random_table(graph, 2, random.Random(seed))
+    found = search(graph, costs, Limits(num_workers=2, degrees={}), deadline_s=60)
+    assert found.exact
+    assert found.step_s == pytest.approx(best_of_all(graph, costs, 2))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_four_workers_three_calls_the_optimum_is_found(seed: int) -> None:
+    graph = three_calls()
+    costs = random_table(graph, 4, random.Random(seed))
+    found = search(graph, costs, Limits(num_workers=4, degrees={}), deadline_s=60)
+    assert found.exact
+    assert found.step_s == pytest.approx(best_of_all(graph, costs, 4))
+
+
+def test_the_fast_judge_says_what_the_simulator_says() -> None:
+    graph, draw = six_calls(), random.Random(3)
+    for num_workers in (2, 3, 8):
+        costs = random_table(graph, num_workers, draw)
+        options = [places(num_workers, Degrees())] * 6
+        judge = Judge(graph, costs, options, num_workers=num_workers)
+        for _ in range(100):
+            plan = [draw.randrange(len(options[0])) for _ in range(6)]
+            timeline = simulate(
+                works_of(graph, judge.allocation(plan), costs),
+                graph.parents,
+                num_workers=num_workers,
+                steps=3,
+                overheads=costs.overheads,
+            )
+            assert judge.step_s(plan) == pytest.approx(timeline.step_s)
+
+
+def test_a_search_without_time_still_gives_a_good_plan_and_says_that_it_is_not_exact() -> None:
+    graph = six_calls()
+    costs = random_table(graph, 8, random.Random(0))
+    found = search(graph, costs, Limits(num_workers=8, degrees={}), deadline_s=1.0)
+    assert not found.exact
+    everywhere = CallAllocation(workers=tuple(range(8)), topology=ProcessTopology(data=8))
+    plain = works_of(graph, dict.fromkeys(costs_names(graph), everywhere), costs)
+    step = simulate(plain, graph.parents, num_workers=8, steps=2, overheads=costs.overheads)
+    assert found.step_s < step.step_s
+
+
+def costs_names(graph: DataflowGraph) -> list[str]:
+    return [node.name for node in graph.nodes]
+
+
+def test_running_ahead_changes_what_is_best() -> None:
+    # Generation 4 s on one worker or two, training 4 s likewise: ahead, side by side is twice as fast.
+    train = call("actor_train", "train_step", "actor", ("seq",))
+    graph = build_graph([GEN, train], dataset_keys=["prompts"])
+    costs = TableCosts(calls={("actor_gen", "*"): 4.0, ("actor_train", "*"): 4.0})
+    limits = Limits(num_workers=2, degrees={})
+    assert search(graph, costs, limits).step_s == 8.0
+    found = search(graph, costs, limits, ahead=("actor_gen",))
+    assert found.step_s == 4.0
+    taken = [set(found.allocation[n].workers) for n in ("actor_gen", "actor_train")]
+    assert taken[0].isdisjoint(taken[1])
+
+
+# ---- limits -----------------------------------------------------------------------------------------
+
+
+def test_no_plan_breaks_a_limit() -> None:
+    graph, draw = six_calls(), random.Random(5)
+
+    def refusal(node: MFCDef, place: CallAllocation) -> str | None:
+        if node.role == "reward" and place.topology.world_size > 1:
+            return "a rule runs on one worker"
+        return "3 layers do not cut in 2" if place.topology.pipeline == 2 else None
+
+    def bytes_per_worker(allocation: dict[str, CallAllocation]) -> dict[int, float]:
+        needs: dict[int, float] = {}
+        for place in allocation.values():
+            for worker in place.workers:
+                needs[worker] = needs.get(worker, 0.0) + 12.0 / len(place.workers)
+        return needs
+
+    costs = random_table(graph, 4, draw)
+    limits = Limits(
+        num_workers=4,
+        degrees={"actor": Degrees(tensor=2)},
+        refusal=refusal,
+        memory_bytes=30.0,
+        bytes_per_worker=bytes_per_worker,
+    )
+    found = search(graph, costs, limits, deadline_s=3)
+    assert max(bytes_per_worker(dict(found.allocation)).values()) <= 30.0
+    for node in graph.nodes:
+        place = found.allocation[node.name]
+        assert refusal(node, place) is None
+        assert node.role != "actor" or place.topology.tensor <= 2
+
+
+def test_no_possible_plan_names_the_rule_that_leaves_none() -> None:
+    graph = three_calls()
+    costs = TableCosts(calls={(n.name, "*"): 1.0 for n in graph.nodes})
+    limits = Limits(
+        num_workers=2,
+        degrees={},
+        refusal=lambda node, place: "7 heads do not divide" if node.name == "critic_inf" else None,
+    )
+    with pytest.raises(ConfigError, match=r"critic_inf.*2 GPUs.*7 heads do not divide"):
+        search(graph, costs, limits)
+
+
+def test_too_little_memory_names_what_would_be_needed() -> None:
+    graph = three_calls()
+    costs = TableCosts(calls={(n.name, "*"): 1.0 for n in graph.nodes})
+    limits = Limits(
+        num_workers=2,
+        degrees={},
+        memory_bytes=1 << 20,
+        bytes_per_worker=lambda allocation: {0: 3 << 20, 1: 2 << 20},
+    )
+    with pytest.raises(ConfigError, match=r"fits into 1 MiB.*needs 3 MiB"):
+        search(graph, costs, limits, deadline_s=1)
+
+
+def test_a_table_that_does_not_say_names_the_layout() -> None:
+    graph = three_calls()
+    with pytest.raises(ConfigError, match="no time of actor_gen"):
+        search(graph, TableCosts(calls={}), Limits(num_workers=1, degrees={}))

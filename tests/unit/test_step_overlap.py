@@ -1,0 +1,226 @@
+"""The order in which a step's calls are issued, with and without a step ahead, and a resume between."""
+
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from realsys.api.data import SequenceMeta
+from realsys.api.dataflow import MFCDef, ParamReallocHook, build_graph
+from realsys.api.model import (
+    ModelInterfaceAbstraction,
+    ModelInterfaceType,
+    ModelName,
+    ModelShardID,
+    ProcessTopology,
+)
+from realsys.master.ahead import Ahead, read_ahead, write_ahead
+from realsys.master.buffer import AsyncIOSequenceBuffer
+from realsys.master.data_schedule import DataSchedule
+from realsys.master.function_executor import FunctionExecutor
+from realsys.master.idle import pools_of
+from realsys.master.model_function_call import ModelFunctionCall
+from realsys.master.model_workers import RequestOrder
+from realsys.master.storage_tracker import StorageTracker
+from realsys.master.weight_hooks import WeightHooks
+from realsys.transport import requests as rq
+
+BATCH, STEPS = 2, 4
+COPY = ModelName("actor", 1)
+ONE = ProcessTopology()
+SHARDS = tuple(
+    (ModelShardID(model_name=name, topo=ONE), worker)
+    for name, worker in ((ModelName("actor"), 0), (COPY, 1), (ModelName("reward"), 0))
+)
+
+
+def call(name, model, kind, reads, makes=(), **hooks):
+    return MFCDef(
+        name=name,
+        n_seqs=BATCH,
+        interface_type=ModelInterfaceType(kind),
+        interface_impl=ModelInterfaceAbstraction("test"),
+        model_name=model,
+        input_keys=reads,
+        output_keys=makes,
+        **hooks,
+    )
+
+
+CALLS = (
+    call(
+        "gen",
+        COPY,
+        "generate",
+        ("prompts",),
+        ("answers",),
+        pre_hooks=(ParamReallocHook(source=ModelName("actor")),),
+    ),
+    call("rew", ModelName("reward"), "inference", ("answers",), ("rewards",)),
+    call("train", ModelName("actor"), "train_step", ("answers", "rewards")),
+)
+
+
+def meta(ids, key):
+    return SequenceMeta(
+        ids=tuple(ids),
+        seqlens={key: ((1,),) * len(ids)},
+        dtypes={key: "int64"},
+        trailing_shapes={key: ()},
+    )
+
+
+class Workers:
+    """The connections' place: answers at once, and keeps what was asked in the order of numbering."""
+
+    def __init__(self):
+        self.records = [SimpleNamespace(worker=f"model_worker/{i}", host="here") for i in range(2)]
+        self.order, self.log = RequestOrder(2), []
+
+    def number(self, requests):
+        bodies = self.order.number(requests)
+        body = next(iter(bodies.values()))
+        what = "weights" if isinstance(body, rq.Reallocate) else getattr(body, "call", "fetch")
+        self.log.append((what, getattr(body, "step", None)))
+        return bodies
+
+    async def call(self, requests, *, timeout_s, what):
+        return await self.exchange(self.number(requests), timeout_s=timeout_s, what=what)
+
+    async def exchange(self, bodies, *, timeout_s, what):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return {worker: self.answer(body) for worker, body in bodies.items()}
+
+    def answer(self, body):
+        if isinstance(body, rq.Fetch):
+            return rq.Fetched(meta=meta(body.ids, "prompts"))
+        if isinstance(body, rq.Reallocate):
+            return rq.Moved(started=0.0, ended=0.0)
+        made = {"gen": "answers", "rew": "rewards"}.get(body.call)
+        found = meta(body.meta.ids, made) if made else None
+        return rq.CallDone(meta=found, kept=found is not None, stats={"x": float(body.step)})
+
+    async def tell(self, workers, body, *, timeout_s, what):
+        pass
+
+
+def make_executor(workers, max_staleness):
+    graph = build_graph(CALLS, dataset_keys=["prompts"])
+    buffer, storage, hooks = AsyncIOSequenceBuffer(graph), StorageTracker(), WeightHooks(SHARDS)
+    placement = {shard.model_name: worker for shard, worker in SHARDS}
+    calls = [
+        ModelFunctionCall(
+            node,
+            topo=ONE,
+            placement={0: placement[node.model_name]},
+            buffer=buffer,
+            storage=storage,
+            workers=workers,
+            hooks=hooks,
+            on_change=lambda name, names: None,
+        )
+        for node in graph.nodes
+    ]
+    return FunctionExecutor(
+        graph,
+        calls=calls,
+        buffer=buffer,
+        storage=storage,
+        workers=workers,
+        hooks=hooks,
+        schedule=DataSchedule(dataset_size=100, batch_size=BATCH, seed=1, shuffle=False),
+        data_workers=[1],
+        pools=pools_of(SHARDS),
+        max_staleness=max_staleness,
+        last_step=STEPS,
+    )
+
+
+async def run_steps(executor, steps):
+    async with executor:
+        return [await executor.run_step(step) for step in steps]
+
+
+def issued(max_staleness):
+    workers = Workers()
+    asyncio.run(run_steps(make_executor(workers, max_staleness), range(1, STEPS + 1)))
+    return [entry for entry in workers.log if entry[0] != "fetch"]
+
+
+def test_without_staleness_a_step_ends_before_the_next_begins():
+    steps = [entry[1] for entry in issued(0)]
+    assert steps == sorted(steps)
+
+
+def test_with_staleness_one_generation_is_issued_before_the_training_of_the_step_before():
+    log = issued(1)
+    for step in range(1, STEPS):
+        assert log.index(("gen", step + 1)) < log.index(("rew", step))
+        assert log.index(("rew", step)) < log.index(("train", step))
+    weights = [step for what, step in log if what == "weights"]
+    assert weights == [1, 3, 4], (
+        "step 2 is generated with the first weights, as nothing was trained"
+    )
+    for step in (3, 4):  # never two trainings behind
+        trained = [s for what, s in log[: log.index(("weights", step))] if what == "train"]
+        assert trained == list(range(1, step - 1))
+
+
+def test_each_step_has_its_own_datapoints():
+    reports = asyncio.run(run_steps(make_executor(Workers(), 1), range(1, STEPS + 1)))
+    assert [r.ids for r in reports] == [
+        ("0-0", "0-1"),
+        ("0-2", "0-3"),
+        ("0-4", "0-5"),
+        ("0-6", "0-7"),
+    ]
+    assert [r.calls["gen"].stats["x"] for r in reports] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
+    async def first():
+        executor = make_executor(Workers(), 1)
+        async with executor:
+            for step in (1, 2):
+                await executor.run_step(step)
+            return await executor.ahead()
+
+    ahead = asyncio.run(first())
+    assert ahead.step == 3
+    write_ahead(tmp_path / "ahead.json", ahead)
+    assert read_ahead(tmp_path / "ahead.json") == ahead
+    assert msgspec.json.decode(msgspec.json.encode(ahead), type=Ahead) == ahead
+
+    async def second():
+        workers = Workers()
+        executor = make_executor(workers, 1)
+        executor.go_on_from(ahead)
+        return await run_steps(executor, (3, 4)), workers.log
+
+    reports, log = asyncio.run(second())
+    assert [r.ids for r in reports] == [("0-4", "0-5"), ("0-6", "0-7")]
+    assert ("gen", 3) not in log, "step 3 was generated before the resume"
+    assert log.index(("gen", 4)) < log.index(("train", 3))
+
+
+def test_nothing_has_run_ahead_without_staleness():
+    async def run():
+        executor = make_executor(Workers(), 0)
+        async with executor:
+            await executor.run_step(1)
+            return await executor.ahead()
+
+    assert asyncio.run(run()) is None
+
+
+def test_the_first_error_of_what_runs_ahead_comes_out_as_itself():
+    class Failing(Workers):
+        def answer(self, body):
+            if getattr(body, "call", "") == "gen" and body.step == 2:
+                raise LookupError("generation failed")
+            return super().answer(body)
+
+    with pytest.raises(LookupError, match="generation failed"):
+        asyncio.run(run_steps(make_executor(Failing(), 1), (1, 2)))
