@@ -22,8 +22,9 @@ slurm-packages:
 etcd-packages:
 	tests/etcd/install_packages
 
+# Two at a time: half of the suite waits for schedulers, leases and processes (tests/conftest.py says who goes together).
 test: install slurm-packages etcd-packages
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-fast: install
 	$(BIN)/python -m pytest tests/unit

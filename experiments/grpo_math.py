@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experiments.math_rl import ANSWERS, MathRLExperiment
+from experiments.math_calls import POLICY_KEYS
+from experiments.math_rl import MathRLExperiment
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import PPOHyperparameters, option
-
-EXPERIENCE = (*ANSWERS, "packed_logprobs", "packed_ref_logprobs", "rewards", "seq_no_eos_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,4 +56,4 @@ class GRPOMathExperiment(MathRLExperiment):
 
     def _calls(self) -> tuple[MFCDef, ...]:
         """Three roles, four calls."""
-        return tuple(self._policy_calls(EXPERIENCE).values())
+        return tuple(self._policy_calls(POLICY_KEYS).values())

@@ -40,6 +40,19 @@ def model_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
         yield from _as_problem(check_hf_directory, options.path, f"{where}.path")
 
 
+def start_problems(
+    actor: ModelOptions, sft: ModelOptions, dataset: MathDatasetOptions
+) -> Iterator[ConfigError]:
+    """Questions of one's own for the built-in starting policy."""
+    if actor.path is None and dataset.path is not None and sft.path is None:
+        yield ConfigError(
+            "the built-in starting policy has only learned arithmetic",
+            where="dataset.path without actor.path",
+            fix="give actor.path=<Hugging Face directory> (or sft.model.path= and "
+            "sft.dataset.path= to fine-tune one first)",
+        )
+
+
 def dataset_problems(
     options: MathDatasetOptions, *, tokenizer_dir: str | None
 ) -> Iterator[ConfigError]:

@@ -13,8 +13,15 @@ from functools import cached_property
 from typing import Any, Self
 
 from experiments.backend_args import backend_of, replica_backend_of
-from experiments.layout_checks import layout_problems_of
-from experiments.math_files import absolute, dataset_args, dataset_problems, model_problems
+from experiments.layout_checks import batch_problems, following_problems, layout_problems_of
+from experiments.math_calls import policy_calls, to_reference
+from experiments.math_files import (
+    absolute,
+    dataset_args,
+    dataset_problems,
+    model_problems,
+    start_problems,
+)
 from experiments.placement import (
     Allocated,
     Copies,
@@ -27,7 +34,7 @@ from experiments.placement import (
 from experiments.sft_math import SFTMathExperiment, math_scheduling
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
-from realsys.api.dataflow import MFCDef, ParamReallocHook
+from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import (
     Experiment,
@@ -55,7 +62,6 @@ from realsys.api.options import (
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
 
-ANSWERS = ("packed_input_ids", "prompt_mask")
 RULES = ("reward",)  # roles without weights
 
 
@@ -147,46 +153,29 @@ class MathRLExperiment(Experiment):
         yield from dataset_problems(self.dataset, tokenizer_dir=self.actor.path)
         if problem := registry.check("reward", self.reward, where="reward"):
             yield problem
-        if (
-            self.actor.path is None
-            and self.dataset.path is not None
-            and self.sft.model.path is None
-        ):
-            yield ConfigError(
-                "the built-in starting policy has only learned arithmetic",
-                where="dataset.path without actor.path",
-                fix="give actor.path=<Hugging Face directory> (or sft.model.path= and "
-                "sft.dataset.path= to fine-tune one first)",
-            )
+        yield from start_problems(self.actor, self.sft.model, self.dataset)
         if self.ppo.use_adaptive_kl_ctl and self.ppo.kl_ctl == 0:
             yield ConfigError(
                 "an adaptive KL controller can't start from 0: it multiplies",
                 where="ppo.use_adaptive_kl_ctl and ppo.kl_ctl",
                 fix="give ppo.kl_ctl a starting value, e.g. 0.01",
             )
-        yield from self._batch_problems()
+        start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
+        if self.ref_ema_eta is not None:
+            yield from following_problems(self.actor, self.ref, start, built_in)
+        yield from batch_problems(
+            self._copies.calls,
+            self._allocated.calls,
+            n_seqs=self.dataset.train_bs_n_seqs,
+            n_minibatches=self.ppo.ppo_n_minibatches,
+            where="parallel or allocation" if self.allocation else "parallel",
+        )
         yield from layout_problems_of(
             self._copies.places,
             {role: getattr(self, role) for role in self._model_roles},
-            default_path=self.actor.path or self.sft.model.path,
-            built_in=self.sft.init.shape(),
+            default_path=start,
+            built_in=built_in,
         )
-
-    def _batch_problems(self) -> Iterator[ConfigError]:
-        """Every rank of a train step needs as many datapoints in each minibatch as the others."""
-        told = set()
-        for call in self._copies.calls:
-            ranks = self._allocated.calls[call.name].topology.data
-            pieces = ranks * (self.ppo.ppo_n_minibatches if call.is_train else 1)
-            if call.is_train and ranks not in told and self.dataset.train_bs_n_seqs % pieces:
-                told.add(ranks)
-                yield ConfigError(
-                    f"a batch of {self.dataset.train_bs_n_seqs} questions does not divide into "
-                    f"{self.ppo.ppo_n_minibatches} minibatches on {ranks} data-parallel ranks",
-                    where=f"dataset.train_bs_n_seqs, ppo.ppo_n_minibatches and {call.role}.parallel"
-                    + (" or allocation" if self.allocation else ""),
-                    fix=f"use a multiple of {pieces}",
-                )
 
     def preparations(self) -> tuple[Preparation, ...]:
         """``sft-math``, unless there is a starting policy."""
@@ -209,15 +198,18 @@ class MathRLExperiment(Experiment):
 
     def initial_setup(self) -> ExperimentConfig:
         """Roles on their workers, calls on their copies."""
+        calls = self._copies.calls
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,
-            model_rpcs=self._copies.calls,
+            model_rpcs=calls,
             dataset_keys=("packed_prompts",),
             model_worker=place_models(
                 self._copies.places,
                 {role: self._model(role) for role in self._roles},
                 n_workers=self._allocated.n_workers,
                 base_seed=self.seed,
+                # The copy that samples answers the held-out questions too: it has whole weights.
+                evaluated=[c.model_name for c in calls if c.name == "actor_gen"],
                 datasets=(
                     DatasetAbstraction(
                         "math_prompts", {**dataset_args(self.dataset), "split": "train"}
@@ -300,54 +292,20 @@ class MathRLExperiment(Experiment):
             interface_impl=interface,
             model_name=ModelName(role),
             mb_spec=MicroBatchSpec(max_tokens_per_mb=limit),
+            n_minibatches=self.ppo.ppo_n_minibatches if kind == "train_step" else 1,
             **more,
         )
 
     def _policy_calls(self, experience: tuple[str, ...]) -> dict[str, MFCDef]:
         """Calls that every such experiment has: actor, reference and reward."""
-        actor = ModelInterfaceAbstraction("ppo_actor", self._ppo_args() | {"reward": self.reward})
-        reward = ModelInterfaceAbstraction("math_reward", {"reward": self.reward})
-        ema = () if self.ref_ema_eta is None else (self._to_reference(self.ref_ema_eta),)
-        calls = (
-            self._call(
-                "actor_gen",
-                "actor",
-                "generate",
-                actor,
-                input_keys=("packed_prompts",),
-                output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask"),
-            ),
-            self._call(
-                "rew_inf",
-                "reward",
-                "inference",
-                reward,
-                input_keys=ANSWERS,
-                output_keys=("rewards",),
-            ),
-            self._call(
-                "ref_inf",
-                "ref",
-                "inference",
-                actor,
-                input_keys=("packed_input_ids",),
-                output_keys=("packed_ref_logprobs",),
-                output_key_remap={"logprobs": "packed_ref_logprobs"},
-            ),
-            self._call(
-                "actor_train",
-                "actor",
-                "train_step",
-                actor,
-                input_keys=experience,
-                post_hooks=ema,
-            ),
+        hooks = () if self.ref_ema_eta is None else (to_reference(self.ref_ema_eta),)
+        return policy_calls(
+            self._call,
+            ppo=self._ppo_args(),
+            reward=self.reward,
+            experience=experience,
+            after_update=hooks,
         )
-        return {call.name: call for call in calls}
 
     def _ppo_args(self) -> dict[str, Any]:
         return {**to_plain(self.ppo), "group_size": self.group_size}
-
-    @staticmethod
-    def _to_reference(eta: float) -> ParamReallocHook:
-        return ParamReallocHook(target=ModelName("ref"), eta=eta)

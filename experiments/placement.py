@@ -221,6 +221,7 @@ def place_models(
     *,
     n_workers: int,
     base_seed: int,
+    evaluated: Collection[ModelName] | None = None,
     **of_all: Any,
 ) -> tuple[ModelWorker, ...]:
     """The model workers with their shards.
@@ -228,19 +229,21 @@ def place_models(
     Args:
         places: copy → where it sits.
         models: role → its model, in the order in which a worker lists them.
+        evaluated: copies that get their role's held-out data; None: copies 0.
         of_all: further fields of ``ModelWorker``, the same for all.
     """
     shards: list[list[ModelShard]] = [[] for _ in range(n_workers)]
     order = list(models)
     for name, place in sorted(places.items(), key=lambda p: (order.index(p[0].role), p[0])):
         role = models[name.role]
+        evaluates = not name.replica_id if evaluated is None else name in evaluated
         for rank, worker in enumerate(place.workers):
             shards[worker].append(
                 ModelShard(
                     id=ModelShardID(model_name=name, topo=place.topology, parallelism_rank=rank),
                     model=role.model,
                     backend=role.replica_backend if name.replica_id else role.backend,
-                    eval_dataset=None if name.replica_id else role.eval_dataset,
+                    eval_dataset=role.eval_dataset if evaluates else None,
                 )
             )
     return tuple(ModelWorker(base_seed=base_seed, shards=tuple(mine), **of_all) for mine in shards)

@@ -13,20 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experiments.math_rl import ANSWERS, MathRLExperiment
+from experiments.math_calls import POLICY_KEYS
+from experiments.math_rl import MathRLExperiment
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceAbstraction
 from realsys.api.options import ModelOptions, OptimizerOptions, option
 
-EXPERIENCE = (
-    *ANSWERS,
-    "packed_logprobs",
-    "packed_ref_logprobs",
-    "rewards",
-    "values",
-    "seq_no_eos_mask",
-)
+EXPERIENCE = (*POLICY_KEYS, "values")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,12 @@ class SFTMathExperiment(Experiment):
             yield ConfigError(
                 "this experiment has one model and no pools", where="model.pool", fix="leave it out"
             )
+        if self.model.offload:
+            yield ConfigError(
+                "this experiment has one model: no other would use the memory",
+                where="model.offload",
+                fix="leave it out; cpu_offload keeps the optimizer in CPU memory",
+            )
         yield from layout_problems_of(
             self._places,
             {"model": self.model},

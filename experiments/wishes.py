@@ -85,6 +85,7 @@ def allocate_calls(
     """
     found: dict[str, CallAllocation] = {}
     problems: list[ConfigError] = []
+    too_large: dict[tuple[Wish, ProcessTopology, int], list[str]] = {}
     for call, wish in wishes.items():
         if wish.pool is not None and wish.pool not in pools:
             problems.append(unknown_pool(wish.pool, pools, wish.where))
@@ -92,17 +93,22 @@ def allocate_calls(
         workers = tuple(range(n_workers)) if wish.pool is None else pools[wish.pool]
         topology = wish.topology or ProcessTopology(data=len(workers))
         if topology.world_size > len(workers):
-            there = "there are" if wish.pool is None else f"pool {wish.pool!r} has"
-            problems.append(
-                ConfigError(
-                    f"{call} in layout {topology} needs {topology.world_size} model workers, "
-                    f"{there} {len(workers)}",
-                    where=wish.where,
-                    fix="use smaller degrees, "
-                    + ("or more model workers" if wish.pool is None else "or a larger pool"),
-                )
-            )
+            too_large.setdefault((wish, topology, len(workers)), []).append(call)
             continue
         found[call] = CallAllocation(workers=workers[: topology.world_size], topology=topology)
+    problems += [_too_large(calls, *asked) for asked, calls in too_large.items()]
     raise_problems(problems)
     return found
+
+
+def _too_large(
+    calls: list[str], wish: Wish, topology: ProcessTopology, num_workers: int
+) -> ConfigError:
+    there = "there are" if wish.pool is None else f"pool {wish.pool!r} has"
+    return ConfigError(
+        f"{' and '.join(calls)} in layout {topology} needs {topology.world_size} model workers, "
+        f"{there} {num_workers}",
+        where=wish.where,
+        fix="use smaller degrees, "
+        + ("or more model workers" if wish.pool is None else "or a larger pool"),
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher import output
+from launcher.memory_check import RESERVE, gpu_bytes, scheduling_of, size
 from realsys.api.allocation import CallAllocation, format_allocation, workers_text
 from realsys.api.errors import ConfigError, RealsysError
 from realsys.api.plan import LaunchPlan
@@ -18,7 +19,8 @@ from realsys.api.trial import TrialFiles, write_record
 from realsys.planner.costs import Costs
 from realsys.planner.devices import DEVICES, Device, device_of
 from realsys.planner.gantt import Lane, gantt
-from realsys.planner.placed import Placed, degrees_of, placed, refusal
+from realsys.planner.memory_limit import memory_of_plans
+from realsys.planner.placed import Placed, degrees_of, model_made_before, placed, refusal
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.profiled import Profile, ProfiledCosts
 from realsys.planner.read_profile import formulas_of, read_profile
@@ -26,6 +28,7 @@ from realsys.planner.search import Found, Limits, search
 
 MOST_PROFILES = 4  # of trials that nobody named
 LOOK_AT = 12  # newest trials
+SLACK = 0.01  # a simpler plan may be so much slower
 GPUS_PER_NODE = 8  # where the site does not say
 
 
@@ -93,25 +96,28 @@ def _named_profile(name: str, device: Device, cluster: str | None) -> Profile:
 
 
 def _like_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[Profile]:
-    """Profiles of the newest trials of the experiment that have its models and its batch."""
+    """Profiles of the newest trials that have this one's calls, models and batch."""
     from pathlib import Path
 
     from launcher.trials import created_at
     from realsys.api.plan import read_plan
 
-    folder = Path(plan.trial_dir).parent
-    trials = [TrialFiles(p.parent) for p in folder.glob("*/plan.json")]
+    folder = Path(plan.trial_dir).parent.parent
+    trials = [TrialFiles(p.parent) for p in folder.glob("*/*/plan.json")]
     taken = 0
     for files in sorted(trials, key=created_at, reverse=True)[:LOOK_AT]:
         if files.root == Path(plan.trial_dir) or taken == MOST_PROFILES:
             continue
         try:
             other = placed(read_plan(files.plan))
-            if (other.roles, other.workload) == (found.roles, found.workload):
-                yield read_profile(files, device)
-                taken += 1
+            if (other.roles, other.workload) != (found.roles, found.workload):
+                continue
+            profile = read_profile(files, device)
         except (RealsysError, OSError, ValueError):
             continue  # it is only one of several, and nobody named it
+        if profile.calls.keys() >= found.allocation.keys():
+            yield profile
+            taken += 1
 
 
 # ---- what `plan` says about a plan's time ---------------------------------------------------------------
@@ -207,6 +213,17 @@ class Proposal:
     found: Found
     prediction: Prediction
     now: Prediction | None
+    now_fits: bool
+    most_bytes: float  # of one GPU
+    limit_bytes: float | None
+
+
+def memory_limit(plan: LaunchPlan, device: Device | None) -> float | None:
+    """Bytes of a GPU that models can have: of the device that was named, or the site's."""
+    whole = (
+        device.memory_bytes if device else gpu_bytes(plan.cluster, scheduling_of(plan.phases[-1]))
+    )
+    return whole * (1 - RESERVE) if whole else None
 
 
 def propose(
@@ -237,21 +254,34 @@ def propose(
         basis = "formulas for a CPU: they compare plans, their seconds mean little"
         known = Figures(costs=costs, basis=basis, device=None)
     num_workers = gpus or found.num_workers
+    limit = memory_limit(plan, known.device if device else None)
+    config = plan.phases[-1].config
     limits = Limits(
+        memory_bytes=limit,
+        bytes_per_worker=memory_of_plans(config, model_made_before(plan)),
         num_workers=num_workers,
         degrees=degrees_of(found, gpus_per_node=gpus_per_node(plan)),
         refusal=partial(refusal, found),
     )
-    best = search(found.graph, known.costs, limits, ahead=found.ahead, deadline_s=within_s)
+    best = search(
+        found.graph, known.costs, limits, ahead=found.ahead, deadline_s=within_s, slack=SLACK
+    )
     now = (
         predict(found, known.costs, basis=known.basis) if num_workers >= found.num_workers else None
     )
+
+    def fullest(allocation: Mapping[str, CallAllocation]) -> float:
+        return max(limits.bytes_per_worker(allocation).values(), default=0.0)
+
     return Proposal(
+        most_bytes=fullest(best.allocation),
+        limit_bytes=limit,
         overrides=overrides_of(best.allocation, num_workers),
         num_workers=num_workers,
         found=best,
         prediction=predict(found, known.costs, basis=known.basis, allocation=best.allocation),
         now=now,
+        now_fits=limit is None or fullest(found.allocation) <= limit,
     )
 
 
@@ -268,15 +298,22 @@ def overrides_of(allocation: Mapping[str, CallAllocation], num_workers: int) -> 
 def print_proposal(plan: LaunchPlan, proposal: Proposal) -> None:
     """The proposal: settings, times, why."""
     found, say = proposal.found, output.data
-    proof = "no other is better" if found.exact else "the best of those that were tried"
+    proof = (
+        f"none is better by more than {SLACK:.0%}"
+        if found.exact
+        else "the best of those that were tried"
+    )
     say(
         f"plan search for {plan.experiment_name} on {proposal.num_workers} GPUs: {found.evaluated:,} "
         f"plans of {found.plans:,.0f} in {found.seconds:.1f} s; {proof}"
     )
     for line in prediction_lines(proposal.prediction):
         say(line)
+    room = f" of {size(proposal.limit_bytes)}" if proposal.limit_bytes else ""
+    say(f"  memory         {size(proposal.most_bytes)}{room} on the fullest GPU")
     if proposal.now is not None:
-        say(f"  as it is now   {seconds(proposal.now.figures.wall_s)} a step")
+        small = "" if proposal.now_fits else ", and does not fit"
+        say(f"  as it is now   {seconds(proposal.now.figures.wall_s)} a step{small}")
     say()
     rows = [
         (

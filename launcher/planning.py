@@ -47,12 +47,14 @@ def make_plan(
     imports: Sequence[str] = (),
     job: JobOptions | None = None,
     snapshot: bool = True,
+    fits_memory: bool = True,
 ) -> LaunchPlan:
     """The plan of a launch that was asked for.
 
     Args:
         job: what stands on the command line about the Slurm job.
         snapshot: on Slurm, run a copy of the code; on this machine the code itself runs at once.
+        fits_memory: refuse models that are too large for their GPUs.
     Raises:
         ConfigErrors: every mistake in settings, experiment and job.
         ClusterError: trials can't be written under the file root.
@@ -60,7 +62,8 @@ def make_plan(
     planner = Planner(
         experiment, config=config, cluster=cluster, imports=imports, job=job, snapshot=snapshot
     )
-    return planner.plan(words, trial=trial or next_free_name(planner.folder))
+    name = trial or next_free_name(planner.folder)
+    return planner.plan(words, trial=name, fits_memory=fits_memory)
 
 
 class Planner:
@@ -96,7 +99,7 @@ class Planner:
         after = self._job.after if self.on_slurm else None
         self._request = self._job.request(dependency_on(after) if after else None)
 
-    def plan(self, words: Sequence[str], *, trial: str) -> LaunchPlan:
+    def plan(self, words: Sequence[str], *, trial: str, fits_memory: bool = True) -> LaunchPlan:
         """The plan of a trial with these settings.
 
         Raises:
@@ -124,6 +127,7 @@ class Planner:
             now=self._now,
             snapshot=self._snapshot,
             revision=self._revision,
+            fits_memory=fits_memory,
         )
 
 

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.job.allocation import JobRequest, allocate
+from launcher.memory_check import memory_of_plan, memory_problems, memory_warnings
 from launcher.problems import collected, flat, raise_all
 from launcher.scheduling_options import SchedulingOptions
 from launcher.snapshot import snapshot_imports
@@ -52,6 +53,7 @@ def resolve(
     now: datetime | None = None,
     snapshot: bool = False,
     revision: str = "",
+    fits_memory: bool = True,
 ) -> LaunchPlan:
     """The whole trial, decided.
 
@@ -64,6 +66,7 @@ def resolve(
         request, now: on Slurm, what the user wants of the job, and the local time that relative
             times count from.
         snapshot, revision: whether the trial runs a copy of the code, and which code that is.
+        fits_memory: refuse models that are too large for their GPUs.
     Raises:
         ConfigErrors: everything that is wrong.
     """
@@ -88,7 +91,7 @@ def resolve(
         job, told = found.job, list(found.warnings)
         done = [replace(phase, steps=found.steps.get(phase.name, ())) for phase in done]
     raise_all(problems)
-    return LaunchPlan(
+    plan = LaunchPlan(
         experiment_name=experiment_name,
         trial_name=trial_name,
         user=user,
@@ -102,6 +105,10 @@ def resolve(
         snapshot=snapshot,
         revision=revision,
     )
+    memory = memory_of_plan(plan)
+    if fits_memory:
+        raise_all(memory_problems(memory))
+    return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
 
 
 class _Phases:

@@ -8,14 +8,19 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import output
+from launcher.memory_check import memory_of_plan
 from launcher.option_tree import OptionRow, value_text
+from launcher.plan_view import ALLOCATION_HEAD, MEMORY_HEAD, allocation_rows, memory_rows
 from launcher.render import last_words, progress_line, rates
 from launcher.text import duration, headline, moment
 from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
+
+if TYPE_CHECKING:
+    from realsys.observability.predicted import PredictedRow
 
 MANY_WORKERS = 16  # of more, the first and the last stand for all
 
@@ -55,6 +60,22 @@ def print_status(view: TrialView) -> None:
         )
 
 
+def print_times(rows: Sequence[PredictedRow]) -> None:
+    """Step and calls, predicted and measured."""
+    from realsys.observability.predicted import error_text
+
+    output.data()
+    if not rows:
+        output.say(
+            "no time was predicted for this trial (realsys plan says how), or no step is done"
+        )
+        return
+    output.table(
+        ("", "predicted", "measured", "error"),
+        [(r.name, f"{r.predicted_s:.3f} s", f"{r.measured_s:.3f} s", error_text(r)) for r in rows],
+    )
+
+
 def _job_words(view: TrialView) -> str:
     """``892026  RUNNING on n[1-2]``."""
     job = view.job
@@ -92,7 +113,7 @@ def print_trials(views: Iterable[TrialView]) -> None:
 
 def print_plan(plan: LaunchPlan) -> None:
     """Everything that was decided."""
-    say = output.data
+    say, memory = output.data, memory_of_plan(plan)
     say(f"{plan.trial} on {plan.cluster.name} ({plan.cluster.scheduler})")
     say(f"  folder  {plan.trial_dir}")
     say(f"  store   {plan.name_resolve_url}")
@@ -103,6 +124,11 @@ def print_plan(plan: LaunchPlan) -> None:
         _print_phase(
             phase, f"phase {i} of {len(plan.phases)}: {phase.name} ({phase.experiment_name})"
         )
+        say()
+        output.table(ALLOCATION_HEAD, allocation_rows(phase.config))
+        if groups := memory[phase.name]:
+            say()
+            output.table(MEMORY_HEAD, memory_rows(groups))
     say()
     for warning in plan.warnings:
         output.warn(warning)

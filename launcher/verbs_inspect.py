@@ -19,27 +19,50 @@ if TYPE_CHECKING:
     from realsys.api.dataflow import DataflowGraph
     from realsys.api.plan import LaunchPlan
     from realsys.api.trial import TrialFiles
+    from realsys.observability.predicted import PredictedRow
 
 
-def status(trial: o.TrialOrSweep = None, json: o.Json = False, cluster: o.Cluster = None) -> int:
+def status(
+    trial: o.TrialOrSweep = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also the time of each call, predicted and measured.")
+    ] = False,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
     """Show a trial's state, progress and workers, or a sweep as a table; without a name, all my trials."""
     if trial is None:
         return ls(json=json, cluster=cluster)
     from launcher import output
     from launcher.status import trial_view
-    from launcher.tables import print_status
+    from launcher.tables import print_status, print_times
     from launcher.trials import find_sweep, find_trial
 
     if sweep := find_sweep(trial, cluster=cluster):
         from launcher.verbs_sweep import show_sweep
 
         return show_sweep(trial, sweep, json=json)
-    view = trial_view(find_trial(trial, cluster=cluster))
+    files = find_trial(trial, cluster=cluster)
+    view = trial_view(files)
+    times = _predicted_and_measured(files) if report else None
     if json:
-        output.document(trial=view)
-    else:
-        print_status(view)
+        output.document(trial=view, **({"times": times} if times is not None else {}))
+        return ExitCode.OK
+    print_status(view)
+    if times is not None:
+        print_times(times)
     return ExitCode.OK
+
+
+def _predicted_and_measured(files: TrialFiles) -> list[PredictedRow]:
+    """Of a trial that had a prediction; else empty."""
+    from realsys.api.trial import PredictionRecord, read_record
+    from realsys.observability.events import read_events
+    from realsys.observability.predicted import predicted_rows
+
+    record = read_record(PredictionRecord, files.prediction)
+    events = read_events(files.phase(files.root).events)
+    return predicted_rows(record, events) if record else []
 
 
 def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:

@@ -136,6 +136,7 @@ def plan(
         imports=imports or (),
         job=job,
         snapshot=not no_snapshot,
+        fits_memory=not search,
     )
     if search:
         proposal = plan_search.propose(

@@ -18,6 +18,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may run at the same time (`pytest -n`): files may, but there is one Slurm, and it goes first."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: not item.path.is_relative_to(here / "slurm"))  # stable
+    for item in items:
+        group = "slurm" if item.path.is_relative_to(here / "slurm") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """In CI a skipped test is a failed one: this machine can run every tier that is here."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

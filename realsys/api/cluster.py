@@ -21,6 +21,9 @@ class PartitionSpec:
     memory_mib: int = option(1024, "memory of a node that jobs can have", unit="MiB", ge=1)
     gpus: int = option(0, "GPUs of a node", ge=0)
     gpu_type: str | None = option(None, "their type in GRES, e.g. h200; none: not named")
+    gpu_memory_gib: float | None = option(
+        None, "memory of one GPU; none: by gpu_type where that is known", unit="GiB", gt=0
+    )
     nodelist: str | None = option(
         None, "hostlist of its nodes, to check nodelist and exclude; none: not checked"
     )

@@ -60,6 +60,7 @@ class MFCDef:
         input_keys, output_keys: names in the buffer; ``*_key_remap`` maps (buffer name →
             interface's name for inputs, interface's name → buffer name for outputs).
         mb_spec: how the engine cuts the batch.
+        n_minibatches: into how many parts, one after the other, a training call cuts its batch.
         min_n_seqs_per_pass: least datapoints a data-parallel rank must get.
         log_return_value: also write the returned statistics to the worker's log.
         pre_hooks, post_hooks: weight movements around the call.
@@ -75,6 +76,7 @@ class MFCDef:
     output_keys: tuple[str, ...] = ()
     output_key_remap: Mapping[str, str] = field(default_factory=dict)
     mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
+    n_minibatches: int = 1
     min_n_seqs_per_pass: int = 1
     log_return_value: bool = False
     pre_hooks: tuple[Hook, ...] = ()
@@ -84,6 +86,12 @@ class MFCDef:
         if self.n_seqs < 1:
             raise ConfigError(
                 f"n_seqs is {self.n_seqs}", where=f"MFC {self.name!r}", fix="use 1 or more"
+            )
+        if self.n_minibatches < 1:
+            raise ConfigError(
+                f"n_minibatches is {self.n_minibatches}",
+                where=f"MFC {self.name!r}",
+                fix="use 1 or more",
             )
         for label, remap, keys in (
             ("input_key_remap", self.input_key_remap, self.input_keys),

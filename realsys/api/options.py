@@ -119,7 +119,7 @@ class ModelOptions:
     )
     pool: str | None = option(None, "pool of model workers; none: the experiment's placement says")
     optimizer: OptimizerOptions = option(OptimizerOptions(), "AdamW and its schedule")
-    lora: LoRAOptions = option(LoRAOptions(), "adapters in place of training the whole model")
+    lora: LoRAOptions = option(LoRAOptions(), "adapters alone train (backend fsdp)")
     max_tokens_per_mb: int | None = option(
         16384, "largest micro-batch; none for no limit", unit="tokens", ge=1
     )

@@ -9,6 +9,7 @@ throughout: dropout would make a policy differ from the one that sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from realsys.backends import lora
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.offload import HostMemory
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
+from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
@@ -59,6 +61,7 @@ class HFEngine(PipelinableEngine):
         self.rank = model.rank
         self.ranks = DataParallel.of(model)
         self.everyone = DataParallel(model.groups.copy, model.device)
+        self.slot = model.groups.slot  # who sees the same data; None: nobody else
         self.adapters = adapters
         self.parameters = dict(self.module.named_parameters())
         self.adapter_names = lora.trained_names(self.parameters) if adapters else frozenset()
@@ -110,6 +113,7 @@ class HFEngine(PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
         seed: int = 0,
     ) -> SequenceSample:
+        """As in the base class. Each process of a slot makes a share of the answers."""
         return answer_prompts(
             self.whole_module(),
             input_,
@@ -117,6 +121,7 @@ class HFEngine(PipelinableEngine):
             gconfig=gconfig,
             mb_spec=mb_spec,
             base_seed=self.base_seed ^ seed,
+            generate=partial(generate_dealt, group=self.slot) if self.slot else generate,
         )
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import (
@@ -183,8 +182,8 @@ class FSDPEngine(HFEngine):
         if self.options.gradient_clipping:
             # As torch's clip_grads_with_norm_, which takes no shards of different meshes together.
             factor = (self.options.gradient_clipping / (norm + 1e-6)).clamp(max=1.0)
-            for gradient in gradients.values():
-                gradient.mul_(factor.to(gradient.device))
+            every = list(gradients.values())
+            torch._foreach_mul_(every, factor.to(every[0].device))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -195,15 +194,15 @@ class FSDPEngine(HFEngine):
     def _norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Norm of the whole gradient, equal on all ranks: every number of it counts once."""
         if self.everyone.group is None:
-            return get_total_norm(list(gradients.values()))
+            return _norm(list(gradients.values()))
         first = self.tensor_group is None or dist.get_rank(self.tensor_group) == 0
         counted = [
             gradient
             for name, gradient in gradients.items()
             if first or is_cut_over_tensor_axis(self.parameters[name])
         ]
-        norm = get_total_norm(counted) if counted else torch.zeros(())
-        return self.everyone.sum(norm.double().square()).sqrt().float()
+        norm = _norm(counted) if counted else torch.zeros(())
+        return self.everyone.sum(norm.double().square()).sqrt().to(norm.dtype)
 
     # ---- sharded weights ----------------------------------------------------------------------
 
@@ -276,6 +275,14 @@ def _adamw(trained: Iterable[nn.Parameter], options: OptimizerOptions) -> torch.
         eps=options.eps,
         fused=True,  # elementwise, so the same bits each time, on CPU and GPU
     )
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    """Norm of all numbers together, as ``get_total_norm``, but never summed up in half precision."""
+    exact = any(x.dtype == torch.float64 for x in tensors)
+    norms = torch._foreach_norm(tensors, 2, dtype=torch.float64 if exact else torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def _unfit(what: str) -> CheckpointError:

@@ -1,38 +1,78 @@
 """Forward passes and generation with frozen weights: reference models, rules without weights.
 
-Every data-parallel rank holds the whole module.
+With data axes only every rank holds the whole Hugging Face module; with others, its part of
+Megatron's (realsys.backends.megatron).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
-from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackend
+from realsys.api.model import (
+    LossFn,
+    LossWeightFn,
+    Model,
+    ModelBackend,
+    ModuleSource,
+    ProcessTopology,
+)
 from realsys.backends.engine import HFEngine
+from realsys.backends.lora import add_adapters, lora_options, with_adapters
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.models.source import module_of
+from realsys.param_realloc.boxes import Layout
+from realsys.param_realloc.layouts import megatron_layout, whole_layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceBackend(ModelBackend):
-    """Makes an engine without optimizer. A model without module (a rule) keeps none."""
+    """Makes an engine without optimizer. A model without module (a rule) keeps none.
+
+    Attributes:
+        lora: fields of ``LoRAOptions``: the copy holds base and adapters apart, as the trained model
+            does, so that later only adapters need to come from there.
+    """
+
+    lora: Mapping[str, Any] = field(default_factory=dict)
 
     def _initialize(self, model: Model) -> Model:
-        topo = model.topology
-        if topo.tensor > 1 or topo.pipeline > 1:
-            raise ConfigError(
-                f"the layout is {topo}, but the inference backend has only the data axis",
-                where=f"parallel of {model.name}",
-                fix=f"use d{topo.world_size}t1p1, or a backend with tensor and pipeline axes",
-            )
         if model.module is None:
             return model
-        model.module = module_of(model).requires_grad_(False)
-        model.module = InferenceEngine(model)
+        if _is_cut(model.topology):
+            return self._initialize_cut(model)
+        model.module = module_of(model)
+        adapters = lora_options(self.lora)
+        if adapters is not None:
+            add_adapters(model.module, adapters, seed=model.base_seed)
+        model.module.requires_grad_(False)
+        model.module = InferenceEngine(model, adapters)
         return model
+
+    def _initialize_cut(self, model: Model) -> Model:
+        # Imported here: megatron-core takes seconds, and most copies have only the data axis.
+        from realsys.backends.megatron.backend import inference_engine
+
+        if lora_options(self.lora) is not None:
+            raise ConfigError(
+                f"the layout is {model.topology}, but adapters have only the data axis here",
+                where=f"backend of {model.name}",
+                fix=f"use d{model.topology.world_size}t1p1 with lora, or no lora",
+            )
+        model.module = inference_engine(model)
+        return model
+
+    def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
+        if _is_cut(topology):
+            return megatron_layout(source.shape(), topology)
+        return with_adapters(source.weights(), lora_options(self.lora), topology, whole_layout)
+
+
+def _is_cut(topo: ProcessTopology) -> bool:
+    return topo.tensor > 1 or topo.pipeline > 1
 
 
 class InferenceEngine(HFEngine):

@@ -62,7 +62,8 @@ def add_adapters(
             )
     import peft  # takes seconds, and only these runs need it
 
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    devices = {p.get_device() for p in module.parameters() if p.is_cuda}
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of tied weights that we don't touch
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(_config(peft, options), module)
@@ -186,13 +187,16 @@ def with_adapters(
     An adapter is cut like the weight beside it on the side where that one is cut, else it is whole;
     so it is laid out under that weight's name, and then gets its own.
     """
+    weights = tuple(  # a module in memory may have its adapters already
+        Weight(exchange_name(w.name), w.shape) for w in weights if not is_adapter(w.name)
+    )
     by_base = adapter_weights(weights, options)
     renamed: dict[str, Weight] = {}  # name to lay it out under → the adapter
     for base, (a, b) in by_base.items():
         layer = base.split(".")[-2]
         renamed[base if layer in COLUMN_SPLIT else a.name] = a
         renamed[base if layer in ROW_SPLIT else b.name] = b
-    base_layout = layout(tuple(weights), topo)
+    base_layout = layout(weights, topo)
     stand_ins = tuple(Weight(name, adapter.shape) for name, adapter in renamed.items())
     extra = layout(stand_ins, topo) if stand_ins else tuple({} for _ in base_layout)
     return tuple(

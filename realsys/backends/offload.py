@@ -25,14 +25,14 @@ class HostMemory:
 
     def take(self, tensors: Iterable[Tensor]) -> None:
         """Copies the storages of ``tensors`` (plain ones, any views) here and frees them."""
-        found: dict[int, Tensor] = {}
+        found: dict[tuple[torch.device, int], Tensor] = {}
         for x in tensors:
-            if storage_bytes(x):
-                found.setdefault(x.untyped_storage().data_ptr(), x)
+            if x.untyped_storage().nbytes():
+                found.setdefault((x.device, x.untyped_storage().data_ptr()), x)
         for x in found.values():
             storage = x.untyped_storage()
             here = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=x.is_cuda)
-            here.copy_(_bytes_of(x), non_blocking=True)
+            here.copy_(_bytes_of(storage), non_blocking=True)
             self._kept.append((storage, here))
         if any(x.is_cuda for x in found.values()):
             torch.cuda.synchronize()  # the copies must be whole before their sources go
@@ -43,17 +43,11 @@ class HostMemory:
         """Puts everything back where it was, bit for bit."""
         for storage, here in self._kept:
             storage.resize_(here.numel())
-            room = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            room.copy_(here, non_blocking=True)
+            _bytes_of(storage).copy_(here, non_blocking=True)
         if any(storage.device.type == "cuda" for storage, _ in self._kept):
             torch.cuda.synchronize()  # pinned memory may be used again from here on
         self._kept.clear()
 
 
-def storage_bytes(x: Tensor) -> int:
-    """Size of the memory behind ``x``, of which it may be a part."""
-    return x.untyped_storage().nbytes()
-
-
-def _bytes_of(x: Tensor) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

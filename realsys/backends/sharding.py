@@ -147,10 +147,12 @@ def local_shard(x: Tensor) -> Tensor:
 def local_gradient(parameter: Tensor) -> Tensor | None:
     """The gradient of ``local_shard(parameter)``; writing to it writes to the gradient."""
     gradient = parameter.grad
-    both_cut = isinstance(gradient, DTensor) and isinstance(parameter, DTensor)
-    if both_cut and gradient.placements != parameter.placements:
-        gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
-    return None if gradient is None else local_shard(gradient)
+    if gradient is None:
+        return None
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):  # noqa: SIM102
+        if gradient.placements != parameter.placements:
+            gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
+    return local_shard(gradient)
 
 
 def cpu_copy(x: Tensor) -> Tensor:

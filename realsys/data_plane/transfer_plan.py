@@ -78,10 +78,10 @@ def plan_redistribution(
     needs = list(_needs(consumers, list(dict.fromkeys(keys)), owners, host_of))
     sizes = [num_bytes(need.key, need.name) for need in needs]
     sender: dict[int, int] = {}  # position in needs → worker
-    to_send: dict[int, int] = {}
+    to_send = {worker: 0 for need in needs for worker in need.owners}
     for i in sorted(range(len(needs)), key=lambda i: (len(needs[i].owners) > 1, -sizes[i])):
-        sender[i] = min(needs[i].owners, key=lambda w: (to_send.get(w, 0), w))
-        to_send[sender[i]] = to_send.get(sender[i], 0) + sizes[i]
+        sender[i] = min(needs[i].owners, key=to_send.__getitem__)
+        pass
 
     wanted: dict[int, dict[tuple[int, str], list[str]]] = {consumer: {} for consumer in consumers}
     for i, need in enumerate(needs):
@@ -98,7 +98,7 @@ class _Need(NamedTuple):
     consumer: int
     key: str
     name: str
-    owners: frozenset[int]
+    owners: tuple[int, ...]  # ascending
 
 
 def _needs(
@@ -107,7 +107,7 @@ def _needs(
     owners: Callable[[str, str], frozenset[int]],
     host_of: Callable[[int], object],
 ) -> Iterator[_Need]:
-    near: dict[tuple[int, frozenset[int]], frozenset[int]] = {}  # few sets of owners, many tensors
+    near: dict[tuple[int, frozenset[int]], tuple[int, ...]] = {}  # few sets of owners, many tensors
     for consumer, names in consumers.items():
         for key in keys:
             for name in dict.fromkeys(names):
@@ -118,8 +118,8 @@ def _needs(
                     raise _nobody_holds(key, name)
                 if (consumer, holders) not in near:
                     here = host_of(consumer)
-                    local = frozenset(w for w in holders if host_of(w) == here)
-                    near[consumer, holders] = local or holders
+                    local = [w for w in holders if host_of(w) == here]
+                    near[consumer, holders] = tuple(sorted(local or holders))
                 yield _Need(consumer, key, name, near[consumer, holders])
 
 

@@ -1,7 +1,8 @@
 """How a call's batch is cut over data-parallel ranks (pure).
 
-Generation and training get equal counts (training so that every rank has the same number of
-minibatches); everything is balanced by tokens, but generation, whose lengths nobody knows yet.
+Generation and training get equal counts; everything is balanced by tokens, but generation, whose
+lengths nobody knows yet. A training batch is dealt out one minibatch after the other: whatever the number
+of ranks, all of them together see the same minibatches.
 """
 
 from __future__ import annotations
@@ -18,5 +19,12 @@ def split_over_ranks(call: MFCDef, meta: SequenceMeta, num_ranks: int) -> list[l
         return [list(range(meta.batch_size))]
     if call.interface_type is ModelInterfaceType.GENERATE:
         return contiguous(meta.batch_size, num_ranks)
-    equal = call.interface_type is ModelInterfaceType.TRAIN_STEP
-    return balanced_partition(meta.tokens_per_id(), num_ranks, equal_counts=equal)
+    tokens = meta.tokens_per_id()
+    if call.interface_type is not ModelInterfaceType.TRAIN_STEP:
+        return balanced_partition(tokens, num_ranks)
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    for minibatch in contiguous(meta.batch_size, call.n_minibatches):
+        parts = balanced_partition([tokens[i] for i in minibatch], num_ranks, equal_counts=True)
+        for rank, part in zip(ranks, parts, strict=True):
+            rank += [minibatch[i] for i in part]
+    return ranks

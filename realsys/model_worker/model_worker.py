@@ -220,6 +220,8 @@ class ModelWorkerLoop:
         stats: dict[str, dict[str, float]] = {}
         samples: tuple[Any, ...] = ()
         for shard, model, interface in self.shards.evaluated():
+            if isinstance(model.module, PipelinableEngine):
+                model.module.onload()
             found = interface.evaluate(model, self._eval_batches(shard, model))
             samples += tuple(found.pop("samples", ()))
             stats[shard.id.model_name.role] = found
@@ -246,6 +248,8 @@ class ModelWorkerLoop:
 
     def _save_model(self, request: rq.SaveModel) -> rq.Done:
         model, interface = self.shards.model(request.model)
+        if isinstance(model.module, PipelinableEngine):
+            model.module.onload()
         interface.save(model, request.folder)
         return rq.Done()
 

@@ -120,6 +120,8 @@ class Shards:
         }
 
     def _engine_state(self, model: Model) -> dict[str, Any]:
+        if model.module is not None:
+            model.module.onload()  # a hook may have left it in CPU memory
         if model.name in self._averaged:  # what a hook has averaged into it can be had nowhere else
             return copy_weights(model.module)
         return model.module.state_dict() if model.module is not None else {}

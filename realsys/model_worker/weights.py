@@ -15,6 +15,7 @@ from realsys.api import registry
 from realsys.api.errors import CheckpointError
 from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import ModelName, ModuleSource, PipelinableEngine
+from realsys.models.shape import Weight
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.links import Link
 from realsys.param_realloc.realloc import Reallocator, ReallocReport
@@ -46,7 +47,7 @@ class WeightMoves:
             for shard in config.shards:
                 ranks = self._held.setdefault(str(shard.id.model_name), {})
                 ranks[shard.id.parallelism_rank] = index, shard
-        self._plans: dict[tuple[str, str], ReallocPlan] = {}
+        self._plans: dict[tuple[str, str, bool], ReallocPlan] = {}
         self._reallocator: Reallocator | None = None
 
     def move(self, source: str, target: str, *, eta: float) -> ReallocReport:
@@ -57,12 +58,9 @@ class WeightMoves:
         """
         if self._reallocator is None:
             self._reallocator = Reallocator(self._worker, self._make_link())
-        if (source, target) not in self._plans:
-            self._plans[source, target] = self._plan(source, target)
-        plan = self._plans[source, target]
         giver, taker = self._engine(source), self._engine(target)
         report = self._reallocator.run(
-            plan,
+            self._plan(source, target, giver or taker),
             giver.held_weights() if giver else None,
             taker.held_weights() if taker else None,
             eta=eta,
@@ -71,16 +69,23 @@ class WeightMoves:
             taker.weights_changed()
         return report
 
-    def _plan(self, source: str, target: str) -> ReallocPlan:
-        of = self._source_of(source, target)
-        return plan_realloc(
-            of.weights(),
-            self._layout(source, of),
-            self._workers(source),
-            self._layout(target, of),
-            self._workers(target),
-            dtype=self._dtype(source),
-        )
+    def _plan(self, source: str, target: str, engine: PipelinableEngine | None) -> ReallocPlan:
+        """All weights the first time; later only adapters, where training changes nothing else."""
+        adapters: frozenset[str] = getattr(engine, "adapter_names", frozenset())
+        again = bool(adapters) and (source, target, False) in self._plans
+        if (source, target, again) not in self._plans:
+            of = self._source_of(source, target)
+            giving, taking = self._layout(source, of), self._layout(target, of)
+            self._plans[source, target, again] = plan_realloc(
+                _weights_of(taking),
+                giving,
+                self._workers(source),
+                taking,
+                self._workers(target),
+                dtype={w.name: self._dtype(source, w.name) for w in _weights_of(taking)},
+                names=adapters if again else None,
+            )
+        return self._plans[source, target, again]
 
     def _source_of(self, *names: str) -> ModuleSource:
         """Names and shapes of the weights, from the copy that is here."""
@@ -90,10 +95,11 @@ class WeightMoves:
         _, shard = self._held[name][0]
         return registry.make_backend(shard.backend).layout(of, shard.id.topo)
 
-    def _dtype(self, name: str) -> str:
-        """Weights travel as the source has them."""
+    def _dtype(self, name: str, weight: str) -> str:
+        """Weights travel as the source has them; adapters are never of half precision."""
         _, shard = self._held[name][0]
-        return str(shard.model.args.get("dtype", "float32"))
+        dtype = str(shard.model.args.get("dtype", "float32"))
+        return "float32" if ".lora_" in weight and dtype.endswith("float16") else dtype
 
     def _workers(self, name: str) -> list[int]:
         ranks = self._held[name]
@@ -106,6 +112,16 @@ class WeightMoves:
         if engine is not None:
             engine.onload()
         return engine
+
+
+def _weights_of(layout: Layout) -> list[Weight]:
+    """The weights that a copy has, adapters among them; all ranks together hold each wholly."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for holding in layout:
+        for name, boxes in holding.items():
+            for box in boxes:
+                shapes[name] = tuple(map(max, box.stop, shapes.get(name, box.stop)))
+    return [Weight(name, shape) for name, shape in shapes.items()]
 
 
 def copy_weights(engine: PipelinableEngine) -> dict[str, list[torch.Tensor]]:

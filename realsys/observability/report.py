@@ -54,6 +54,7 @@ def report_html(story: TrialStory) -> str:
             samples(story),
             parts.preparing(story),
             details.time_spent(story),
+            details.predicted(story),
             details.dataflow(story),
             details.settings(story),
             going_on(story),

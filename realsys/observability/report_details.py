@@ -10,6 +10,7 @@ from html import escape
 from realsys.api.errors import RealsysError
 from realsys.observability.graph_picture import graph_png, graph_text
 from realsys.observability.option_rows import OptionRow, option_rows
+from realsys.observability.predicted import STEP, error_text, predicted_rows
 from realsys.observability.report_page import picture, rows_table, section
 from realsys.observability.step_picture import step_png
 from realsys.observability.timeline import mean_ratio, mfc_summary, role_of, typical_step
@@ -46,6 +47,29 @@ def time_spent(story: TrialStory) -> str:
     if (step := typical_step(events)) is not None:
         gantt = picture(step_png(events, step, roles=roles), f"timeline of step {step}")
     return section("Where the time went", words + f'<div class="card">{spent}</div><br>{gantt}')
+
+
+def predicted(story: TrialStory) -> str:
+    """What the launch predicted, beside what was measured."""
+    record = story.prediction
+    rows = predicted_rows(record, story.main.events) if record else []
+    if record is None or not rows:
+        return ""
+    body = rows_table(
+        ("", "predicted", "measured", "error"),
+        [
+            (
+                f"<b>{escape(r.name)}</b>" if r.name == STEP else f"<code>{escape(r.name)}</code>",
+                f"{r.predicted_s:.3f} s",
+                f"{r.measured_s:.3f} s",
+                error_text(r),
+            )
+            for r in rows
+        ],
+        numbers=3,
+    )
+    words = f"<p>{escape(record.basis)}; measured: medians without the first step.</p>"
+    return section("Predicted and measured", words + f'<div class="card">{body}</div>')
 
 
 def mfc_roles(story: TrialStory) -> dict[str, str]:

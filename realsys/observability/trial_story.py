@@ -19,6 +19,7 @@ from realsys.api.trial import (
     ExitMarker,
     Failure,
     PhaseFiles,
+    PredictionRecord,
     TrialFiles,
     TrialRecord,
     read_record,
@@ -56,6 +57,7 @@ class TrialStory:
     failure: Failure | None
     duration_s: float | None
     notes: tuple[str, ...]
+    prediction: PredictionRecord | None = None
 
     @property
     def main_plan(self) -> PhasePlan | None:
@@ -99,6 +101,7 @@ def read_story(trial_dir: Path) -> TrialStory:
         preparing=_preparing(trial_dir, plan, reader),
         failure=first_failure(files, attempts),
         duration_s=duration_s(attempts, main.events),
+        prediction=reader.try_to(lambda: read_record(PredictionRecord, files.prediction)),
         notes=tuple(dict.fromkeys(reader.notes)),
     )
 

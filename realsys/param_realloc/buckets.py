@@ -11,10 +11,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from realsys.models.shape import DTYPE_BYTES
 from realsys.param_realloc.boxes import Box
+
+T = TypeVar("T")
 
 
 class Piece(NamedTuple):
@@ -134,19 +136,19 @@ def bucket_share(bucket_bytes: int, crowd: int) -> int:
     return max(bucket_bytes // max(crowd, 1), 1)
 
 
-class Round(NamedTuple):
+class Round(NamedTuple, Generic[T]):
     """What a worker does in one round, by peer: fill and post, open, then take in what came before."""
 
-    sends: dict[int, Bucket]
-    receives: dict[int, Bucket]
-    arrivals: dict[int, Bucket]
+    sends: dict[int, T]
+    receives: dict[int, T]
+    arrivals: dict[int, T]
 
 
 def rounds(
-    outgoing: Mapping[int, Iterator[Bucket]], incoming: Mapping[int, Iterator[Bucket]]
-) -> Iterator[Round]:
-    """A worker's rounds until all of its streams are through. The last one only takes in."""
-    arrivals: dict[int, Bucket] = {}
+    outgoing: Mapping[int, Iterator[T]], incoming: Mapping[int, Iterator[T]]
+) -> Iterator[Round[T]]:
+    """A worker's rounds until all of its streams of messages are through. The last one only takes in."""
+    arrivals: dict[int, T] = {}
     while True:
         found = Round(_next_of(outgoing), _next_of(incoming), arrivals)
         if not any(found):
@@ -155,7 +157,7 @@ def rounds(
         arrivals = found.receives
 
 
-def _next_of(streams: Mapping[int, Iterator[Bucket]]) -> dict[int, Bucket]:
-    """The next bucket of each stream that is not through."""
+def _next_of(streams: Mapping[int, Iterator[T]]) -> dict[int, T]:
+    """The next message of each stream that is not through."""
     found = {peer: next(stream, None) for peer, stream in streams.items()}
-    return {peer: bucket for peer, bucket in found.items() if bucket is not None}
+    return {peer: message for peer, message in found.items() if message is not None}

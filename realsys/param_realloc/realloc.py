@@ -7,17 +7,29 @@ without a buffer; all else goes in buckets, of which one is filled while another
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from realsys.api.errors import ConfigError, InternalError
-from realsys.param_realloc.buckets import Bucket, Piece, cut_into_buckets, rounds
+from realsys.param_realloc.buckets import Piece, cut_into_buckets, rounds
 from realsys.param_realloc.links import Link, Receive, Send
 from realsys.param_realloc.realloc_plan import ReallocPlan
-from realsys.param_realloc.views import Views, as_bytes, copy_within, pack, unpack
+from realsys.param_realloc.views import (
+    Move,
+    Views,
+    check_lossless,
+    copy_within,
+    moves_of,
+    own_memory,
+    pack,
+    unpack,
+)
+
+WORKED_OUT_AT_ONCE = 64  # messages of a pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +96,13 @@ class Reallocator:
         )
 
 
+class _Message(NamedTuple):
+    """One bucket on one end: what is copied, and how it goes. ``receive.into``: sent or got unpacked."""
+
+    moves: list[Move]
+    receive: Receive
+
+
 class _Transfer:
     """One run of a plan on one worker."""
 
@@ -114,51 +133,56 @@ class _Transfer:
     def run(self) -> None:
         if self._sends or self._receives:
             self._link.connect(self._sends, self._receives)
-        outgoing = {peer: self._buckets(self.worker, peer) for peer in self._sends}
-        incoming = {peer: self._buckets(peer, self.worker) for peer in self._receives}
-        under_way: dict[int, Receive] = {}
+        outgoing = {peer: self._messages(self.worker, peer) for peer in self._sends}
+        incoming = {peer: self._messages(peer, self.worker) for peer in self._receives}
         own = iter(self._plan.copies.get(self.worker, ()))
         for sends, receives, arrivals in rounds(outgoing, incoming):
-            filled = {peer: self._filled(peer, bucket) for peer, bucket in sends.items()}
-            opened = {peer: self._opened(peer, bucket) for peer, bucket in receives.items()}
-            self._link.post(filled, opened)
-            self._copy_own(own)  # while the first buckets fly
-            self._take_in(arrivals, under_way)
-            under_way = opened
+            self._link.post(
+                {peer: self._filled(peer, message) for peer, message in sends.items()},
+                {peer: message.receive for peer, message in receives.items()},
+            )
+            self._copy_own(own)  # while the first messages fly
+            self._take_in(arrivals)
         self._copy_own(own)
         if self._sends or self._receives:
             self._link.drain()
 
-    def _buckets(self, sender: int, receiver: int) -> Iterator[Bucket]:
-        crowd = self._plan.crowd(sender, receiver)
-        return cut_into_buckets(
+    def _messages(self, sender: int, receiver: int) -> Iterator[_Message]:
+        """Worked out some at a time: the copying between drives all else out of the processor's caches."""
+        crowd, alone = self._plan.crowd(sender, receiver), self._link.alone_bytes(sender, receiver)
+        buckets = cut_into_buckets(
             self._plan.streams[sender, receiver],
             self._plan.dtypes,
             max_bytes=self._link.bucket_bytes(sender, receiver, crowd),
-            alone_bytes=self._link.alone_bytes(sender, receiver),
+            alone_bytes=alone,
         )
+        is_sender = sender == self.worker
+        views = self._source if is_sender else self._target
+        while batch := list(islice(buckets, WORKED_OUT_AT_ONCE)):
+            found = []
+            for bucket in batch:
+                moves = moves_of(views, bucket, self._plan.dtypes)
+                if is_sender:
+                    check_lossless(moves, bucket.pieces[0].name)
+                may_skip_buffer = alone is not None and (is_sender or self._eta == 1.0)
+                own = own_memory(moves, bucket.num_bytes) if may_skip_buffer else None
+                found.append(_Message(moves, Receive(bucket.num_bytes, bucket.tag, own)))
+            yield from found
 
-    def _filled(self, peer: int, bucket: Bucket) -> Send:
-        buffer: Tensor | None = None
-        if self._link.alone_bytes(self.worker, peer) is not None:
-            buffer = as_bytes(self._source, bucket, self._plan.dtypes)
+    def _filled(self, peer: int, message: _Message) -> Send:
+        buffer = message.receive.into
         if buffer is None:
-            buffer = self._link.out_buffer(peer, bucket.num_bytes)
-            pack(self._source, bucket, self._plan.dtypes, buffer)
-        return Send(buffer, bucket.tag)
+            buffer = self._link.out_buffer(peer, message.receive.num_bytes)
+            pack(message.moves, buffer)
+        return Send(buffer, message.receive.tag)
 
-    def _opened(self, peer: int, bucket: Bucket) -> Receive:
-        into: Tensor | None = None
-        if self._eta == 1.0 and self._link.alone_bytes(peer, self.worker) is not None:
-            into = as_bytes(self._target, bucket, self._plan.dtypes)
-        return Receive(bucket.num_bytes, bucket.tag, into)
-
-    def _take_in(self, buckets: dict[int, Bucket], opened: dict[int, Receive]) -> None:
-        if not opened:
+    def _take_in(self, messages: Mapping[int, _Message]) -> None:
+        if not messages:
             return
-        for peer, message in self._link.arrivals(opened):
-            if opened[peer].into is None:
-                unpack(self._target, buckets[peer], self._plan.dtypes, message, self._eta)
+        receives = {peer: message.receive for peer, message in messages.items()}
+        for peer, buffer in self._link.arrivals(receives):
+            if receives[peer].into is None:
+                unpack(messages[peer].moves, buffer, self._eta)
 
     def _copy_own(self, pieces: Iterator[Piece]) -> None:
         for piece in pieces:

@@ -8,7 +8,6 @@ counter is seen only after the data it tells of needs the memory order of x86; e
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
 import secrets
@@ -21,11 +20,12 @@ import torch
 from torch import Tensor
 
 NUM_SLOTS = 4
-SLOT_BYTES = 2 << 20  # four of them stay in a processor's cache
+SLOT_BYTES = 4 << 20  # copying takes much longer than Python does, and four slots fit in a cache
 _HEADER_BYTES = 4096
 _NONCE_BYTES = 32
+_SIZE = _HEADER_BYTES + NUM_SLOTS * SLOT_BYTES
 _FILLED, _EMPTIED, _MESSAGES = 8, 16, 24  # in 8-byte words, each counter in a cache line of its own
-SPINS, SHORTEST_S, LONGEST_S = 100, 20e-6, 1e-3
+SPIN_S, SHORTEST_S, LONGEST_S = 1e-4, 20e-6, 1e-3
 
 
 class RingRefused(Exception):
@@ -35,11 +35,12 @@ class RingRefused(Exception):
 class Ring:
     """One direction of a pair. Made by its writer with ``create``, opened by its reader with ``open``."""
 
-    def __init__(self, memory: mmap.mmap, fd: int | None = None) -> None:
-        self._fd = fd  # the writer's, until the reader has opened it
-        self._words = memoryview(memory)[:_HEADER_BYTES].cast("Q")
-        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=_HEADER_BYTES)
-        self._slots = slots.view(NUM_SLOTS, SLOT_BYTES)
+    def __init__(self, path: str, fd: int) -> None:
+        memory = torch.from_file(path, shared=True, size=_SIZE, dtype=torch.uint8)
+        self._fd = fd
+        self._nonce = memoryview(memory[:_NONCE_BYTES].numpy())  # type: ignore[arg-type]
+        self._words = memoryview(memory[:_HEADER_BYTES].numpy()).cast("Q")  # type: ignore[arg-type]
+        self._slots = memory[_HEADER_BYTES:].view(NUM_SLOTS, SLOT_BYTES)
         self._reserved = self._read = 0
 
     @classmethod
@@ -55,11 +56,11 @@ class Ring:
             fd = os.memfd_create("realsys-weights")
         except (AttributeError, OSError) as error:
             raise RingRefused(f"no memory to share: {error}") from error
-        os.ftruncate(fd, _HEADER_BYTES + NUM_SLOTS * SLOT_BYTES)
-        memory = mmap.mmap(fd, _HEADER_BYTES + NUM_SLOTS * SLOT_BYTES)
+        os.ftruncate(fd, _SIZE)
+        ring = cls(f"/proc/self/fd/{fd}", fd)
         nonce = secrets.token_hex(_NONCE_BYTES // 2)
-        memory[:_NONCE_BYTES] = nonce.encode()
-        return cls(memory, fd), {**_process_world(), "pid": os.getpid(), "fd": fd, "nonce": nonce}
+        ring._nonce[:] = nonce.encode()
+        return ring, {**_process_world(), "pid": os.getpid(), "fd": fd, "nonce": nonce}
 
     @classmethod
     def open(cls, offer: dict[str, Any]) -> Ring:
@@ -72,27 +73,24 @@ class Ring:
         if other := {k: offer.get(k) for k in world if offer.get(k) != world[k]}:
             raise RingRefused(f"another host or container ({', '.join(other)} differ)")
         path = f"/proc/{int(offer['pid'])}/fd/{int(offer['fd'])}"
-        size = _HEADER_BYTES + NUM_SLOTS * SLOT_BYTES
         try:
             found = os.stat(path)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            if not stat.S_ISREG(found.st_mode) or found.st_size != _SIZE:
                 raise RingRefused(f"{path} is no ring")
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise RingRefused(f"{path}: {error.strerror}") from error
-        try:
-            memory = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
-        if memory[:_NONCE_BYTES] != str(offer["nonce"]).encode():
+        ring = cls(f"/proc/self/fd/{fd}", fd)
+        ring.opened()
+        if bytes(ring._nonce) != str(offer["nonce"]).encode():
             raise RingRefused(f"{path} belongs to another process")
-        return cls(memory)
+        return ring
 
     def opened(self) -> None:
-        """The reader has opened it, or never will: from now on nobody can."""
-        if self._fd is not None:
+        """The reader has it, or never will: nobody can open it from now on."""
+        if self._fd >= 0:
             os.close(self._fd)
-            self._fd = None
+            self._fd = -1
 
     def reserve(self, num_bytes: int, timeout_s: float) -> Tensor | None:
         """The next slot to fill, as uint8 ``[num_bytes]``; None if the reader leaves no room in time."""
@@ -139,16 +137,16 @@ def wait_any(conditions: dict[int, Callable[[], bool]], timeout_s: float) -> int
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Looks often at first, then more and more seldom."""
-    for _ in range(SPINS):
-        if condition():
-            return True
-    deadline_s, pause_s = time.monotonic() + timeout_s, SHORTEST_S
+    """Looks without a pause for a moment, then more and more seldom: the other side may want this core."""
+    began_s = time.monotonic()
+    pause_s = 0.0
     while not condition():
-        if time.monotonic() > deadline_s:
+        waited_s = time.monotonic() - began_s
+        if waited_s > timeout_s:
             return False
+        if waited_s > SPIN_S:
+            pause_s = min(max(SHORTEST_S, 1.5 * pause_s), LONGEST_S)
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_S)
     return True
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,21 +37,87 @@ def parts_of(views: Views, piece: Piece) -> list[tuple[Box, Tensor]]:
     return found
 
 
-def pack(views: Views, bucket: Bucket, dtypes: Mapping[str, str], buffer: Tensor) -> None:
-    """Copies a bucket's pieces to their places in ``buffer`` (uint8 ``[bucket.num_bytes]``)."""
-    for piece, packed in _packed(bucket, dtypes, buffer):
-        for box, x in parts_of(views, piece):
-            _check_is_lossless(piece, x.dtype, packed.dtype)
-            packed[box.slices_in(piece.box)].copy_(x)
+class Move(NamedTuple):
+    """A part of a weight and its place in a message.
+
+    ``flat``: the part's bytes where the same bytes stand in the message, in one run. Else they are
+    numbers of ``dtype`` in a piece of ``shape`` at bytes ``begin`` … ``end``, of which ``part`` is meant.
+    """
+
+    begin: int
+    end: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    part: tuple[slice, ...]
+    x: Tensor
+    flat: np.ndarray[Any, Any] | None
+
+    def place(self, message: Tensor) -> Tensor:
+        """The part in the message, as numbers."""
+        return message[self.begin : self.end].view(self.dtype).view(self.shape)[self.part]
 
 
-def unpack(
-    views: Views, bucket: Bucket, dtypes: Mapping[str, str], buffer: Tensor, eta: float
-) -> None:
-    """Writes the pieces in ``buffer`` to the views."""
-    for piece, packed in _packed(bucket, dtypes, buffer):
+def moves_of(views: Views, bucket: Bucket, dtypes: Mapping[str, str]) -> list[Move]:
+    """How a bucket's message and the views hang together."""
+    found = []
+    for piece, begin in zip(bucket.pieces, bucket.offsets, strict=True):
+        dtype: torch.dtype = getattr(torch, dtypes[piece.name])
+        whole = piece.box
         for box, x in parts_of(views, piece):
-            write(x, packed[box.slices_in(piece.box)], eta)
+            if box.shape[1:] == whole.shape[1:]:  # rows: one run of the message
+                row_bytes = x.numel() // max(1, len(box.shape) and box.shape[0]) * dtype.itemsize
+                first = begin + (box.start[0] - whole.start[0] if box.start else 0) * row_bytes
+                end = first + x.numel() * dtype.itemsize
+                flat = _flat_bytes(x) if _is_plain(x) and x.dtype == dtype else None
+                bare = None if flat is None else flat.numpy()
+                found.append(Move(first, end, dtype, box.shape, (), x, bare))
+            else:
+                end = begin + whole.numel * dtype.itemsize
+                index = box.slices_in(whole)
+                found.append(Move(begin, end, dtype, whole.shape, index, x, None))
+    return found
+
+
+def check_lossless(moves: Iterable[Move], names: str) -> None:
+    """Raises InternalError if sending would round."""
+    for move in moves:
+        if torch.promote_types(move.x.dtype, move.dtype) != move.dtype:
+            raise InternalError(
+                f"{names} is {move.x.dtype}, the plan sends {move.dtype}",
+                where="weight reallocation",
+                fix="plan with the dtype of the source copy's weights",
+            )
+
+
+def pack(moves: Iterable[Move], message: Tensor) -> None:
+    """Copies the parts to their places in ``message`` (uint8)."""
+    plain = message.numpy() if message.device.type == "cpu" else None
+    for move in moves:
+        if plain is not None and move.flat is not None:
+            np.copyto(plain[move.begin : move.end], move.flat)
+        else:
+            move.place(message).copy_(move.x)
+
+
+def unpack(moves: Iterable[Move], message: Tensor, eta: float) -> None:
+    """Writes what is in ``message`` to the parts."""
+    plain = message.numpy() if message.device.type == "cpu" and eta == 1.0 else None
+    for move in moves:
+        if plain is not None and move.flat is not None:
+            np.copyto(move.flat, plain[move.begin : move.end])
+        else:
+            write(move.x, move.place(message), eta)
+
+
+def own_memory(moves: list[Move], num_bytes: int) -> Tensor | None:
+    """The view's own memory as the whole message, where it is just that; else None."""
+    if len(moves) != 1:
+        return None
+    (move,) = moves
+    fits = not move.part and move.end - move.begin == num_bytes
+    if not fits or move.x.dtype != move.dtype or not move.x.is_contiguous():
+        return None
+    return _flat_bytes(move.x)
 
 
 def copy_within(source: Views, target: Views, piece: Piece, eta: float) -> None:
@@ -67,7 +135,7 @@ def write(target: Tensor, source: Tensor, eta: float) -> None:
     With ``eta`` = 1 a copy, in which only the target's dtype can round.
     """
     if eta == 1.0:
-        target.copy_(source)
+        copy(target, source)
         return
     rows = len(target) if target.dim() else 1
     step = max(1, _BLEND_NUMEL * rows // target.numel())  # keeps what is made in float32 small
@@ -78,39 +146,18 @@ def write(target: Tensor, source: Tensor, eta: float) -> None:
         x.copy_(x.to(exact).mul_(1 - eta).add_(y.to(exact), alpha=eta))
 
 
-def as_bytes(views: Views, bucket: Bucket, dtypes: Mapping[str, str]) -> Tensor | None:
-    """The views' own memory as the bucket's message, where it is just that; else None."""
-    if len(bucket.pieces) != 1:
-        return None
-    (piece,) = bucket.pieces
-    parts = parts_of(views, piece)
-    x = parts[0][1]
-    if len(parts) > 1 or not x.is_contiguous() or x.dtype != _dtype(dtypes[piece.name]):
-        return None
-    return x.reshape(-1).view(torch.uint8)
+def copy(target: Tensor, source: Tensor) -> None:
+    """target ← source. Plain memory by memcpy, which writes faster than torch's loop does."""
+    if source.dtype == target.dtype and _is_plain(source) and _is_plain(target):
+        np.copyto(_flat_bytes(target).numpy(), _flat_bytes(source).numpy())
+    else:
+        target.copy_(source)
 
 
-def _packed(
-    bucket: Bucket, dtypes: Mapping[str, str], buffer: Tensor
-) -> list[tuple[Piece, Tensor]]:
-    """Each piece and its place in the buffer, in its shape and dtype."""
-    found = []
-    for piece, begin in zip(bucket.pieces, bucket.offsets, strict=True):
-        dtype = _dtype(dtypes[piece.name])
-        end = begin + piece.box.numel * dtype.itemsize
-        found.append((piece, buffer[begin:end].view(dtype).view(piece.box.shape)))
-    return found
+def _is_plain(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.is_contiguous()
 
 
-def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
-
-
-def _check_is_lossless(piece: Piece, held: torch.dtype, sent: torch.dtype) -> None:
-    if torch.promote_types(held, sent) != sent:
-        raise InternalError(
-            f"{piece.name} is {held}, the plan sends {sent}",
-            where="weight reallocation",
-            fix="plan with the dtype of the source copy's weights",
-        )
+def _flat_bytes(x: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return x.view(-1).view(torch.uint8)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.model import ModelInterfaceType
+from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.models.shape import DTYPE_BYTES, ModelShape
 from realsys.planner.costs import Allocation
 from realsys.planner.devices import Device, Efficiency
@@ -198,9 +198,13 @@ class AnalyticCosts:
         return work.updates * update_s
 
     def _generation_s(self, model: RoleModel, shape: ModelShape, place: CallAllocation) -> float:
-        """Every worker has the whole weights for it and answers its part of the prompts."""
+        """Every worker has the whole weights for it and answers its part of the prompts.
+
+        Backend fsdp answers a slot's prompts on each of its processes, the others deal them.
+        """
         work, world = self.workload, place.topology.world_size
-        sequences = math.ceil(work.sequences / world)
+        ranks = place.topology.data if model.backend == "fsdp" else world
+        sequences = math.ceil(work.sequences / ranks)
         prefill = forward_flops(
             shape, tokens=sequences * work.prompt_tokens, length=work.prompt_tokens
         )
@@ -221,13 +225,40 @@ class AnalyticCosts:
 def bytes_to_receive(
     model: RoleModel, source: CallAllocation, target: CallAllocation
 ) -> dict[int, float]:
-    """Least bytes that each worker of the target gets from others (weights cut evenly).
+    """Bytes that each worker of the target gets from others, as if weights were cut evenly.
 
-    A lower bound: a worker that holds a part of the source keeps at most that part.
+    On the same workers the parts that a worker holds before and after are compared; elsewhere a worker
+    of both copies is taken to hold of its new part what it holds of any other. realloc_plan.py counts
+    exactly; this is for comparing many layouts.
     """
-    share = model.weight_bytes / (target.topology.tensor * target.topology.pipeline)
-    cut = source.topology.tensor * source.topology.pipeline
-    if model.backend == "fsdp":
-        cut *= source.topology.data
-    held = model.weight_bytes / cut
-    return {w: max(0.0, share - (held if w in source.workers else 0.0)) for w in target.workers}
+    sharded = model.backend == "fsdp"
+    found = {}
+    for rank, worker in enumerate(target.workers):
+        new = _part(target.topology, rank, sharded=False)
+        here = 0.0
+        if worker in source.workers:
+            old = _part(source.topology, source.workers.index(worker), sharded=sharded)
+            alike = source.workers == target.workers
+            here = _overlap(new, old) if alike else _size(new) * _size(old)
+        found[worker] = model.weight_bytes * (_size(new) - here)
+    return found
+
+
+_Part = tuple[tuple[float, float], ...]  # of the layers, of a layer, of that: begin and end
+
+
+def _part(topo: ProcessTopology, rank: int, *, sharded: bool) -> _Part:
+    """What a process holds of the weights, as a box in the unit cube."""
+    pipeline, data, tensor = topo.coordinate(rank)
+    degrees = ((pipeline, topo.pipeline), (tensor, topo.tensor), (data, topo.data * sharded or 1))
+    return tuple((i / n, (i + 1) / n) if n > 1 else (0.0, 1.0) for i, n in degrees)
+
+
+def _size(part: _Part) -> float:
+    return math.prod(end - begin for begin, end in part)
+
+
+def _overlap(one: _Part, other: _Part) -> float:
+    return math.prod(
+        max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in zip(one, other, strict=True)
+    )

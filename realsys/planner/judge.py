@@ -77,6 +77,16 @@ class Judge:
         """The plan with names."""
         return {node.name: self.options[i][plan[i]] for i, node in enumerate(self.graph.nodes)}
 
+    def parts(self, plan: Sequence[int]) -> tuple[int, int]:
+        """How complicated a plan is: copies of trained roles, places in use."""
+        places = [self._place[call][option] for call, option in enumerate(plan)]
+        copies = {
+            (home, place)
+            for place, home in zip(places, self.home, strict=True)
+            if home is not None and place != places[home]
+        }
+        return len(copies), len(set(places))
+
     def step_s(self, plan: Sequence[int]) -> float:
         """Seconds a step."""
         self.evaluated += 1

@@ -7,7 +7,7 @@ nodes have a power of two of GPUs (ReaL, arXiv:2406.14088, section 4, has the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from realsys.api.allocation import CallAllocation
@@ -81,3 +81,35 @@ def is_twin(mesh: Mesh, used: Iterable[Mesh], num_workers: int) -> bool:
                 return True
             first += length
     return False
+
+
+def leftmost(
+    allocation: Mapping[str, CallAllocation], num_workers: int
+) -> dict[str, CallAllocation]:
+    """The same plan with what is used of two like halves on the left.
+
+    Only for a power of two of workers, and meshes of ``meshes``: else as it is.
+    """
+    if num_workers & (num_workers - 1):
+        return dict(allocation)
+    used = {(p.workers[0], len(p.workers)) for p in allocation.values()}
+    order = _left_first(0, num_workers, used)
+    number = {worker: place for place, worker in enumerate(order)}
+    return {
+        call: CallAllocation(
+            workers=tuple(sorted(number[w] for w in place.workers)), topology=place.topology
+        )
+        for call, place in allocation.items()
+    }
+
+
+def _left_first(first: int, length: int, used: set[Mesh]) -> list[int]:
+    if length == 1:
+        return [first]
+    half = length // 2
+    left, right = (_left_first(first + at, half, used) for at in (0, half))
+    counts = [
+        sum(n <= half and a in range(first + at, first + at + half) for a, n in used)
+        for at in (0, half)
+    ]
+    return left + right if counts[0] >= counts[1] else right + left

@@ -48,7 +48,7 @@ class Placed:
 def placed(plan: LaunchPlan) -> Placed:
     """The trial's own phase."""
     config = plan.phases[-1].config
-    built_in = _model_made_before(plan)
+    built_in = model_made_before(plan)
     roles, unknown = {}, {}
     for name, shard in _first_shards(config).items():
         try:
@@ -161,7 +161,7 @@ def _shape(model: ModelAbstraction, built_in: ModelShape | None) -> ModelShape |
     return built_in.as_critic() if critic else built_in
 
 
-def _model_made_before(plan: LaunchPlan) -> ModelShape | None:
+def model_made_before(plan: LaunchPlan) -> ModelShape | None:
     """Sizes of the model that the phase before the main one makes."""
     for phase in plan.phases[:-1]:
         for shard in _first_shards(phase.config).values():

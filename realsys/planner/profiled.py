@@ -18,7 +18,7 @@ from realsys.planner.simulate import Overheads
 
 @dataclass(frozen=True, kw_only=True)
 class CallProfile:
-    """One call as it ran: medians over steps, of the slowest worker each."""
+    """One call as it ran: means over typical steps, of the slowest worker each."""
 
     place: CallAllocation
     compute_s: float
@@ -30,7 +30,7 @@ class Profile:
     """What a run's files say.
 
     Attributes:
-        wall_s: of a step, from its first request to its last reply, median.
+        wall_s: of a step, from its first request to its last reply, mean.
         moves: (role, layout it came from, layout it went to) → seconds of a movement of weights.
         formulas: of that run's models and workload; None where its models are not known.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan, read_plan
@@ -64,18 +64,27 @@ def profile_of(events: Sequence[Event], plan: LaunchPlan, device: Device) -> Pro
             where=plan.trial,
             fix="let it run on, or launch a short run: exp_ctrl.benchmark_steps=10",
         )
-    mine = [e for e in events if e.step in set(steps)]
     found = placed(plan)
-    timings = [overhead(mine, step) for step in steps]
+    every = {step: overhead(events, step) for step in steps}
+    steps = _typical(every)
+    mine = [e for e in events if e.step in set(steps)]
+    timings = [every[step] for step in steps]
     return Profile(
         trial=plan.trial,
         calls=dict(_calls(found, timings)),
-        overheads=_overheads(mine, found),
-        wall_s=median(t.wall_s for t in timings),
+        overheads=_overheads(mine, events, found),
+        wall_s=fmean(t.wall_s for t in timings),
         steps=len(steps),
         moves=dict(_moves(mine, plan)),
         formulas=formulas_of(found, device) if not found.unknown else None,
     )
+
+
+def _typical(timings: Mapping[int, StepTiming]) -> list[int]:
+    """The middle half of the steps by wall time. Means over these add up, which medians do not."""
+    steps = sorted(timings, key=lambda step: timings[step].wall_s)
+    cut = len(steps) // 4
+    return sorted(steps[cut : len(steps) - cut])
 
 
 def formulas_of(found: Placed, device: Device, *, gpus_per_node: int = 8) -> AnalyticCosts:
@@ -97,8 +106,8 @@ def _calls(found: Placed, timings: Sequence[StepTiming]) -> Iterator[tuple[str, 
                 name,
                 CallProfile(
                     place=place,
-                    compute_s=median(m.compute_s for m in own),
-                    tokens=median(m.tokens for m in own),
+                    compute_s=fmean(m.compute_s for m in own),
+                    tokens=fmean(m.tokens for m in own),
                 ),
             )
 
@@ -122,14 +131,14 @@ def _moves(
         if source in topologies and target in topologies:
             role = source.partition("@")[0]
             key = (role, str(topologies[source]), str(topologies[target]))
-            yield key, median(steps.values())
+            yield key, fmean(steps.values())
 
 
 # ---- what a run spends outside its calls ------------------------------------------------------------
 
 
-def _overheads(events: Sequence[Event], found: Placed) -> Overheads:
-    """Medians over steps."""
+def _overheads(events: Sequence[Event], every: Sequence[Event], found: Placed) -> Overheads:
+    """Means over steps."""
     steps: dict[int, list[MfcEvent]] = {}
     for event in events:
         if isinstance(event, MfcEvent):
@@ -137,9 +146,12 @@ def _overheads(events: Sequence[Event], found: Placed) -> Overheads:
     bounds = {e.step: e for e in events if isinstance(e, StepEvent)}
     load = [min(e.queued for e in steps[n]) - bound.start for n, bound in bounds.items()]
     return Overheads(
-        call_s=median(gap for calls in steps.values() for gap in _gaps(calls, found)),
-        load_s=max(0.0, median(load)) if not found.ahead else 0.0,
-        step_s=_between_steps(bounds, [e for e in events if isinstance(e, PeriodicEvent)]),
+        call_s=fmean(gap for calls in steps.values() for gap in _gaps(calls, found)),
+        load_s=max(0.0, fmean(load)) if not found.ahead else 0.0,
+        step_s=_between_steps(
+            {e.step: e for e in every if isinstance(e, StepEvent)},
+            [e for e in every if isinstance(e, PeriodicEvent)],
+        ),
     )
 
 
@@ -168,4 +180,4 @@ def _between_steps(bounds: Mapping[int, StepEvent], periodic: Sequence[PeriodicE
         other = sum(p.end - p.start for p in periodic if p.step == before.step)
         if after.step == before.step + 1:
             gaps.append(max(0.0, after.start - before.end - other))
-    return median(gaps) if gaps else 0.0
+    return fmean(gaps) if gaps else 0.0

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import DataflowGraph, MFCDef
 from realsys.api.errors import ConfigError, ConfigErrors
-from realsys.planner.branch_and_bound import BranchAndBound
+from realsys.planner.branch_and_bound import EPSILON, BranchAndBound
 from realsys.planner.costs import Allocation, Costs
 from realsys.planner.judge import Judge
-from realsys.planner.meshes import Degrees, places
+from realsys.planner.meshes import Degrees, leftmost, places
 
 BytesPerWorker = Callable[[Allocation], Mapping[int, float]]
 MiB = 1 << 20
+TOO_LARGE = 1e12  # seconds: no step takes so long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,14 @@ def search(
     ahead: Sequence[str] = (),
     deadline_s: float = 10.0,
     seed: int = 1,
+    slack: float = 0.0,
 ) -> Found:
     """The plan of the shortest step.
 
     Args:
         ahead: calls that run a step ahead, see ``simulate``.
         deadline_s: after so long the best plan so far is taken, and ``exact`` says no.
+        slack: a plan of fewer places may take longer by this share of the best one's time.
     Raises:
         ConfigErrors: no plan keeps to the limits; says which limit binds.
     """
@@ -81,20 +84,22 @@ def search(
     options = options_of(graph, limits)
     judge = Judge(graph, costs, options, num_workers=limits.num_workers, ahead=ahead)
 
-    def fits(choice: Sequence[int]) -> bool:
+    def over(choice: Sequence[int]) -> float:
+        """By which share of the limit the fullest worker is too full; 0 when none is."""
         if limits.memory_bytes is None:
-            return True
+            return 0.0
         needs = limits.bytes_per_worker(judge.allocation(choice))
-        return max(needs.values(), default=0.0) <= limits.memory_bytes
+        return max(0.0, max(needs.values(), default=0.0) / limits.memory_bytes - 1)
 
-    local = _LocalSearch(judge, fits, random.Random(seed))
+    local = _LocalSearch(judge, over, random.Random(seed))
     best = local.run(began + deadline_s / 2)
-    exact = BranchAndBound(judge, fits)
+    exact = BranchAndBound(judge, lambda choice: over(choice) == 0)
     best, complete = exact.run(best, until=began + deadline_s)
     if best is None:
-        raise _too_large(judge, limits, local)
+        raise _too_large(limits, local.least_over)
+    best = local.simplest(best, longest_s=judge.step_s(best) * (1 + slack) + 1e-9)
     return Found(
-        allocation=judge.allocation(best),
+        allocation=leftmost(judge.allocation(best), limits.num_workers),
         step_s=judge.step_s(best),
         exact=complete,
         evaluated=judge.evaluated,
@@ -136,36 +141,60 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
 
 
 class _LocalSearch:
-    """Plain plans first, each improved call by call; then from the best, shaken."""
+    """Plain plans first, each improved call by call; then from the best, shaken.
+
+    A plan that is too large counts as longer than any that fits, the longer the larger it is.
+    """
 
     def __init__(
-        self, judge: Judge, fits: Callable[[Sequence[int]], bool], draw: random.Random
+        self, judge: Judge, over: Callable[[Sequence[int]], float], draw: random.Random
     ) -> None:
-        self._judge, self._fits, self._draw = judge, fits, draw
+        self._judge, self._over, self._draw = judge, over, draw
         self._sizes = [len(options) for options in judge.options]
+        self.least_over = math.inf
 
     def run(self, until: float) -> list[int] | None:
-        """The best plan that was met."""
-        best: tuple[float, list[int]] | None = None
+        """The best plan that was met; None when none fits."""
+        best, best_value = None, math.inf
         starts = self._plain_plans()
         quiet = 0
         while time.monotonic() < until and quiet < 4 * len(self._sizes) + 8:
             if starts:
                 plan = self._descend(starts.pop(), until)
-            elif best is None:
-                plan = self._descend([self._draw.randrange(n) for n in self._sizes], until)
             else:
-                plan = self._descend(self._shaken(best[1]), until)
+                assert best is not None  # there is a plain plan
+                plan = self._descend(self._shaken(best), until)
             quiet += not starts
             value = self._value(plan)
-            if value < math.inf and (best is None or value < best[0] - 1e-9):
-                best, quiet = (value, plan), 0
-        return best[1] if best else None
+            if value < best_value - EPSILON:
+                best, best_value, quiet = plan, value, 0
+        return best if best_value < TOO_LARGE else None
+
+    def simplest(self, plan: list[int], *, longest_s: float) -> list[int]:
+        """A plan of fewer places, and fewer weight movements, that is no longer than that."""
+        plan, better = list(plan), True
+        while better:
+            better = False
+            places = dict.fromkeys(self._judge.options[i][o] for i, o in enumerate(plan))
+            for group in self._judge.groups():
+                for place in places:
+                    moved = self._at(plan, group, place)
+                    if (
+                        moved is not None
+                        and self._judge.parts(moved) < self._judge.parts(plan)
+                        and self._value(moved) <= longest_s
+                    ):
+                        plan, better = moved, True
+        return plan
 
     def _value(self, plan: Sequence[int], below: float = math.inf) -> float:
-        """Seconds a step; infinite when it is not below ``below`` or does not fit."""
+        """Seconds a step, more than any where it is too large; infinite where it is not below."""
         step_s = self._judge.step_s(plan)
-        return step_s if step_s < below - 1e-9 and self._fits(plan) else math.inf
+        if step_s >= below - EPSILON:
+            return math.inf
+        over = self._over(plan)
+        self.least_over = min(self.least_over, over)
+        return step_s if not over else TOO_LARGE * (1 + over)
 
     def _plain_plans(self) -> list[list[int]]:
         """All calls at one place, as far as they may be there; the most promising last."""
@@ -193,7 +222,7 @@ class _LocalSearch:
                 for option in self._draw.sample(
                     range(self._sizes[group[0]]), self._sizes[group[0]]
                 ):
-                    moved = self._moved(plan, group, option)
+                    moved = self._at(plan, group, self._judge.options[group[0]][option])
                     if moved is None or moved == plan:
                         continue
                     found = self._value(moved, below=value)
@@ -201,8 +230,8 @@ class _LocalSearch:
                         plan, value, better = moved, found, True
         return plan
 
-    def _moved(self, plan: list[int], group: Sequence[int], option: int) -> list[int] | None:
-        place = self._judge.options[group[0]][option]
+    def _at(self, plan: list[int], group: Sequence[int], place: CallAllocation) -> list[int] | None:
+        """The plan with these calls at ``place``; None where one of them can't be there."""
         moved = list(plan)
         for call in group:
             index = self._judge.index_of[call].get(place)
@@ -218,16 +247,13 @@ class _LocalSearch:
         return shaken
 
 
-def _too_large(judge: Judge, limits: Limits, local: _LocalSearch) -> ConfigError:
+def _too_large(limits: Limits, least_over: float) -> ConfigError:
     """Memory is what binds: how much the leanest plan would need."""
-    least = math.inf
-    for plan in local._plain_plans():
-        needs = limits.bytes_per_worker(judge.allocation(plan))
-        least = min(least, max(needs.values(), default=math.inf))
     limit = limits.memory_bytes or 0.0
     return ConfigError(
         f"no plan on {limits.num_workers} GPUs fits into {limit / MiB:,.0f} MiB a GPU; the least "
-        f"that was found needs {least / MiB:,.0f} MiB",
+        f"that was found needs {limit * (1 + least_over) / MiB:,.0f} MiB",
         where="plan search, memory",
-        fix="use more or larger GPUs, smaller micro-batches, recompute=true or offload=true",
+        fix="use more or larger GPUs, lower max_tokens_per_mb, or set recompute=true (backend "
+        "megatron) or offload=true",
     )

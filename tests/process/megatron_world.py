@@ -1,12 +1,16 @@
 """Four processes for the tests of the megatron backend: tiny models, layouts, what each rank runs.
 
-One world of processes runs many cases, since starting it costs more than they do. ``start_world``
+One world of processes runs many cases, since starting it costs more than they do. ``run_world``
 is for the tests; the rest runs in the ranks too.
 """
 
+import atexit
+import functools
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -178,20 +182,24 @@ class Rank:
         dist.destroy_process_group()
 
 
-def start_world(folder, module):
-    """Runs ``module.rank_main(rank, folder)`` in four processes; what each found, by case."""
+@functools.cache
+def run_world():
+    """Runs the cases of both files in four processes, once; their folder, and what each found, by case."""
+    folder = Path(tempfile.mkdtemp(prefix="megatron_world"))
+    atexit.register(shutil.rmtree, folder)
     write_models(folder)
     code = (
         "import sys, warnings; warnings.simplefilter('error'); sys.path.insert(0, {0!r});"
-        "import {1} as cases, megatron_world; rank = megatron_world.Rank({2}, {3!r});"
-        "cases.rank_main(rank); rank.done()"
+        "import megatron_world, test_megatron, test_megatron_models;"
+        "rank = megatron_world.Rank({1}, {2!r});"
+        "test_megatron.rank_main(rank); test_megatron_models.rank_main(rank); rank.done()"
     )
     here = str(Path(__file__).parent)
     logs = [folder / f"rank{index}.log" for index in range(WORLD)]
     ranks = []
     try:
         for index, log in enumerate(logs):
-            command = [sys.executable, "-c", code.format(here, module, index, str(folder))]
+            command = [sys.executable, "-c", code.format(here, index, str(folder))]
             with log.open("w") as file:
                 ranks.append(subprocess.Popen(command, stderr=file))
         end_at = time.monotonic() + 200
@@ -209,4 +217,4 @@ def start_world(folder, module):
     for index in range(WORLD):
         for case, figures in json.loads((folder / f"rank{index}.json").read_text()).items():
             found.setdefault(case, []).append(figures)
-    return found
+    return folder, found

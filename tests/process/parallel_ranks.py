@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,29 +26,42 @@ def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 
 
     All must end well; none outlives the call.
     """
-    here = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {here!r}); import {module} as m; m.rank_main("
+    command = [sys.executable, __file__, module, str(world_size), str(folder)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        try:
+            _, errors = parent.communicate(timeout=timeout_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
+    assert parent.returncode == 0, errors
+
+
+def _fork_ranks(module: str, world_size: int, folder: str) -> None:
+    """What ``run_ranks`` starts: modules are imported once, then each rank is a fork."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    rank_main = importlib.import_module(module).rank_main
+    context = multiprocessing.get_context("fork")
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"{code}{rank}, {str(folder)!r})"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        context.Process(target=rank_main, args=(rank, folder), daemon=True)
         for rank in range(world_size)
     ]
-    try:
-        errors = [rank.communicate(timeout=timeout_s)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert not any(rank.returncode for rank in ranks), "\n".join(errors)
+    for rank in ranks:
+        rank.start()
+    while alive := [rank for rank in ranks if rank.is_alive()]:
+        if any(rank.exitcode for rank in ranks):
+            break
+        multiprocessing.connection.wait([rank.sentinel for rank in alive])
+    sys.exit(any(rank.exitcode for rank in ranks))  # the first failure ends all: see run_ranks
 
 
-def join(rank: int, world_size: int, folder: str) -> None:
+def join(rank: int, world_size: int, folder: str) -> dist.Store:
     """The first thing that a rank does."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/rendezvous", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    return store
 
 
 def groups_of(topo: ProcessTopology, workers: Sequence[int]) -> ParallelGroups:
@@ -65,3 +84,7 @@ def write(folder: str, name: str, found: object) -> None:
 def read(folder: Path, name: str) -> dict:
     """Figures that a rank has left."""
     return json.loads((folder / f"{name}.json").read_text())
+
+
+if __name__ == "__main__":
+    _fork_ranks(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,13 +1,12 @@
 """Two data-parallel processes train as one process does, and save what one process can load."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from parallel_ranks import run_ranks
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
@@ -146,24 +145,7 @@ def test_two_ranks_equal_one_process(tmp_path):
     start = str(tmp_path / "start")
     tiny = tiny_llama(hidden_size=32, num_layers=2, **company(0, 1, None))
     save_hf(tiny.module, tiny.tokenizer, start)
-    code = (
-        "import sys; sys.path.insert(0, {0!r}); import test_fsdp; test_fsdp.rank_main({1}, {2!r})"
-    )
-    here = str(Path(__file__).parent)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", code.format(here, rank, str(tmp_path))],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    run_ranks("test_fsdp", 2, tmp_path)
     first, second = (json.loads((tmp_path / f"rank{r}.json").read_text()) for r in range(2))
     assert first == second, "every figure is global"
 

@@ -56,9 +56,8 @@ def evaluate(engine, sample, critic):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("megatron")
-    return folder, world.start_world(folder, "test_megatron")
+def ran():
+    return world.run_world()
 
 
 @pytest.fixture(scope="module")

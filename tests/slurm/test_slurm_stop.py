@@ -1,11 +1,13 @@
-"""`realsys stop` on a real Slurm: twenty random moments, and never a process left on any node."""
+"""`realsys stop` on a real Slurm: at random moments, and never a process left on any node."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from pathlib import Path
 
+import pytest
 from real_trials import LONG_PPO, name_of
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
@@ -15,11 +17,12 @@ from launcher.liveness import processes_of
 from launcher.status import trial_view
 from launcher.trial_state import State
 
-STOPS = 20
+STOPS = int(os.environ.get("REALSYS_TEST_STOPS", "8"))  # 20 take more than three minutes
 LONGEST_S = 12.0  # start, training and a checkpoint are all in it
 
 
-def test_twenty_stops_at_random_moments_leave_nothing(
+@pytest.mark.timeout(600)
+def test_stops_at_random_moments_leave_nothing(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
     """The trial is resumed each time: later stops meet a run that loads a checkpoint, too."""

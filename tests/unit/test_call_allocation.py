@@ -200,19 +200,21 @@ def test_calls_take_the_first_workers_of_their_pool_or_all_of_it() -> None:
 
 
 def test_a_layout_larger_than_its_pool_is_refused_with_both_numbers() -> None:
+    large = Wish(topology=topo("d2t2"), pool="right", where="allocation, a:d2t2@right")
     wishes = {
-        "a": Wish(topology=topo("d2t2"), pool="right", where="allocation, a:d2t2@right"),
+        "a": large,
+        "a2": large,
         "b": Wish(topology=topo("d9"), where="b.parallel"),
         "c": Wish(pool="lost", where="c.pool"),
     }
     with pytest.raises(ConfigErrors) as refused:
         allocate_calls(wishes, {"right": (0, 1, 2)}, n_workers=8)
     assert problems_of(refused) == [
-        "a in layout d2t2p1 needs 4 model workers, pool 'right' has 3",
-        "b in layout d9t1p1 needs 9 model workers, there are 8",
         "no pool called 'lost'",
+        "a and a2 in layout d2t2p1 needs 4 model workers, pool 'right' has 3",
+        "b in layout d9t1p1 needs 9 model workers, there are 8",
     ]
-    assert refused.value.problems[0].where == "allocation, a:d2t2@right"
+    assert refused.value.problems[1].where == "allocation, a:d2t2@right"
 
 
 def test_workers_and_layout_of_a_call_agree() -> None:

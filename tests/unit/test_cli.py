@@ -167,7 +167,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         (["launch", "--det"], ["--detach"]),
         (["status", "ppo"], ["ppo-math/run7"]),
         (["logs", "ppo-math/run7", ""], ["model_worker/0"]),
-        (["show", "--config", "p"], ["ppo-math"]),
+        (["show", "--config", "p"], ["ppo-math", "ppo-math-split"]),
         (["plan", "--cluster", ""], ["local"]),
         (["launch", "ppo-math", ""], []),
         (["launch", "--config", ""], []),

@@ -11,7 +11,7 @@ from realsys.data_plane.packing import contiguous
 from realsys.master.dispatch import split_over_ranks
 
 
-def call(kind):
+def call(kind, **more):
     return MFCDef(
         name="call",
         n_seqs=8,
@@ -19,6 +19,7 @@ def call(kind):
         interface_impl=ModelInterfaceAbstraction("test"),
         model_name=ModelName("actor"),
         input_keys=("x",),
+        **more,
     )
 
 
@@ -71,3 +72,16 @@ def test_every_datapoint_goes_to_exactly_one_rank(kind, lengths, ranks):
 )
 def test_runs_differ_by_at_most_one(count, parts, runs):
     assert contiguous(count, parts) == runs
+
+
+@given(
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 4]),
+    st.lists(st.integers(1, 50), min_size=16, max_size=16),
+)
+def test_all_ranks_together_see_the_same_minibatches_whatever_their_number(num, ranks, lengths):
+    lengths = lengths * num  # as many as ranks and minibatches divide
+    parts = split_over_ranks(call("train_step", n_minibatches=num), batch(lengths), ranks)
+    for k, wanted in enumerate(contiguous(len(lengths), num)):
+        seen = [i for part in parts for i in [part[j] for j in contiguous(len(part), num)[k]]]
+        assert sorted(seen) == wanted

@@ -143,3 +143,11 @@ def test_text_of_the_graph() -> None:
             "           ← data set: d",
         ]
     )
+
+
+def test_the_text_tells_the_hooks_of_a_call() -> None:
+    experiment = PPOMathExperiment(allocation="actor_gen:d2", ref_ema_eta=0.25)
+    text = graph_text(experiment.with_prepared("sft", "/models/start").initial_setup().graph())
+    assert "before: weights from actor@0" in text
+    assert "after: weights to ref@0 (eta 0.25)" in text
+    assert "before" not in graph_text(ppo())

@@ -114,12 +114,15 @@ def test_adapters_and_other_families_are_not_cut_over_the_tensor_axis():
     assert split_dim("model.layers.0.self_attn.v_proj.bias", ()) == 0
 
 
+VOCABULARY = "20 vocabulary rows"
+
+
 @pytest.mark.parametrize(
     ("topo", "backend", "what", "fix"),
     [
-        ("t3", "megatron", ["8 attention heads", "4 key/value heads", "20 vocabulary rows"], "t of 1 or 2 or 4"),
-        ("t8", "megatron", ["4 key/value heads", "20 vocabulary rows"], "t of 1 or 2 or 4"),
-        ("t3", "inference", ["8 attention heads", "4 key/value heads", "20 vocabulary rows"], "t of 1 or 2 or 4"),
+        ("t3", "megatron", ["8 attention heads", "4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
+        ("t8", "megatron", ["4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
+        ("t3", "inference", ["8 attention heads", "4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
         ("p3", "megatron", ["4 layers can't be cut evenly over pipeline degree 3"], "p of 1 or 2 or 4"),
         ("d2p2", "fsdp", ["layout d2t1p2 has 2 pipeline stages"], "d4t1p1"),
         ("t5", "fsdp", ["8 attention", "4 key", "24 MLP"], "t of 1 or 2 or 4"),

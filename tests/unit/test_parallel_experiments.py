@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -167,7 +169,8 @@ def test_a_call_in_another_layout_runs_on_a_copy_that_is_filled_before() -> None
     trained, copy = held[ACTOR], held[ModelName("actor", 1)]
     assert copy.model == trained.model
     assert (copy.backend.type_, dict(copy.backend.args)) == ("inference", {})
-    assert (trained.eval_dataset is not None, copy.eval_dataset) == (True, None)
+    # Held-out questions go where answers are sampled.
+    assert (trained.eval_dataset, copy.eval_dataset is not None) == (None, True)
 
 
 def test_a_call_on_other_workers_is_a_copy_too_and_equal_layouts_share_one() -> None:
@@ -240,6 +243,7 @@ def test_a_setting_that_the_backend_lacks_is_refused(settings: dict, what: str) 
         ({"actor": {"parallel": "p2"}}, "pipeline"),
         ({"actor": {"parallel": "p2", "backend": "megatron"}}, "3 layers"),
         ({"allocation": "actor_gen:p2"}, "3 layers"),
+        ({"allocation": "reward:t2"}, "role 'reward' has no weights to cut"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_built_in_model_is_refused(
@@ -270,6 +274,34 @@ def test_a_batch_must_divide_on_the_ranks_that_train() -> None:
     assert "critic.parallel or allocation" in problem
 
 
+def test_a_reference_follows_an_actor_with_the_same_weights_only(tmp_path: Path) -> None:
+    (problem,) = told(ppo(ref_ema_eta=0.1, actor={"lora": LoRAOptions(rank=4)}))
+    assert "rank 4, the reference's 0" in problem
+    equal = {"lora": LoRAOptions(rank=4)}
+    assert told(ppo(ref_ema_eta=0.1, actor=equal, ref=equal)) == []
+    sizes = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    found = told(ppo(ref_ema_eta=0.1, ref={"path": str(tmp_path)}))
+    assert any("the reference has other weights" in problem for problem in found)
+    found = told(ppo(ref={"path": str(tmp_path)}))
+    assert not any("other weights" in problem for problem in found)
+
+
+def test_megatron_needs_a_family_that_it_knows_in_every_layout(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    folder = str(tmp_path)
+    for backend, refused in (("megatron", True), ("fsdp", False)):
+        found = told(ppo(critic={"path": folder, "backend": backend}))
+        assert any("'gpt2' can't be laid out" in problem for problem in found) is refused
+
+
 def test_algorithm_and_roles_must_agree() -> None:
     (problem,) = told(ppo(ppo=PPOHyperparameters(advantage="grpo")))
     assert "uses no critic" in problem
@@ -278,8 +310,11 @@ def test_algorithm_and_roles_must_agree() -> None:
 
 
 def test_fine_tuning_has_one_model_and_no_pools() -> None:
-    experiment = SFTMathExperiment(model=ModelOptions(parallel="d2", pool="left"))
-    assert told(experiment)[0].startswith("this experiment has one model and no pools")
+    experiment = SFTMathExperiment(model=ModelOptions(parallel="d2", pool="left", offload=True))
+    assert [problem.partition(" |")[0] for problem in told(experiment)] == [
+        "this experiment has one model and no pools",
+        "this experiment has one model: no other would use the memory",
+    ]
     assert shards(SFTMathExperiment(model=ModelOptions(parallel="t2"))) == [
         ["model@0/d1t2p1#0"],
         ["model@0/d1t2p1#1"],

@@ -10,8 +10,10 @@ from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModelBackend, ModuleSource, ProcessTopology
 from realsys.api.options import OptimizerOptions
 from realsys.api.plain import from_plain
-from realsys.backends.megatron.engine import MegatronEngine, MegatronInferenceEngine, Part
+from realsys.backends.megatron.engine import MegatronEngine
+from realsys.backends.megatron.inference_engine import MegatronInferenceEngine
 from realsys.backends.megatron.modules import has_transformer_engine
+from realsys.backends.megatron.part import Part
 from realsys.param_realloc.layouts import megatron_layout
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import GlobalMemoryBuffer
@@ -20,6 +21,11 @@ from megatron.core.utils import GlobalMemoryBuffer
 from realsys.api.errors import InternalError
 from realsys.api.model import Model, ProcessTopology
 
+_KNOWN_WARNINGS = (  # of Megatron over itself, and of torch over it: nothing a user could change
+    (".*tp_group is None", DeprecationWarning),
+    (".*torch.distributed.* is deprecated", FutureWarning),
+    ("When using async grad allreduce", UserWarning),  # matters on older GPUs only
+)
 _process: dict[
     str, Any
 ] = {}  # made once per process: the group of this process alone, scratch memory
@@ -132,7 +138,11 @@ def _set(state: dict[str, Any]) -> None:
 def _alone() -> Any:
     """The group of this process only. No other process is asked."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    if "alone" not in _process:
-        _process["alone"] = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    world = dist.group.WORLD
+    if _process.get("world") is not world:
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        _process.update(world=world, alone=alone)
     return _process["alone"]

@@ -106,6 +106,8 @@ def make_stage(
         )
     frequencies = LlamaRotaryEmbedding(hf_config).inv_freq
     module.rotary_pos_emb.inv_freq = frequencies.clone().to(module.rotary_pos_emb.inv_freq.device)
+    for parameter in module.parameters():  # torch's own norms are made in float32
+        parameter.data = parameter.data.to(config.params_dtype)
     if shape.critic and stage == last:
         norm = module.decoder.final_layernorm.weight
         module.output_layer = ValueHead(shape.hidden_size, config, norm)

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from torch import Tensor, nn
 
 from realsys.api.model import ModuleSource, ProcessTopology
 from realsys.models.shape import ModelShape
 from realsys.param_realloc.boxes import Box
+from realsys.param_realloc.layouts import MEGATRON_VOCABULARY, split_dim
 
 Views = Mapping[str, Sequence[tuple[Box, Tensor]]]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -123,6 +125,19 @@ class _Held:
                 name = f"{hf}self_attn.{n}_proj.{kind}"
                 self.slices.append(Slice(name, box, parameter, row, row + size))
                 row += size
+
+
+def mark_cut_parameters(module: nn.Module, slices: Sequence[Slice]) -> None:
+    """Tells Megatron which parameters differ between tensor ranks: all of those count in a norm.
+
+    Its layers do so themselves only while they draw random weights.
+    """
+    parameters = dict(module.named_parameters())
+    for part in slices:
+        parameter = parameters[part.parameter]
+        dim = split_dim(part.name, MEGATRON_VOCABULARY)
+        if dim is not None and not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=dim, stride=1)
 
 
 def views_of(module: nn.Module, slices: Sequence[Slice]) -> dict[str, list[tuple[Box, Tensor]]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from realsys.api.model import ModuleSource
 from realsys.backends.megatron.weights import Slice, Views
@@ -51,7 +53,9 @@ def gathered(
             if len(holdings) > 1:
                 dist.broadcast(flat, group=group, group_src=giver)
             if wanted:
-                for box, part in zip(new, flat.split([box.numel for box in new]), strict=True):
+                for box, part in zip(
+                    new, torch.split(flat, [box.numel for box in new]), strict=True
+                ):
                     whole[box.slices_in(Box.whole(weight.shape))] = part.view(box.shape)
         yield weight.name, whole
 
@@ -63,6 +67,12 @@ def _boxes(slices: Sequence[Slice]) -> dict[str, list[Box]]:
     return found
 
 
+def plain_module(source: ModuleSource) -> nn.Module:
+    """A Hugging Face module to be filled with whole weights, for generation."""
+    module = source.empty().eval().requires_grad_(False)
+    return _with_generation_settings(module, source)
+
+
 def skeleton_of(source: ModuleSource) -> nn.Module:
     """The Hugging Face module without memory for weights: its config and its way of saving."""
     config = source.config()
@@ -71,4 +81,12 @@ def skeleton_of(source: ModuleSource) -> nn.Module:
         auto, config.num_labels = AutoModelForTokenClassification, 1
     with torch.device("meta"):
         module: nn.Module = auto.from_config(config, dtype=getattr(torch, source.dtype))
-    return module
+    return _with_generation_settings(module, source)
+
+
+def _with_generation_settings(module: Any, source: ModuleSource) -> nn.Module:
+    """A module made from a config does not have the file beside it, where end tokens may stand."""
+    path = Path(getattr(source, "path", ""))
+    if not source.critic and (path / GENERATION_CONFIG_NAME).is_file():
+        module.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    return module  # type: ignore[no-any-return]

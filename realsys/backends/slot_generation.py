@@ -39,7 +39,7 @@ def generate_dealt(
     logprobs = torch.cat(_gather(_joined(result.logprobs, torch.float32, device), group))
     truncated = torch.cat(_gather(result.truncated.to(torch.uint8), group)).bool()
     return GenerationResult(
-        list(tokens.split(all_lengths)), list(logprobs.split(all_lengths)), truncated
+        list(torch.split(tokens, all_lengths)), list(torch.split(logprobs, all_lengths)), truncated
     )
 
 

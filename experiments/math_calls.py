@@ -1,0 +1,71 @@
+"""The calls of a policy that learns from scored answers: sample, score, compare, update (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from realsys.api.dataflow import Hook, MFCDef, ParamReallocHook
+from realsys.api.model import ModelInterfaceAbstraction, ModelName
+
+ANSWERS = ("packed_input_ids", "prompt_mask")
+POLICY_KEYS = (*ANSWERS, "packed_logprobs", "packed_ref_logprobs", "rewards", "seq_no_eos_mask")
+
+
+def policy_calls(
+    call: Callable[..., MFCDef],
+    *,
+    ppo: Mapping[str, Any],
+    reward: str,
+    experience: tuple[str, ...],
+    after_update: tuple[Hook, ...] = (),
+) -> dict[str, MFCDef]:
+    """Name → call, for actor, reference and reward.
+
+    Args:
+        call: (name, role, kind, interface, **further fields) → the call.
+        ppo: arguments of interface ``ppo_actor``, without the reward.
+        experience: keys that the update reads.
+    """
+    actor = ModelInterfaceAbstraction("ppo_actor", {**ppo, "reward": reward})
+    calls = (
+        call(
+            "actor_gen",
+            "actor",
+            "generate",
+            actor,
+            input_keys=("packed_prompts",),
+            output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask"),
+        ),
+        call(
+            "rew_inf",
+            "reward",
+            "inference",
+            ModelInterfaceAbstraction("math_reward", {"reward": reward}),
+            input_keys=ANSWERS,
+            output_keys=("rewards",),
+        ),
+        call(
+            "ref_inf",
+            "ref",
+            "inference",
+            actor,
+            input_keys=("packed_input_ids",),
+            output_keys=("packed_ref_logprobs",),
+            output_key_remap={"logprobs": "packed_ref_logprobs"},
+        ),
+        call(
+            "actor_train",
+            "actor",
+            "train_step",
+            actor,
+            input_keys=experience,
+            post_hooks=after_update,
+        ),
+    )
+    return {made.name: made for made in calls}
+
+
+def to_reference(eta: float) -> ParamReallocHook:
+    """After a call of the actor: reference ← eta · actor + (1 − eta) · reference."""
+    return ParamReallocHook(target=ModelName("ref"), eta=eta)

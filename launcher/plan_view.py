@@ -1,0 +1,57 @@
+"""What `plan` says of places: calls on workers, hooks around them, memory of workers (pure: rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.memory_check import WorkerGroup, size
+from realsys.api.allocation import workers_text
+from realsys.api.experiment import ExperimentConfig
+from realsys.observability.graph_picture import hooks_text
+from realsys.planner.placed import allocation_of
+
+ALLOCATION_HEAD = ("call", "copy", "backend", "layout", "workers", "pool", "around it")
+MEMORY_HEAD = ("workers", "what", "bytes", "of which")
+
+
+def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
+    """A row a call: copy, backend, layout, workers, the smallest pool that has them, its hooks."""
+    backends = {
+        shard.id.model_name: shard.backend.type_
+        for worker in config.model_worker
+        for shard in worker.shards
+    }
+    places = allocation_of(config)
+    rows: list[tuple[str, ...]] = []
+    for call in config.model_rpcs:
+        place = places[call.name]
+        inside = [p for p, workers in config.pools.items() if {*place.workers} <= {*workers}]
+        rows.append(
+            (
+                call.name,
+                str(call.model_name),
+                backends[call.model_name],
+                str(place.topology),
+                workers_text(place.workers),
+                min(inside, key=lambda pool: len(config.pools[pool]), default=""),
+                hooks_text(call),
+            )
+        )
+    return rows
+
+
+def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
+    """Per group of workers: its copies, the call that adds most, and the sum."""
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        memory, first = group.memory, workers_text(group.workers)
+        parts = dict(memory.copies)
+        if memory.peak_call:
+            parts[f"while in {memory.peak_call}"] = memory.calls[memory.peak_call]
+        for name, terms in parts.items():
+            words = ", ".join(f"{what} {size(n)}" for what, n in terms.items())
+            rows.append((first, name, size(sum(terms.values())), words))
+            first = ""
+        of = "" if group.limit is None else f"of {size(group.limit)}"
+        rows.append((first, "together", size(memory.bytes), of))
+    return rows

@@ -1,0 +1,227 @@
+"""The engine that runs a model forward which several processes hold together.
+
+All processes of a slot get the same data and call together; results are equal on all of them.
+Weights of Hugging Face's shapes exist whole only for generation and saving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import ConfigError, InternalError
+from realsys.api.model import (
+    GenerationHyperparameters,
+    LossFn,
+    LossWeightFn,
+    Model,
+    PipelinableEngine,
+)
+from realsys.backends.data_parallel import DataParallel
+from realsys.backends.engine import INPUT, PostHook, answer_prompts, weights_of
+from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
+from realsys.backends.megatron.part import Part
+from realsys.backends.megatron.schedule import UseOutput, run_microbatches
+from realsys.backends.megatron.weights import views_of
+from realsys.backends.megatron.whole_model import gathered, plain_module, skeleton_of
+from realsys.backends.offload import HostMemory
+from realsys.backends.slot_generation import generate_dealt
+from realsys.backends.weighted_means import WeightedMeans
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.models.hf import save_hf
+from realsys.param_realloc.boxes import Box
+
+Pieces = Sequence[tuple[list[int], SequenceSample]]
+
+
+class MegatronInferenceEngine(PipelinableEngine):
+    """``forward``, ``eval_batch``, ``generate``, ``save_to_hf``; ``train_batch`` is refused."""
+
+    def __init__(self, model: Model, part: Part) -> None:
+        self.module: nn.Module = part.stage
+        self.part, self.company = part, part.company
+        self.device = torch.device(model.device)
+        self.base_seed, self.rank = model.base_seed, model.rank
+        self.ranks = DataParallel.of(model)
+        self._config: Any = part.stage.config
+        self._replica: nn.Module | None = None
+        self._replica_is_old = True
+        self._host_memory: HostMemory | None = None  # where the weights are while offloaded
+        self.module.requires_grad_(False)
+
+    def train_batch(
+        self,
+        input_: SequenceSample,
+        *,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        token_normalize_scope: Literal["global", "dp"] = "global",
+        mb_spec: MicroBatchSpec | None = None,
+        version_steps: int = 0,
+    ) -> dict[str, float]:
+        raise ConfigError(
+            "a model with the inference backend can't be trained",
+            where="MegatronInferenceEngine.train_batch",
+            fix="give this role a training backend, e.g. backend=megatron",
+        )
+
+    @torch.no_grad()
+    def eval_batch(
+        self,
+        input_: SequenceSample,
+        *,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        mb_spec: MicroBatchSpec | None = None,
+    ) -> dict[str, float]:
+        pieces = self.microbatches(input_, mb_spec)
+        means = WeightedMeans(self.ranks, weights_of(pieces, loss_weight_fn), "global")
+
+        def count(output: Tensor, i: int) -> None:
+            means.add(loss_fn(output, pieces[i][1]), means.scales[i])
+
+        self._run(pieces, count)
+        return self._figures(means)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_: SequenceSample,
+        *,
+        mb_spec: MicroBatchSpec | None = None,
+        post_hook: PostHook | None = None,
+    ) -> Tensor:
+        pieces = self.microbatches(input_, mb_spec)
+        per_id: list[Tensor] = [torch.empty(0)] * input_.batch_size
+
+        def keep(output: Tensor, i: int) -> None:
+            indices, mb = pieces[i]
+            if post_hook is not None:
+                output = post_hook(output, mb)
+            rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
+            for k, x in zip(indices, rows, strict=True):
+                per_id[k] = x
+
+        self._run(pieces, keep)
+        joined = torch.cat(per_id) if self.company.is_last_stage else None
+        return tensor_from_last_stage(joined, self.company, self.device)
+
+    def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> Pieces:
+        """Indices and micro-batches of ``input_`` on this engine's device.
+
+        Equal on all processes of a slot. Those of other data-parallel ranks may be more or fewer:
+        they meet at the end of a step only.
+        """
+        self._must_be_here("a pass")
+        return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
+
+    def _run(
+        self, pieces: Pieces, use_output: UseOutput, *, trained: nn.Module | None = None
+    ) -> None:
+        """All micro-batches through all stages, on the last to ``use_output``.
+
+        ``trained`` is the module as its optimizer wrapped it: then backwards too.
+        """
+        self.module.train(trained is not None)  # recomputation asks; there is no dropout
+        cut_sequences = bool(self._config.sequence_parallel)
+        with self.company.active():
+            run_microbatches(
+                trained or self.module,
+                [mb for _, mb in pieces],
+                use_output,
+                backward=trained is not None,
+                width_multiple=self.company.topology.tensor if cut_sequences else 1,
+            )
+
+    def _figures(self, means: WeightedMeans) -> dict[str, float]:
+        figures = means.result() if self.company.is_last_stage else None
+        return figures_from_last_stage(figures, self.company, self.device)
+
+    # ---- weights ------------------------------------------------------------------------------
+
+    def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
+        self._must_be_here("held_weights")
+        return views_of(self.module, self.part.holdings[self.rank])
+
+    def weights_changed(self) -> None:
+        self._replica_is_old = True
+
+    def whole_module(self) -> nn.Module:
+        """A Hugging Face module, refreshed when weights have changed (collective over the slot)."""
+        self._must_be_here("generate")
+        if self._replica is None:
+            self._replica = plain_module(self.part.source)
+        if self._replica_is_old:
+            own = dict(self._replica.named_parameters())
+            for name, weight in self._gathered():
+                own[name].data.copy_(weight)
+            self._replica_is_old = False
+        return self._replica
+
+    def _gathered(self, *, wanted: bool = True) -> Iterator[tuple[str, Tensor]]:
+        topo = self.company.topology
+        slot = [self.part.holdings[rank] for rank in topo.slot(self.company.coordinate[1])]
+        weights = self.part.shape.weights()
+        return gathered(self.held_weights(), weights, slot, self.company.slot, wanted=wanted)
+
+    def generate(
+        self,
+        input_: SequenceSample,
+        *,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        mb_spec: MicroBatchSpec | None = None,
+        seed: int = 0,
+    ) -> SequenceSample:
+        """As in the base class. Each process of the slot makes a share of the answers."""
+        return answer_prompts(
+            self.whole_module(),
+            input_,
+            tokenizer=tokenizer,
+            gconfig=gconfig,
+            mb_spec=mb_spec,
+            base_seed=self.base_seed ^ seed,
+            generate=partial(generate_dealt, group=self.company.slot),
+        )
+
+    def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
+        if self.company.coordinate[1] == 0:  # one slot has the whole model
+            state = {}
+            for name, weight in self._gathered(wanted=self.rank == 0):
+                if self.rank == 0:
+                    state[name] = weight.cpu()
+            if self.rank == 0:
+                save_hf(skeleton_of(self.part.source), tokenizer, save_dir, state_dict=state)
+        # Nobody goes on before the directory is whole.
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.company.copy)
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        if self._host_memory is not None:
+            return
+        self._replica, self._replica_is_old = None, True
+        self._host_memory = HostMemory()
+        if self.device.type == "cuda":
+            self._host_memory.take(x for x in self._own_memory() if x.is_cuda)
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        if self._host_memory is not None:
+            self._host_memory.give_back()
+            self._host_memory = None
+
+    def _must_be_here(self, what: str) -> None:
+        """Refuses to touch weights that are parked."""
+        if self._host_memory is not None:
+            raise InternalError(f"{what} on an offloaded model", where=type(self).__name__)
+
+    def _own_memory(self) -> list[Tensor]:
+        """All tensors that this engine keeps between two calls."""
+        return [p.data for p in self.module.parameters()]

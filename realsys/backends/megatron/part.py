@@ -1,0 +1,82 @@
+"""One process's part of a model: built, marked and filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from realsys.api.errors import ConfigError
+from realsys.api.model import Model, ModuleSource
+from realsys.backends.megatron import compat
+from realsys.backends.megatron.company import Company
+from realsys.backends.megatron.modules import (
+    has_transformer_engine,
+    make_stage,
+    transformer_config,
+)
+from realsys.backends.megatron.weights import (
+    Slice,
+    load,
+    mark_cut_parameters,
+    stage_slices,
+    views_of,
+)
+from realsys.models.shape import ModelShape
+from realsys.models.source import source_of
+from realsys.param_realloc.layouts import layout_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """This process's part of a model: its stage with weights, and all that stands around it."""
+
+    source: ModuleSource
+    shape: ModelShape
+    company: Company
+    stage: nn.Module
+    holdings: Sequence[Sequence[Slice]]  # by rank of the copy
+
+    @staticmethod
+    def of(model: Model, *, recompute: bool = False, sequence_parallel: bool = False) -> Part:
+        """Builds the stage; fills it from the model's source unless another copy will.
+
+        Raises:
+            ConfigError: the model can't be cut so, or does what Megatron's layers don't.
+        """
+        source = source_of(model)
+        shape, topo = source.shape(), model.topology
+        if problems := layout_problems(shape, topo, "megatron"):
+            raise problems[0]
+        compat.prepare_process()
+        company = Company.of(model)
+        dtype = _dtype_of(source, model)
+        config = transformer_config(
+            shape,
+            source.config(),
+            topo,
+            dtype=dtype,
+            recompute=recompute,
+            sequence_parallel=sequence_parallel and topo.tensor > 1,
+        )
+        fused = has_transformer_engine()
+        holdings = [stage_slices(shape, topo, r, fused_norms=fused) for r in range(topo.world_size)]
+        with company.active():
+            stage = make_stage(shape, source.config(), topo, config, stage=company.coordinate[0])
+        mark_cut_parameters(stage, holdings[model.rank])
+        if model.filled:
+            load(views_of(stage, holdings[model.rank]), source)
+        return Part(source=source, shape=shape, company=company, stage=stage, holdings=holdings)
+
+
+def _dtype_of(source: ModuleSource, model: Model) -> torch.dtype:
+    if source.dtype not in ("float32", "bfloat16"):
+        raise ConfigError(
+            f"weights of {source.dtype}, which the layers here are not made for",
+            where=f"dtype of {model.name}",
+            fix="use float32 or bfloat16",
+        )
+    dtype: torch.dtype = getattr(torch, source.dtype)
+    return dtype

@@ -1,0 +1,57 @@
+"""A step as it was predicted at launch beside the step as it was measured (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from realsys.api.trial import PredictionRecord
+from realsys.observability.events import Event
+from realsys.observability.timeline import finished_steps, overhead
+
+STEP = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedRow:
+    """A call, or the whole step: seconds as predicted, and the median of the measured ones."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """How much longer than predicted it took, as a share of what was measured."""
+        if self.measured_s <= 0:
+            return 0.0
+        return (self.measured_s - self.predicted_s) / self.measured_s
+
+
+def predicted_rows(record: PredictionRecord, events: Sequence[Event]) -> list[PredictedRow]:
+    """The step first, then each call that was predicted and has run.
+
+    The first step is left out where there are others: it warms up.
+    """
+    steps = finished_steps(events)
+    timings = [overhead(events, step) for step in steps[1:] or steps]
+    if not timings:
+        return []
+    rows = [
+        PredictedRow(
+            name=STEP,
+            predicted_s=record.step_s,
+            measured_s=median(t.wall_s for t in timings),
+        )
+    ]
+    for name, seconds in record.calls.items():
+        own = [t.per_mfc[name].compute_s for t in timings if name in t.per_mfc]
+        if own:
+            rows.append(PredictedRow(name=name, predicted_s=seconds, measured_s=median(own)))
+    return rows
+
+
+def error_text(row: PredictedRow) -> str:
+    """``+12 %``: longer than predicted."""
+    return f"{row.error * 100:+.0f} %"

@@ -1,0 +1,123 @@
+"""What is parked in CPU memory comes back bit for bit, and nothing is computed in between."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from realsys.api.errors import InternalError
+from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
+from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.inference import InferenceBackend
+from realsys.backends.offload import HostMemory
+from realsys.backends.sharding import _group_of_one
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.interfaces.answers import num_answer_tokens
+from realsys.interfaces.sft import next_token_loss
+from realsys.models.build import hf_causal_lm
+
+torch.set_num_threads(1)
+SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
+COMPANY = {
+    "name": ModelName("m"),
+    "device": "cpu",
+    "topology": ProcessTopology(),
+    "rank": 0,
+    "groups": ParallelGroups(),
+    "base_seed": 1,
+}
+
+
+def make_engine(path, backend=None):
+    backend = backend or FSDPBackend(optimizer={"lr": 1e-3})
+    return backend.initialize(hf_causal_lm(path=str(path), **COMPANY), SPEC).module
+
+
+def batch():
+    tokens = torch.randint(3, 500, (20,), generator=torch.Generator().manual_seed(0))
+    data = {"packed_input_ids": tokens, "prompt_mask": torch.arange(20) < 2}
+    return SequenceSample.from_tensors("a", {key: [[20]] for key in data}, data)
+
+
+def train(engine):
+    return engine.train_batch(batch(), loss_fn=next_token_loss, loss_weight_fn=num_answer_tokens)
+
+
+def test_memory_is_given_back_and_taken_again():
+    x = torch.randn(5, 7)
+    expected = x.clone()
+    row, same, other = x[2], x.view(-1), torch.arange(3)
+    host = HostMemory()
+    host.take([row, x, same, other, torch.empty(0)])
+    assert host.num_bytes == 5 * 7 * 4 + 3 * 8, "memory that is shared is kept once"
+    assert x.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
+    host.give_back()
+    assert torch.equal(x, expected)
+    row.zero_()
+    assert not x[2].any(), "views are still views"
+    assert same.data_ptr() == x.data_ptr()
+    assert other.tolist() == [0, 1, 2]
+    assert host.num_bytes == 0
+
+
+def test_training_goes_on_the_same_after_its_memory_was_away(tiny_policy):
+    """As on a GPU, where ``offload`` takes this memory."""
+    engine, other = make_engine(tiny_policy), make_engine(tiny_policy)
+    assert train(engine) == train(other)
+    views = engine.held_weights()
+    host = HostMemory()
+    host.take(engine.own_memory())
+    weights = sum(p.numel() for p in other.parameters.values())
+    assert host.num_bytes >= 3 * 4 * weights, "weights and both moments"
+    assert all(p.untyped_storage().nbytes() == 0 for p in engine.parameters.values())
+    host.give_back()
+    assert [train(engine) for _ in range(2)] == [train(other) for _ in range(2)]
+    for name, ((_, view),) in other.held_weights().items():
+        assert torch.equal(views[name][0][1], view)
+
+
+@pytest.fixture
+def no_process_group():
+    """A world of one that somebody makes here goes with the test."""
+    assert not dist.is_initialized()
+    yield
+    dist.destroy_process_group()
+    _group_of_one.cache_clear()
+
+
+@pytest.mark.usefixtures("no_process_group")
+def test_shards_in_cpu_memory_of_a_single_process_train_as_the_plain_module(tiny_policy):
+    backend = FSDPBackend(optimizer={"lr": 1e-3}, cpu_offload=True)
+    engine, other = make_engine(tiny_policy, backend), make_engine(tiny_policy)
+    assert isinstance(engine.module, FSDPModule)
+    for _ in range(2):
+        assert train(engine) == pytest.approx(train(other), abs=1e-6)
+    held = engine.held_weights()
+    for name, ((box, view),) in other.held_weights().items():
+        assert held[name][0][0] == box
+        torch.testing.assert_close(held[name][0][1], view, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("backend", [FSDPBackend(), InferenceBackend()], ids=["fsdp", "inference"])
+def test_nothing_touches_an_offloaded_model(tiny_policy, backend, tmp_path):
+    engine = make_engine(tiny_policy, backend)
+    before = engine.forward(batch())
+    engine.offload()
+    engine.offload()  # once more is nothing
+    arguments = {"loss_fn": next_token_loss, "loss_weight_fn": num_answer_tokens}
+    attempts = [
+        lambda: engine.forward(batch()),
+        lambda: engine.eval_batch(batch(), **arguments),
+        lambda: engine.save_to_hf(tokenizer=None, save_dir=str(tmp_path / "x")),
+        engine.held_weights,
+        engine.whole_module,
+    ]
+    if isinstance(backend, FSDPBackend):
+        attempts += [lambda: train(engine), engine.state_dict]
+    for attempt in attempts:
+        with pytest.raises(InternalError, match="on an offloaded model"):
+            attempt()
+    assert not (tmp_path / "x").exists()
+    engine.onload()
+    engine.onload()
+    assert torch.equal(engine.forward(batch()), before)

@@ -1,0 +1,344 @@
+"""From files and formulas to a predicted step, and from a found plan to settings that can be pasted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import plan_search
+from launcher.planning import make_plan
+from realsys.api.allocation import CallAllocation
+from realsys.api.errors import ConfigError
+from realsys.api.model import ProcessTopology
+from realsys.api.plan import LaunchPlan, plan_text
+from realsys.api.trial import PredictionRecord, TrialFiles, read_record, write_record
+from realsys.models.shape import ModelShape
+from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
+from realsys.observability.predicted import error_text, predicted_rows
+from realsys.observability.report import write_report
+from realsys.planner.analytic import AnalyticCosts, RoleModel, Workload, bytes_to_receive
+from realsys.planner.devices import DEVICES, device_of
+from realsys.planner.flops import forward_flops
+from realsys.planner.gantt import gantt
+from realsys.planner.memory_limit import memory_of_plans
+from realsys.planner.memory_of_workers import memory_of_experiment
+from realsys.planner.placed import allocation_of, placed, refusal
+from realsys.planner.predict import predict
+from realsys.planner.profiled import ProfiledCosts
+from realsys.planner.read_profile import formulas_of, profile_of
+from realsys.planner.simulate import Work, simulate
+
+SHAPE = ModelShape(
+    family="llama",
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+)
+CALLS = ("actor_gen", "rew_inf", "ref_inf", "critic_inf", "actor_train", "critic_train")
+# Seconds of the made-up run: two workers, split; see `events`.
+TOOK = dict(zip(CALLS, (4.0, 0.5, 2.0, 1.0, 3.0, 2.5), strict=True))
+RIGHT = ("rew_inf", "critic_inf", "critic_train")
+
+
+@pytest.fixture
+def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+def split_plan(*words: str) -> LaunchPlan:
+    return make_plan("ppo-math-split", words, trial="made-up")
+
+
+def events(steps: int = 3) -> list[Event]:
+    """Steps of 10.3 s: 0.1 s to load, each call 0.1 s longer than its computation; the first of double.
+
+    left: gen 0.1-4.2, ref 4.2-6.3, actor_train 6.3-9.4; right: rew 4.2-4.8, critic 4.8-5.9,
+    critic_train 6.3-8.9. Then 0.5 s until the next step, after a checkpoint of 2 s.
+    """
+    found: list[Event] = []
+    begin = 100.0
+    for step in range(1, steps + 1):
+        slow = 2.0 if step == 1 else 1.0
+        starts = dict(zip(CALLS, (0.1, 4.2, 4.2, 4.8, 6.3, 6.3), strict=True))
+        for call, at in starts.items():
+            queued = {"critic_inf": 4.2}.get(call, at)
+            found.append(
+                MfcEvent(
+                    step=step,
+                    name=call,
+                    worker=f"model_worker/{int(call in RIGHT)}",
+                    queued=begin + queued * slow,
+                    start=begin + at * slow,
+                    end=begin + (at + TOOK[call] + 0.1) * slow,
+                    compute_s=TOOK[call] * slow,
+                    tokens=1000,
+                )
+            )
+        end = begin + 9.4 * slow
+        found.append(StepEvent(step=step, start=begin, end=end))
+        found.append(PeriodicEvent(kind="checkpoint", step=step, start=end, end=end + 2.0))
+        begin = end + 2.5
+    return found
+
+
+def keep(plan: LaunchPlan, rows: list[Event]) -> TrialFiles:
+    """A trial's folder with that plan and these events."""
+    files = TrialFiles(Path(plan.trial_dir))
+    files.root.mkdir(parents=True)
+    files.plan.write_text(plan_text(plan))
+    kinds = {MfcEvent: "mfc", StepEvent: "step", PeriodicEvent: "periodic", MoveEvent: "move"}
+    lines = [json.dumps({"event": kinds[type(e)], **vars(e)}) for e in rows]
+    files.phase(files.root).events.write_text("\n".join(lines) + "\n")
+    return files
+
+
+# ---- profiles ---------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_what_the_typical_steps_took(file_root: Path) -> None:
+    profile = profile_of(events(), split_plan(), DEVICES["cpu"])
+    assert profile.steps == 2  # without the first
+    assert {n: c.compute_s for n, c in profile.calls.items()} == pytest.approx(TOOK)
+    assert profile.wall_s == pytest.approx(9.4)
+    assert profile.overheads.load_s == pytest.approx(0.1)
+    assert profile.overheads.step_s == pytest.approx(0.5)
+    # Six calls: 0.1 s each; critic_train also waits for ref: no overhead of its own.
+    assert profile.overheads.call_s == pytest.approx(0.1)
+
+
+def test_the_run_that_was_profiled_is_predicted_as_it_was(file_root: Path) -> None:
+    plan = split_plan()
+    found = placed(plan)
+    costs = ProfiledCosts([profile_of(events(), plan, DEVICES["cpu"])])
+    predicted = predict(found, costs, basis="itself")
+    assert predicted.figures.wall_s == pytest.approx(9.4)
+    assert predicted.timeline.step_s == pytest.approx(9.9)
+
+
+def test_a_shared_run_is_predicted_from_a_split_one(file_root: Path) -> None:
+    costs = ProfiledCosts([profile_of(events(), split_plan(), DEVICES["cpu"])])
+    shared = make_plan("ppo-math", (), trial="shared")
+    predicted = predict(placed(shared), costs, basis="a split run")
+    # Hidden behind one another are the overheads of calls whose worker is busy anyway: those of ref_inf,
+    # critic_inf and critic_train.
+    assert predicted.figures.wall_s == pytest.approx(0.1 + sum(TOOK.values()) + 0.3)
+
+
+def test_moves_are_taken_by_role_and_layouts(file_root: Path) -> None:
+    plan = make_plan(
+        "ppo-math",
+        ["allocation=actor_gen:d2t1p1,*:d1t2p1", "n_model_workers=2", "ref.backend=inference"],
+        trial="made-up",
+    )
+    move = MoveEvent(
+        step=2,
+        name="weights actor@0 → actor@1",
+        worker="model_worker/0",
+        start=1.0,
+        end=1.75,
+        num_bytes=9,
+    )
+    profile = profile_of([*events(), move], plan, DEVICES["cpu"])
+    assert profile.moves == {("actor", "d1t2p1", "d2t1p1"): 0.75}
+    home = CallAllocation(workers=(0, 1), topology=ProcessTopology(tensor=2))
+    away = CallAllocation(workers=(0, 1), topology=ProcessTopology(data=2))
+    assert ProfiledCosts([profile]).realloc_s("actor", home, away) == 0.75
+    assert ProfiledCosts([profile]).realloc_s("actor", away, home) == 0.0
+
+
+def test_a_run_without_two_steps_is_no_profile(file_root: Path) -> None:
+    with pytest.raises(ConfigError, match="two finished steps"):
+        profile_of(events(1), split_plan(), DEVICES["cpu"])
+
+
+def test_another_layout_is_scaled_by_the_formulas(file_root: Path) -> None:
+    plan = split_plan()
+    found = placed(plan)
+    formulas = formulas_of(found, DEVICES["cpu"])
+    costs = ProfiledCosts([profile_of(events(), plan, DEVICES["cpu"])], formulas)
+    train = found.graph["actor_train"]
+    one = CallAllocation(workers=(0,), topology=ProcessTopology())
+    two = CallAllocation(workers=(0, 1), topology=ProcessTopology(data=2))
+    assert costs.call_s(train, one) == pytest.approx(3.0)
+    ratio = formulas.call_s(train, two) / formulas.call_s(train, one)
+    assert costs.call_s(train, two) == pytest.approx(3.0 * ratio)
+    assert 0.5 < ratio < 1.0
+
+
+# ---- formulas -----------------------------------------------------------------------------------------
+
+
+def analytic(**more: object) -> AnalyticCosts:
+    role = RoleModel(shape=SHAPE, backend="megatron", max_tokens_per_mb=16384)
+    return AnalyticCosts(
+        roles={"actor": role},
+        workload=Workload(sequences=512, prompt_tokens=512, answer_tokens=1536, updates=4),
+        device=DEVICES["h100"],
+        trained=frozenset({"actor"}),
+    )
+
+
+def test_forward_operations_are_twice_the_weights_and_the_scores() -> None:
+    # One layer: 4096 · (4096 + 2 · 1024) + 4096 · 4096 + 3 · 4096 · 14336 weights; head 4096 · 128256.
+    layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
+    weights = 32 * layer + 4096 * 128256
+    scores = 4 * 1000 * 4096 * 32  # a token of a sequence of 2000 sees 1000 others on average
+    assert forward_flops(SHAPE, tokens=1, length=2000) == 2 * weights + scores
+
+
+def test_training_takes_three_forward_passes_and_more_gpus_make_it_faster(file_root: Path) -> None:
+    costs, graph = analytic(), make_plan("ppo-math", (), trial="t").phases[-1].config.graph()
+    train = graph["actor_train"]
+
+    def took(degrees: str) -> float:
+        topo = ProcessTopology.parse(degrees)
+        place = CallAllocation(workers=tuple(range(topo.world_size)), topology=topo)
+        return costs.call_s(train, place)
+
+    work = costs.workload
+    flops = 3 * forward_flops(SHAPE, tokens=work.tokens, length=work.length)
+    assert took("d1t1p1") == pytest.approx(flops / (989e12 * 0.45), rel=0.02)
+    assert took("d1t1p1") > took("d2t1p1") > took("d4t1p1") > took("d8t1p1")
+    assert took("d8t1p1") < took(
+        "d1t8p1"
+    )  # four all-reduces a layer cost more than one of gradients
+    assert (
+        took("d1t1p2") > took("d1t1p1") / 2 * 1.05
+    )  # the bubble: 1 of 16 micro-batches a minibatch
+    spread = CallAllocation(workers=(0, 8), topology=ProcessTopology(tensor=2))
+    assert costs.call_s(train, spread) > took("d1t2p1") * 1.5  # over the network
+
+
+def test_weights_that_stay_where_they_are_are_not_moved() -> None:
+    role = RoleModel(shape=SHAPE, backend="megatron")
+    four = tuple(range(4))
+    t4 = CallAllocation(workers=four, topology=ProcessTopology(tensor=4))
+    t2 = CallAllocation(workers=four, topology=ProcessTopology(data=2, tensor=2))
+    away = CallAllocation(workers=(4, 5), topology=ProcessTopology(tensor=2))
+    assert set(bytes_to_receive(role, t4, t4).values()) == {0.0}
+    # Halves from quarters: worker 0 (first half) has the first quarter, worker 1 (second) has none of
+    # its half, 2 (first) none, 3 (second) the last quarter.
+    whole = role.weight_bytes
+    assert bytes_to_receive(role, t4, t2) == pytest.approx(
+        {0: whole / 4, 1: whole / 2, 2: whole / 2, 3: whole / 4}
+    )
+    assert bytes_to_receive(role, t4, away) == pytest.approx({4: whole / 2, 5: whole / 2})
+
+
+def test_devices_are_found_by_the_name_that_slurm_has() -> None:
+    assert device_of("nvidia_h100_80gb_hbm3") is DEVICES["h100"]
+    with pytest.raises(ConfigError, match="mi300"):
+        device_of("mi300")
+
+
+# ---- limits -------------------------------------------------------------------------------------------
+
+
+def test_refusals_name_the_rule(file_root: Path) -> None:
+    found = placed(make_plan("ppo-math", ["actor.backend=megatron"], trial="t"))
+
+    def why(call: str, degrees: str) -> str:
+        topo = ProcessTopology.parse(degrees)
+        place = CallAllocation(workers=tuple(range(topo.world_size)), topology=topo)
+        return refusal(found, found.graph[call], place) or ""
+
+    assert why("actor_train", "d2t2p1") == ""
+    assert "heads" in why("actor_train", "d1t8p1")
+    assert "layers" in why("actor_train", "d1t1p2")
+    assert why("actor_train", "d1t2p3") == ""
+    assert "pipeline" in why("critic_train", "d1t1p3")  # backend fsdp
+    assert "minibatches" in why("actor_train", "d3t1p1")
+    assert "one worker" in why("rew_inf", "d2t1p1")
+
+
+def test_memory_of_a_plan_is_that_of_its_experiment(file_root: Path) -> None:
+    plan = split_plan("n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1")
+    config = plan.phases[-1].config
+    made = placed(plan).roles["actor"].shape
+    of_plan = memory_of_plans(config, made)(allocation_of(config))
+    expected = {w: m.bytes for w, m in memory_of_experiment(config, made).items()}
+    assert of_plan == pytest.approx({w: n for w, n in expected.items() if n})
+
+
+# ---- what is printed and kept -------------------------------------------------------------------------
+
+
+def test_the_proposal_can_be_pasted(file_root: Path) -> None:
+    words = ("actor.backend=megatron", "dataset.train_bs_n_seqs=64")
+    plan = make_plan("ppo-math", words, trial="t")
+    proposal = plan_search.propose(
+        plan, gpus=4, profiles=(), device="h100", cluster=None, within_s=3.0
+    )
+    pasted = [word.replace("'", "") for word in proposal.overrides]  # as the shell gives them
+    again = make_plan("ppo-math", [*words, *pasted], trial="t2")
+    assert allocation_of(again.phases[-1].config) == proposal.found.allocation
+
+
+def test_figures_come_from_trials_of_the_same_models_and_batch(file_root: Path) -> None:
+    trial = keep(split_plan(), events())
+    shared = make_plan("ppo-math", (), trial="shared")
+    figures = plan_search.figures_for(shared, placed(shared))
+    assert figures is not None
+    assert figures.basis == "measured in ppo-math-split/made-up"
+    other = make_plan("ppo-math", ["group_size=8"], trial="other")
+    assert plan_search.figures_for(other, placed(other)) is None
+    plan_search.store_prediction(shared, TrialFiles(trial.root))
+    record = read_record(PredictionRecord, trial.prediction)
+    assert record is not None
+    assert record.calls == pytest.approx(TOOK)
+    assert record.step_s == pytest.approx(13.4)
+
+
+def test_predicted_and_measured_are_told_side_by_side(file_root: Path) -> None:
+    files = keep(split_plan(), events())
+    record = PredictionRecord(basis="h100", step_s=4.7, calls={"ref_inf": 2.5, "gone": 1.0})
+    rows = predicted_rows(record, events())
+    assert [(r.name, r.measured_s) for r in rows] == [
+        ("step", pytest.approx(9.4)),
+        ("ref_inf", pytest.approx(2.0)),
+    ]
+    assert [error_text(r) for r in rows] == ["+50 %", "-25 %"]
+    write_record(files.prediction, record)
+    page = write_report(files.root).read_text()
+    assert "Predicted and measured" in page
+    assert "4.700 s" in page
+
+
+def test_bars_are_as_long_as_their_calls_and_like_workers_share_a_line() -> None:
+    parents = {"a": frozenset[str](), "b": frozenset({"a"})}
+    works = [
+        Work(call="a", workers=(0, 1), seconds=3),
+        Work(call="b", workers=(2,), seconds=1),
+    ]
+    lanes = gantt(simulate(works, parents, num_workers=4), width=52)
+    assert [lane.text for lane in lanes] == [  # 38 columns for 4 s
+        f"workers 0-1 │├a{'─' * 26}{'·' * 10}│",
+        f"workers 2   │{'·' * 28}├b{'─' * 8}│",
+        f"workers 3   │{'·' * 38}│",
+    ]
+    assert all(len(lane.text) <= 52 for lane in lanes)
+
+
+def test_a_role_of_an_unknown_family_is_told_before_the_search(
+    file_root: Path, tmp_path: Path
+) -> None:
+    plan = split_plan()
+    phases = plan.phases[-1:]  # no phase makes the model, and there is none
+    with pytest.raises(ConfigError, match="sizes of actor's model are not known"):
+        plan_search.propose(
+            replace(plan, phases=phases),
+            gpus=2,
+            profiles=(),
+            device="h100",
+            cluster=None,
+            within_s=1.0,
+        )
