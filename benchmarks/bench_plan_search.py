@@ -22,7 +22,7 @@ from realsys.planner.costs import TableCosts
 from realsys.planner.judge import Judge
 from realsys.planner.meshes import Degrees, places
 from realsys.planner.search import Limits, search
-from realsys.planner.simulate import Overheads
+from realsys.planner.timeline import Overheads
 
 SMALL = ((2, 6), (4, 4), (8, 3))  # GPUs, calls
 LARGE = ((8, 6), (16, 6), (64, 6))

@@ -160,7 +160,7 @@ def _print_phase(phase: PhasePlan, title: str) -> None:
         if i and i - 1 not in shown:
             say(f"  … {i - 3} more")
         shards = [f"{s.id} [{s.backend.type_}]" for s in workers[i].shards]
-        _print_wrapped(f"  model_worker/{i} ", shards)
+        _print_wrapped(f"  model_worker/{i} ", shards or ["nothing"])
     if phase.publish:
         say(f"  product {phase.publish}")
 

@@ -42,8 +42,8 @@ def launch(
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher import output, places
-    from launcher.plan_search import store_prediction
     from launcher.planning import make_plan
+    from launcher.predictions import store_prediction
     from launcher.submit import remarks, submit
     from realsys.api.errors import TrialError
 
@@ -123,7 +123,7 @@ def plan(
     job: o.Job,
 ) -> int:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
-    from launcher import output, plan_search
+    from launcher import output
     from launcher.planning import make_plan
     from realsys.api.plan import plan_hash, plan_text
 
@@ -139,7 +139,9 @@ def plan(
         fits_memory=not search,
     )
     if search:
-        proposal = plan_search.propose(
+        from launcher.plan_search import print_proposal, propose
+
+        proposal = propose(
             made,
             gpus=gpus,
             profiles=profile or (),
@@ -150,7 +152,7 @@ def plan(
         if json:
             output.document(search=proposal)
         else:
-            plan_search.print_proposal(made, proposal)
+            print_proposal(made, proposal)
         return ExitCode.OK
     if gpus is not None:
         raise typer.BadParameter("--gpus is for --search")
@@ -158,10 +160,11 @@ def plan(
     if json:
         output.document(hash=plan_hash(text), plan=made)
     else:
+        from launcher.predictions import show_prediction
         from launcher.tables import print_plan
 
         print_plan(made)
-        plan_search.show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
+        show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
         if made.job is not None:
             from launcher.slurm.plan_lines import plan_lines
 

@@ -81,7 +81,7 @@ def plan_redistribution(
     to_send = {worker: 0 for need in needs for worker in need.owners}
     for i in sorted(range(len(needs)), key=lambda i: (len(needs[i].owners) > 1, -sizes[i])):
         sender[i] = min(needs[i].owners, key=to_send.__getitem__)
-        pass
+        to_send[sender[i]] += sizes[i]
 
     wanted: dict[int, dict[tuple[int, str], list[str]]] = {consumer: {} for consumer in consumers}
     for i, need in enumerate(needs):

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.model import ModelInterfaceType, ProcessTopology
+from realsys.api.model import ModelInterfaceType
 from realsys.models.shape import DTYPE_BYTES, ModelShape
 from realsys.planner.costs import Allocation
 from realsys.planner.devices import Device, Efficiency
 from realsys.planner.flops import cache_bytes_per_token, decode_flops, forward_flops
-from realsys.planner.simulate import Overheads
+from realsys.planner.realloc_bytes import bytes_to_receive
+from realsys.planner.timeline import Overheads
 
 RULE_S = 2e-4  # a rule on one answer
 OPTIMIZER_BYTES = 28  # a weight: master, two moments and gradient are read, three written
@@ -110,7 +111,9 @@ class AnalyticCosts:
     def realloc_s(self, role: str, source: CallAllocation, target: CallAllocation) -> float:
         """The larger of what one worker must receive and what one must send."""
         model = self._role(role)
-        received = bytes_to_receive(model, source, target)
+        received = bytes_to_receive(
+            model.weight_bytes, source, target, sharded=model.backend == "fsdp"
+        )
         sent = sum(received.values()) / len(source.workers)
         workers = (*source.workers, *target.workers)
         most = max(sent, *received.values())
@@ -220,45 +223,3 @@ class AnalyticCosts:
             missing = model.weight_bytes * (world - 1) / world
             seconds += missing / self._bandwidth(place.workers)
         return seconds
-
-
-def bytes_to_receive(
-    model: RoleModel, source: CallAllocation, target: CallAllocation
-) -> dict[int, float]:
-    """Bytes that each worker of the target gets from others, as if weights were cut evenly.
-
-    On the same workers the parts that a worker holds before and after are compared; elsewhere a worker
-    of both copies is taken to hold of its new part what it holds of any other. realloc_plan.py counts
-    exactly; this is for comparing many layouts.
-    """
-    sharded = model.backend == "fsdp"
-    found = {}
-    for rank, worker in enumerate(target.workers):
-        new = _part(target.topology, rank, sharded=False)
-        here = 0.0
-        if worker in source.workers:
-            old = _part(source.topology, source.workers.index(worker), sharded=sharded)
-            alike = source.workers == target.workers
-            here = _overlap(new, old) if alike else _size(new) * _size(old)
-        found[worker] = model.weight_bytes * (_size(new) - here)
-    return found
-
-
-_Part = tuple[tuple[float, float], ...]  # of the layers, of a layer, of that: begin and end
-
-
-def _part(topo: ProcessTopology, rank: int, *, sharded: bool) -> _Part:
-    """What a process holds of the weights, as a box in the unit cube."""
-    pipeline, data, tensor = topo.coordinate(rank)
-    degrees = ((pipeline, topo.pipeline), (tensor, topo.tensor), (data, topo.data * sharded or 1))
-    return tuple((i / n, (i + 1) / n) if n > 1 else (0.0, 1.0) for i, n in degrees)
-
-
-def _size(part: _Part) -> float:
-    return math.prod(end - begin for begin, end in part)
-
-
-def _overlap(one: _Part, other: _Part) -> float:
-    return math.prod(
-        max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in zip(one, other, strict=True)
-    )

@@ -14,7 +14,7 @@ from typing import Protocol
 from realsys.api.allocation import CallAllocation, workers_text
 from realsys.api.dataflow import DataflowGraph, MFCDef, OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError
-from realsys.planner.simulate import Movement, Overheads, Work
+from realsys.planner.timeline import Movement, Overheads, Work
 
 Allocation = Mapping[str, CallAllocation]  # by call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from realsys.planner.simulate import Span, Timeline, Work
+from realsys.planner.timeline import Span, Timeline, Work
 
 
 @dataclass(frozen=True, kw_only=True)

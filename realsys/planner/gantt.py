@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realsys.api.allocation import workers_text
-from realsys.planner.simulate import Span, Timeline
+from realsys.planner.timeline import Span, Timeline
 
 
 @dataclass(frozen=True)

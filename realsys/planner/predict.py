@@ -8,7 +8,8 @@ from realsys.api.trial import PredictionRecord
 from realsys.planner.costs import Allocation, Costs, works_of
 from realsys.planner.figures import Figures, figures
 from realsys.planner.placed import Placed
-from realsys.planner.simulate import Timeline, Work, simulate
+from realsys.planner.simulate import simulate
+from realsys.planner.timeline import Timeline, Work
 
 STEPS = 5
 

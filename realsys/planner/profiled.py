@@ -13,7 +13,7 @@ from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.planner.costs import Allocation, Costs
-from realsys.planner.simulate import Overheads
+from realsys.planner.timeline import Overheads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from realsys.planner.analytic import AnalyticCosts
 from realsys.planner.devices import Device
 from realsys.planner.placed import Placed, placed
 from realsys.planner.profiled import CallProfile, Profile
-from realsys.planner.simulate import Overheads
+from realsys.planner.timeline import Overheads
 
 NEWEST_BYTES = 1 << 20  # of the events: hundreds of steps
 

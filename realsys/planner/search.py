@@ -24,6 +24,7 @@ from realsys.planner.meshes import Degrees, leftmost, places
 
 BytesPerWorker = Callable[[Allocation], Mapping[int, float]]
 MiB = 1 << 20
+LARGE = 1e11  # plans: branch and bound will hardly end
 TOO_LARGE = 1e12  # seconds: no step takes so long
 
 
@@ -91,8 +92,10 @@ def search(
         needs = limits.bytes_per_worker(judge.allocation(choice))
         return max(0.0, max(needs.values(), default=0.0) / limits.memory_bytes - 1)
 
+    plans = math.prod(len(each) for each in options)
     local = _LocalSearch(judge, over, random.Random(seed))
-    best = local.run(began + deadline_s / 2)
+    # The larger the space, the less is to be had from going through it.
+    best = local.run(began + deadline_s * (0.5 if plans < LARGE else 0.9))
     exact = BranchAndBound(judge, lambda choice: over(choice) == 0)
     best, complete = exact.run(best, until=began + deadline_s)
     if best is None:
@@ -103,7 +106,7 @@ def search(
         step_s=judge.step_s(best),
         exact=complete,
         evaluated=judge.evaluated,
-        plans=math.prod(len(each) for each in options),
+        plans=plans,
         seconds=time.monotonic() - began,
     )
 

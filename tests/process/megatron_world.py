@@ -202,7 +202,7 @@ def run_world():
             command = [sys.executable, "-c", code.format(here, index, str(folder))]
             with log.open("w") as file:
                 ranks.append(subprocess.Popen(command, stderr=file))
-        end_at = time.monotonic() + 200
+        end_at = time.monotonic() + 400
         while time.monotonic() < end_at and {rank.poll() for rank in ranks} & {None}:
             if any(rank.returncode for rank in ranks):
                 break  # the others would wait for it

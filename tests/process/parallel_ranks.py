@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from realsys.api.model import ParallelGroups, ProcessTopology
 from realsys.model_worker.process_groups import rank_groups
+from realsys.worker.parent import die_with_parent
 
 
 def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 200) -> None:
@@ -26,7 +27,7 @@ def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 
 
     All must end well; none outlives the call.
     """
-    command = [sys.executable, __file__, module, str(world_size), str(folder)]
+    command = [sys.executable, __file__, module, str(world_size), str(folder), str(os.getpid())]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as parent:
@@ -38,13 +39,14 @@ def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 
     assert parent.returncode == 0, errors
 
 
-def _fork_ranks(module: str, world_size: int, folder: str) -> None:
+def _fork_ranks(module: str, world_size: int, folder: str, parent_pid: int) -> None:
     """What ``run_ranks`` starts: modules are imported once, then each rank is a fork."""
+    die_with_parent(parent_pid)
     sys.path.insert(0, str(Path(__file__).parent))
     rank_main = importlib.import_module(module).rank_main
     context = multiprocessing.get_context("fork")
     ranks = [
-        context.Process(target=rank_main, args=(rank, folder), daemon=True)
+        context.Process(target=_rank, args=(rank_main, rank, folder, os.getpid()), daemon=True)
         for rank in range(world_size)
     ]
     for rank in ranks:
@@ -54,6 +56,11 @@ def _fork_ranks(module: str, world_size: int, folder: str) -> None:
             break
         multiprocessing.connection.wait([rank.sentinel for rank in alive])
     sys.exit(any(rank.exitcode for rank in ranks))  # the first failure ends all: see run_ranks
+
+
+def _rank(rank_main: Callable[[int, str], None], rank: int, folder: str, parent_pid: int) -> None:
+    die_with_parent(parent_pid)
+    rank_main(rank, folder)
 
 
 def join(rank: int, world_size: int, folder: str) -> dist.Store:
@@ -87,4 +94,4 @@ def read(folder: Path, name: str) -> dict:
 
 
 if __name__ == "__main__":
-    _fork_ranks(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    _fork_ranks(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

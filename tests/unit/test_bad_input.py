@@ -93,7 +93,9 @@ def assert_in_order(message: str, *wanted: str) -> None:
 
 def test_an_unknown_experiment_gets_the_nearest(refused: Refused) -> None:
     message = refused("ppo-mth")
-    assert_in_order(message, "no experiment called 'ppo-mth'", "command line", "did you mean 'ppo-math'")
+    assert_in_order(
+        message, "no experiment called 'ppo-mth'", "command line", "did you mean 'ppo-math'"
+    )
 
 
 def test_an_unknown_key_gets_the_nearest(refused: Refused) -> None:

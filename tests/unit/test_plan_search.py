@@ -20,7 +20,8 @@ from realsys.planner.costs import TableCosts, works_of
 from realsys.planner.judge import Judge
 from realsys.planner.meshes import Degrees, is_twin, layouts, meshes, places
 from realsys.planner.search import Limits, search
-from realsys.planner.simulate import Overheads, simulate
+from realsys.planner.simulate import simulate
+from realsys.planner.timeline import Overheads
 
 
 def call(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import plan_search
+from launcher import plan_search, predictions
+from launcher.cli import run
 from launcher.planning import make_plan
 from realsys.api.allocation import CallAllocation
 from realsys.api.errors import ConfigError
@@ -19,7 +20,7 @@ from realsys.models.shape import ModelShape
 from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
 from realsys.observability.predicted import error_text, predicted_rows
 from realsys.observability.report import write_report
-from realsys.planner.analytic import AnalyticCosts, RoleModel, Workload, bytes_to_receive
+from realsys.planner.analytic import AnalyticCosts, RoleModel, Workload
 from realsys.planner.devices import DEVICES, device_of
 from realsys.planner.flops import forward_flops
 from realsys.planner.gantt import gantt
@@ -29,7 +30,9 @@ from realsys.planner.placed import allocation_of, placed, refusal
 from realsys.planner.predict import predict
 from realsys.planner.profiled import ProfiledCosts
 from realsys.planner.read_profile import formulas_of, profile_of
-from realsys.planner.simulate import Work, simulate
+from realsys.planner.realloc_bytes import bytes_to_receive
+from realsys.planner.simulate import simulate
+from realsys.planner.timeline import Work
 
 SHAPE = ModelShape(
     family="llama",
@@ -219,19 +222,18 @@ def test_training_takes_three_forward_passes_and_more_gpus_make_it_faster(file_r
 
 
 def test_weights_that_stay_where_they_are_are_not_moved() -> None:
-    role = RoleModel(shape=SHAPE, backend="megatron")
     four = tuple(range(4))
     t4 = CallAllocation(workers=four, topology=ProcessTopology(tensor=4))
     t2 = CallAllocation(workers=four, topology=ProcessTopology(data=2, tensor=2))
     away = CallAllocation(workers=(4, 5), topology=ProcessTopology(tensor=2))
-    assert set(bytes_to_receive(role, t4, t4).values()) == {0.0}
+    assert set(bytes_to_receive(8.0, t4, t4, sharded=False).values()) == {0.0}
     # Halves from quarters: worker 0 (first half) has the first quarter, worker 1 (second) has none of
     # its half, 2 (first) none, 3 (second) the last quarter.
-    whole = role.weight_bytes
-    assert bytes_to_receive(role, t4, t2) == pytest.approx(
-        {0: whole / 4, 1: whole / 2, 2: whole / 2, 3: whole / 4}
-    )
-    assert bytes_to_receive(role, t4, away) == pytest.approx({4: whole / 2, 5: whole / 2})
+    assert bytes_to_receive(8.0, t4, t2, sharded=False) == {0: 2, 1: 4, 2: 4, 3: 2}
+    assert bytes_to_receive(8.0, t4, away, sharded=False) == {4: 4, 5: 4}
+    # Shards of data-parallel ranks: each has a quarter of all, and needs the rest.
+    d4 = CallAllocation(workers=four, topology=ProcessTopology(data=4))
+    assert bytes_to_receive(8.0, d4, d4, sharded=True) == dict.fromkeys(four, 6)
 
 
 def test_devices_are_found_by_the_name_that_slurm_has() -> None:
@@ -283,15 +285,34 @@ def test_the_proposal_can_be_pasted(file_root: Path) -> None:
     assert allocation_of(again.phases[-1].config) == proposal.found.allocation
 
 
+def test_the_verbs_print_step_bars_and_settings(
+    file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "ppo-math", "--device", "h100"]) == 0
+    told = capsys.readouterr().out
+    assert "(formulas for h100)" in told
+    assert "critical path  actor_gen" in told
+    search = ["plan", "ppo-math", "--search", "--gpus", "2", "--device", "h100", "--within", "2"]
+    assert run(search) == 0
+    told = capsys.readouterr().out
+    assert "plan search for ppo-math on 2 GPUs" in told
+    assert told.splitlines()[-1].startswith("  n_model_workers=2 pools.")
+    assert run([*search, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["search"]["found"]["exact"] in (True, False)
+    assert run(["plan", "ppo-math", "--gpus", "2"]) != 0
+    assert "--search" in capsys.readouterr().err
+
+
 def test_figures_come_from_trials_of_the_same_models_and_batch(file_root: Path) -> None:
     trial = keep(split_plan(), events())
     shared = make_plan("ppo-math", (), trial="shared")
-    figures = plan_search.figures_for(shared, placed(shared))
+    figures = predictions.figures_for(shared, placed(shared))
     assert figures is not None
     assert figures.basis == "measured in ppo-math-split/made-up"
     other = make_plan("ppo-math", ["group_size=8"], trial="other")
-    assert plan_search.figures_for(other, placed(other)) is None
-    plan_search.store_prediction(shared, TrialFiles(trial.root))
+    assert predictions.figures_for(other, placed(other)) is None
+    predictions.store_prediction(shared, TrialFiles(trial.root))
     record = read_record(PredictionRecord, trial.prediction)
     assert record is not None
     assert record.calls == pytest.approx(TOOK)

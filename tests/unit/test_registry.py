@@ -98,7 +98,7 @@ def test_check_imports_nothing():
 
 def test_names_are_built_ins_and_ones_own():
     registry.register_backend("aaa", Thing)
-    assert registry.names("backend") == ["aaa", "fsdp", "inference"]
+    assert registry.names("backend") == ["aaa", "fsdp", "inference", "megatron"]
 
 
 def test_a_taken_name_is_refused_but_the_same_thing_again_is_fine():

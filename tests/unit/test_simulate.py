@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from realsys.api.errors import InternalError
 from realsys.planner.figures import critical_path, figures, longest_chain
-from realsys.planner.simulate import Movement, Overheads, Timeline, Work, simulate
+from realsys.planner.simulate import simulate
+from realsys.planner.timeline import Movement, Overheads, Timeline, Work
 
 PPO = {
     "gen": frozenset[str](),
