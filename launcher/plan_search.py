@@ -27,6 +27,7 @@ from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of
 from realsys.planner.search import Found, Limits, search
 
+SETTINGS = ("n_model_workers", "pools", "allocation")  # what a found plan is written in
 SLACK = 0.01  # a simpler plan may be so much slower
 
 
@@ -66,6 +67,13 @@ def propose(
     Raises:
         ConfigErrors: no allocation keeps to the limits. As ``figures_for``.
     """
+    if missing := [name for name in SETTINGS if name not in plan.options]:
+        raise ConfigError(
+            f"{plan.experiment_name} has no setting {' or '.join(missing)}: it could not run a plan "
+            "that is found",
+            where="plan --search",
+            fix="search for an experiment with pools and allocations, e.g. ppo-math",
+        )
     found = placed(plan)
     if found.unknown:
         role, why = next(iter(found.unknown.items()))
@@ -130,8 +138,8 @@ def print_proposal(plan: LaunchPlan, proposal: Proposal) -> None:
         else "the best of those that were tried"
     )
     say(
-        f"plan search for {plan.experiment_name} on {proposal.num_workers} GPUs: {found.evaluated:,} "
-        f"plans of {found.plans:,.0f} in {found.seconds:.1f} s; {proof}"
+        f"plan search for {plan.experiment_name} on {proposal.num_workers} GPUs: {found.plans:,.0f} "
+        f"plans, {found.evaluated:,} simulations in {found.seconds:.1f} s; {proof}"
     )
     for line in prediction_lines(proposal.prediction):
         say(line)

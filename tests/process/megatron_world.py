@@ -67,6 +67,7 @@ CONFIGS = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False, head_dim=16),
+    "deep": Qwen2Config(**{**SIZES, "num_hidden_layers": 4}, tie_word_embeddings=True),
     "critic": LlamaConfig(**SIZES, tie_word_embeddings=False, num_labels=1),
 }
 # Layout → workers that hold a copy of it; pairs that share no worker run at the same time.
@@ -77,6 +78,7 @@ LAYOUTS = {
     "d1t2p2": (0, 1, 2, 3),
     "d2t2p1": (0, 1, 2, 3),
     "d2t1p2": (0, 1, 2, 3),
+    "d1t1p4": (3, 1, 0, 2),  # with stages in the middle, and workers out of order
 }
 
 
@@ -154,7 +156,8 @@ class Rank:
         for axis, ranks in rank_groups(ProcessTopology.parse(layout)):
             members = [workers[rank] for rank in ranks]
             if len(members) > 1:
-                group = dist.new_group(members)  # every process makes every group
+                # Every process makes every group, in the layout's order.
+                group = dist.new_group(members, sort_ranks=False)
                 if self.index in members:
                     found[axis] = group
         return ParallelGroups(**found)

@@ -13,7 +13,12 @@ from realsys.backends.megatron.backend import MegatronBackend
 pytestmark = pytest.mark.process
 STEPS = 2
 FAMILIES = ("llama", "qwen2", "qwen3", "critic")
-CASES = [f"{family} {layout}" for family, layout in itertools.product(FAMILIES, world.LAYOUTS)]
+DEEP = "d1t1p4"
+CASES = [
+    f"{family} {layout}"
+    for family, layout in (*itertools.product(FAMILIES, world.LAYOUTS), ("deep", DEEP))
+    if (layout == DEEP) == (family == "deep")
+]
 
 
 def start(model, **settings):
@@ -65,7 +70,7 @@ def alone(ran):
     """Family → figures and weights of the same steps by the Hugging Face module in this process."""
     torch.set_num_threads(1)
     found = {}
-    for family in FAMILIES:
+    for family in (*FAMILIES, "deep"):
         critic = family == "critic"
         model = world.make_model(ran[0] / family, critic=critic)
         engine = FSDPBackend(optimizer=world.OPTIMIZER).initialize(model, world.SPEC).module
@@ -88,7 +93,7 @@ def test_training_equals_one_process(ran, alone, case):
     saved = load_file(folder / case.replace(" ", "_") / "model.safetensors")
     for name, x in saved.items():
         torch.testing.assert_close(x, weights[name], atol=1e-5, rtol=0, msg=name)
-    tied = {"lm_head.weight"} if family == "qwen2" else set()
+    tied = {"lm_head.weight"} if family in ("qwen2", "deep") else set()
     assert set(weights) - tied == set(saved)
 
 

@@ -363,3 +363,15 @@ def test_a_role_of_an_unknown_family_is_told_before_the_search(
             cluster=None,
             within_s=1.0,
         )
+
+
+def test_an_experiment_without_allocations_is_not_searched(file_root: Path) -> None:
+    with pytest.raises(ConfigError, match="sft-math has no setting n_model_workers or pools"):
+        plan_search.propose(
+            make_plan("sft-math", (), trial="t"),
+            gpus=2,
+            profiles=(),
+            device="h100",
+            cluster=None,
+            within_s=1.0,
+        )

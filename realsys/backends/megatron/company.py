@@ -26,9 +26,8 @@ _KNOWN_WARNINGS = (  # of Megatron over itself, and of torch over it: nothing a 
     (".*torch.distributed.* is deprecated", FutureWarning),
     ("When using async grad allreduce", UserWarning),  # matters on older GPUs only
 )
-_process: dict[
-    str, Any
-] = {}  # made once per process: the group of this process alone, scratch memory
+# Made once per process: the group of this process alone, and Megatron's scratch memory.
+_process: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
