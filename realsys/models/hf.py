@@ -23,6 +23,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GenerationConfig,
 )
 from transformers.utils import logging as hf_logging
 
@@ -119,6 +120,8 @@ def _empty(auto: Any, path: str | Path, dtype: str, device: str, **extra: Any) -
     # Its random weights must not move anyone's seed; what is not a weight (rotary frequencies) is made.
     with torch.random.fork_rng(devices=[]), _quiet_transformers():
         module: nn.Module = auto.from_config(config, dtype=getattr(torch, dtype))
+    if (Path(path) / "generation_config.json").is_file():  # ends of an answer, beside the config
+        module.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
     _disable_dropout(module)
     return module.to(device).eval()
 

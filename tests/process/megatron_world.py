@@ -64,8 +64,11 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 CONFIGS = {
-    "llama": LlamaConfig(**SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3),
-    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    # A padding token is a word like others in a batch, but its embedding must not learn from it.
+    "llama": LlamaConfig(
+        **SIZES, tie_word_embeddings=False, rope_parameters=LLAMA3, pad_token_id=5
+    ),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True, pad_token_id=6),
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False, head_dim=16),
     "deep": Qwen2Config(**{**SIZES, "num_hidden_layers": 4}, tie_word_embeddings=True),
     "critic": LlamaConfig(**SIZES, tie_word_embeddings=False, num_labels=1),
@@ -100,6 +103,7 @@ def batch():
     generator = torch.Generator().manual_seed(0)
     flat = [n for pieces in LENGTHS for n in pieces]
     tokens = torch.randint(3, VOCABULARY, (sum(flat),), generator=generator)
+    tokens[::5], tokens[1::5] = 5, 6
     mask = torch.cat([torch.arange(n) < 2 for n in flat])
     keys = (INPUT, "prompt_mask")
     return SequenceSample.from_tensors(

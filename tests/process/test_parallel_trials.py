@@ -154,7 +154,8 @@ def test_a_split_run_equals_the_shared_one_bit_for_bit_and_overlaps(run, one):
     events = read_events(files.phase(files.root).events)
     spans = {(e.step, e.name): e for e in events if isinstance(e, MfcEvent)}
     together = [
-        min(spans[step, a].end, spans[step, b].end) - max(spans[step, a].start, spans[step, b].start)
+        min(spans[step, a].end, spans[step, b].end)
+        - max(spans[step, a].start, spans[step, b].start)
         for step in range(1, STEPS + 1)
         for a, b in (("actor_train", "critic_train"), ("ref_inf", "critic_inf"))
     ]
@@ -199,7 +200,6 @@ def test_a_megatron_run_resumes_bit_for_bit(trials, policy):
         "actor.backend=megatron",
         "actor.parallel=t2",
         "critic.parallel=d2",
-        "exp_ctrl.total_train_epochs=1",
     )
     whole = finish(trials, "ppo-math", "whole", *words)
     stopped = trials.launch("ppo-math", "stopped", *words)

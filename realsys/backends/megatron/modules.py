@@ -104,6 +104,8 @@ def make_stage(
             position_embedding_type="rope",
             share_embeddings_and_output_weights=shape.tied_embeddings,
         )
+    if stage == 0 and getattr(hf_config, "pad_token_id", None) is not None:
+        _freeze_padding(module.embedding.word_embeddings, hf_config.pad_token_id)
     frequencies = LlamaRotaryEmbedding(hf_config).inv_freq
     module.rotary_pos_emb.inv_freq = frequencies.clone().to(module.rotary_pos_emb.inv_freq.device)
     for parameter in module.parameters():  # torch's own norms are made in float32
@@ -117,6 +119,22 @@ def make_stage(
 def has_transformer_engine() -> bool:
     """Whether layers come from Transformer Engine: faster, and norms fused into linear layers."""
     return bool(specs.HAVE_TE) and torch.cuda.is_available()
+
+
+def _freeze_padding(embedding: Any, pad_token_id: int) -> None:
+    """As Hugging Face's ``padding_idx``: looking that token up teaches its embedding nothing.
+
+    A policy may sample it, so this is not only about padding.
+    """
+
+    def without_gradient(_: Any, inputs: tuple[Tensor, ...], found: Tensor) -> Tensor:
+        is_padding = inputs[0] == pad_token_id
+        if found.shape[:2] != is_padding.shape:  # sequence parallel: this rank's tokens first
+            group = embedding.tp_group
+            is_padding = is_padding.t().chunk(group.size())[group.rank()]
+        return torch.where(is_padding[..., None], found.detach(), found)
+
+    embedding.register_forward_hook(without_gradient)
 
 
 class ValueHead(nn.Module):
