@@ -15,40 +15,6 @@ from realsys.api.errors import DataError
 Source = tuple[int, str, tuple[str, ...]]  # worker index, key, ids
 
 
-def plan_transfers(
-    *,
-    consumer: int,
-    keys: Iterable[str],
-    ids: Sequence[str],
-    owners: Callable[[str, str], frozenset[int]],
-    num_bytes: Callable[[str, str], int],
-) -> tuple[Source, ...]:
-    """What ``consumer`` must fetch.
-
-    Args:
-        consumer: index of the model worker that runs the call.
-        owners: (key, id) → workers that hold it.
-        num_bytes: (key, id) → size.
-    Returns:
-        (worker, key, ids) sorted by worker and key; ids in the order given.
-    Raises:
-        DataError: nobody holds a tensor.
-    """
-    asked_bytes: dict[int, int] = {}
-    wanted: dict[tuple[int, str], list[str]] = {}
-    for key in keys:
-        for name in ids:
-            holders = owners(key, name)
-            if consumer in holders:
-                continue
-            if not holders:
-                raise _nobody_holds(key, name)
-            source = min(holders, key=lambda w: (asked_bytes.get(w, 0), w))
-            asked_bytes[source] = asked_bytes.get(source, 0) + num_bytes(key, name)
-            wanted.setdefault((source, key), []).append(name)
-    return tuple((w, key, tuple(found)) for (w, key), found in sorted(wanted.items()))
-
-
 def plan_redistribution(
     consumers: Mapping[int, Sequence[str]],
     *,

@@ -8,6 +8,7 @@ from math import prod
 from realsys.api.data import SequenceMeta
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
+_FLOAT8 = "float8"  # of several kinds
 
 
 class StorageTracker:
@@ -20,7 +21,9 @@ class StorageTracker:
     def add(self, meta: SequenceMeta, worker: int) -> None:
         """``worker`` holds every key of ``meta`` now."""
         for key in meta.keys:
-            item = _ITEM_BYTES.get(meta.dtypes[key], 2) * prod(meta.trailing_shapes[key])
+            dtype = meta.dtypes[key]
+            item = 1 if dtype.startswith(_FLOAT8) else _ITEM_BYTES.get(dtype, 2)
+            item *= prod(meta.trailing_shapes[key])
             for name, rows in zip(meta.ids, meta.rows_per_id(key), strict=True):
                 self._owners.setdefault(name, {}).setdefault(key, set()).add(worker)
                 self._num_bytes[name, key] = rows * item

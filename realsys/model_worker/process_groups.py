@@ -81,6 +81,10 @@ def _join(worker: int, num_workers: int, rendezvous: Path, device: str, timeout_
         world_size=num_workers,
         timeout=timedelta(seconds=timeout_s),
     )
+    if device != "cpu":  # NCCL connects when a group is first used, and then all must be there
+        import torch
+
+        dist.all_reduce(torch.zeros(1, device=device))
 
 
 def _new_group(workers: tuple[int, ...]) -> Any:
