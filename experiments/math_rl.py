@@ -116,6 +116,12 @@ class MathRLExperiment(Experiment):
     max_staleness: int = option(
         0, "steps that generation may run ahead of the update", unit="steps", ge=0, le=1
     )
+    weights_through: str = option(
+        "memory",
+        "how copies of a model get their weights: in memory, from process to process; or through "
+        "files in the trial's folder",
+        choices=("memory", "disk"),
+    )
     ref_ema_eta: float | None = option(
         None,
         "after each update the reference moves so far towards the actor; none: it is frozen",
@@ -222,6 +228,7 @@ class MathRLExperiment(Experiment):
             wandb=self.wandb,
             tensorboard=self.tensorboard,
             max_staleness=self.max_staleness,
+            weights_through=self.weights_through,
             pools=self._allocated.pools,
         )
 

@@ -219,7 +219,7 @@ class ExperimentConfig:
     ``dataset_keys`` are the tensors that the data set gives each datapoint; ``main_roles`` are saved
     as Hugging Face folders, the first of them is the run's product. ``max_staleness`` is how many
     steps generation may run ahead of the update; ``pools`` are named groups of model workers, for
-    those who read a plan.
+    those who read a plan; ``weights_through`` is ``memory`` or ``disk``: how copies are filled.
     """
 
     exp_ctrl: ExperimentSaveEvalControl
@@ -235,6 +235,7 @@ class ExperimentConfig:
     auto_eval: bool = False
     evaluator: AutomaticEvaluator | None = None
     max_staleness: int = 0
+    weights_through: str = "memory"
     pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resolved: Resolution | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,15 +45,17 @@ def run(runner: WorkerRunner) -> int:
     control = ControlThread(ordered, tensors, **where, **who)
     runner.register(control=control.start(), data=tensor_server.endpoint)
     shards = Shards(runner.config, device=device)
+    weights = WeightMoves(
+        shards,
+        runner.phase.config.model_worker,
+        worker=runner.index,
+        make_link=lambda: _open_link(runner, device),
+        folder=_weights_folder(runner),
+    )
     loop = ModelWorkerLoop(
         runner,
         shards=shards,
-        weights=WeightMoves(
-            shards,
-            runner.phase.config.model_worker,
-            worker=runner.index,
-            make_link=lambda: _open_link(runner, device),
-        ),
+        weights=weights,
         tensors=tensors,
         ordered=ordered,
         make_groups=lambda: make_process_groups(
@@ -70,6 +73,7 @@ def run(runner: WorkerRunner) -> int:
         control.raise_failure()  # without requests, or without tensors, the loop ends, too
         tensor_server.raise_failure()
     finally:
+        weights.close()
         control.stop()
         tensor_server.stop()
     return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
@@ -84,6 +88,13 @@ def _open_link(runner: WorkerRunner, device: str) -> Link:
         path = runner.attempt_files.rendezvous / f"{runner.phase.name}.weights"
         store = dist.FileStore(str(path))  # type: ignore[attr-defined]
     return open_link(runner.index, device=device, store=store, timeout_s=COLLECTIVE_TIMEOUT_S)
+
+
+def _weights_folder(runner: WorkerRunner) -> Path | None:
+    """Where weights go through, if not through memory. An attempt's own, so that none meets another's."""
+    if runner.phase.config.weights_through == "memory":
+        return None
+    return runner.attempt_files.rendezvous / f"{runner.phase.name}.weight-files"
 
 
 def _set_up_torch(runner: WorkerRunner) -> str:

@@ -7,6 +7,7 @@ tell, and plays its own part in it (realsys/param_realloc).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +18,15 @@ from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import ModelName, ModuleSource, PipelinableEngine
 from realsys.models.shape import Weight
 from realsys.param_realloc.boxes import Layout
+from realsys.param_realloc.disk import DiskReallocator
 from realsys.param_realloc.links import Link
 from realsys.param_realloc.realloc import Reallocator, ReallocReport
 from realsys.param_realloc.realloc_plan import ReallocPlan, plan_realloc
 
 if TYPE_CHECKING:
     from realsys.model_worker.shards import Shards
+
+DISK_TIMEOUT_S = 1800.0
 
 
 class WeightMoves:
@@ -31,6 +35,7 @@ class WeightMoves:
     Args:
         workers: all model workers of the experiment: who holds which shard, with which backend.
         make_link: how bytes reach other workers; called once the process groups are there.
+        folder: move weights through this folder instead, which all workers see.
     """
 
     def __init__(
@@ -40,15 +45,18 @@ class WeightMoves:
         *,
         worker: int,
         make_link: Callable[[], Link],
+        folder: Path | None = None,
     ) -> None:
-        self._shards, self._worker, self._make_link = shards, worker, make_link
+        self._shards, self._worker = shards, worker
+        self._make_link, self._folder = make_link, folder
         self._held: dict[str, dict[int, tuple[int, ModelShard]]] = {}  # name → rank → worker, shard
         for index, config in enumerate(workers):
             for shard in config.shards:
                 ranks = self._held.setdefault(str(shard.id.model_name), {})
                 ranks[shard.id.parallelism_rank] = index, shard
         self._plans: dict[tuple[str, str, bool], ReallocPlan] = {}
-        self._reallocator: Reallocator | None = None
+        self._in_memory: Reallocator | None = None
+        self._on_disk: dict[tuple[str, str], DiskReallocator] = {}
 
     def move(self, source: str, target: str, *, eta: float) -> ReallocReport:
         """target ← eta · source + (1 − eta) · target; both named ``role@replica``.
@@ -56,12 +64,10 @@ class WeightMoves:
         Raises:
             WaitTimeout, WorkerLost: names the worker that did not do its part.
         """
-        if self._reallocator is None:
-            self._reallocator = Reallocator(self._worker, self._make_link())
         giver, taker = self._engine(source), self._engine(target)
         if giver is None and taker is None:  # a rule: copies of nothing are alike
             return ReallocReport(bytes_sent=0, bytes_received=0, bytes_copied=0, seconds=0.0)
-        report = self._reallocator.run(
+        report = self._reallocator(source, target).run(
             self._plan(source, target, giver or taker),
             giver.held_weights() if giver else None,
             taker.held_weights() if taker else None,
@@ -70,6 +76,22 @@ class WeightMoves:
         if taker is not None:
             taker.weights_changed()
         return report
+
+    def close(self) -> None:
+        """Removes the files of the last transfers; no worker moves weights any more."""
+        for mover in self._on_disk.values():
+            mover.close()
+
+    def _reallocator(self, source: str, target: str) -> Reallocator | DiskReallocator:
+        """One for all pairs in memory; on disk each pair counts its own transfers."""
+        if self._folder is None:
+            self._in_memory = self._in_memory or Reallocator(self._worker, self._make_link())
+            return self._in_memory
+        pair = source, target
+        if pair not in self._on_disk:
+            own = self._folder / f"{source}-{target}"
+            self._on_disk[pair] = DiskReallocator(self._worker, own, timeout_s=DISK_TIMEOUT_S)
+        return self._on_disk[pair]
 
     def _plan(self, source: str, target: str, engine: PipelinableEngine | None) -> ReallocPlan:
         """All weights the first time; later only adapters, where training changes nothing else."""

@@ -20,10 +20,56 @@ from torch import Tensor
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.param_realloc.buckets import Piece
 from realsys.param_realloc.links import peer_is_late
+from realsys.param_realloc.realloc import ReallocReport, report_of
 from realsys.param_realloc.realloc_plan import ReallocPlan
 from realsys.param_realloc.views import Views, copy_within, parts_of, write
 
 LOOK_S = 0.05
+
+
+class DiskReallocator:
+    """Moves weights of one pair of copies through ``folder``, as ``Reallocator`` does through a link.
+
+    All workers of both copies must make the same transfers in the same order, and none may begin one
+    before all have ended the one before: then its files are removed.
+    """
+
+    def __init__(self, worker: int, folder: Path, *, timeout_s: float) -> None:
+        self.worker, self._folder, self._timeout_s = worker, folder, timeout_s
+        self._transfers = 0
+        self._former: Path | None = None
+
+    def run(
+        self,
+        plan: ReallocPlan,
+        source_views: Views | None,
+        target_views: Views | None,
+        eta: float = 1.0,
+    ) -> ReallocReport:
+        """Arguments, result and errors are ``Reallocator.run``'s and ``read_parts``'s."""
+        began_s = time.perf_counter()
+        self.close()
+        self._transfers += 1
+        folder = self._folder / str(self._transfers)
+        if source_views is not None:
+            self._former = write_part(plan, self.worker, source_views, folder)
+        if target_views is not None:
+            read_parts(
+                plan,
+                self.worker,
+                target_views,
+                folder,
+                eta=eta,
+                timeout_s=self._timeout_s,
+                source_views=source_views,
+            )
+        return report_of(plan, self.worker, seconds=time.perf_counter() - began_s)
+
+    def close(self) -> None:
+        """Removes what this worker wrote last; everybody has read it."""
+        if self._former is not None:
+            self._former.unlink(missing_ok=True)
+            self._former = None
 
 
 def write_part(plan: ReallocPlan, worker: int, views: Views, folder: Path) -> Path | None:

@@ -42,6 +42,16 @@ class ReallocReport:
     seconds: float
 
 
+def report_of(plan: ReallocPlan, worker: int, *, seconds: float) -> ReallocReport:
+    """What ``worker`` has moved once it has done its part of ``plan``."""
+    return ReallocReport(
+        bytes_sent=sum(map(plan.num_bytes, plan.sends(worker).values())),
+        bytes_received=sum(map(plan.num_bytes, plan.receives(worker).values())),
+        bytes_copied=plan.num_bytes(plan.copies.get(worker, ())),
+        seconds=seconds,
+    )
+
+
 class Reallocator:
     """Moves weights to and from this worker.
 
@@ -88,12 +98,7 @@ class Reallocator:
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
             raise
-        return ReallocReport(
-            bytes_sent=sum(map(plan.num_bytes, plan.sends(self.worker).values())),
-            bytes_received=sum(map(plan.num_bytes, plan.receives(self.worker).values())),
-            bytes_copied=plan.num_bytes(plan.copies.get(self.worker, ())),
-            seconds=time.perf_counter() - began_s,
-        )
+        return report_of(plan, self.worker, seconds=time.perf_counter() - began_s)
 
 
 class _Message(NamedTuple):

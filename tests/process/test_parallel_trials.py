@@ -134,7 +134,15 @@ def moves_of(files: TrialFiles) -> list[MoveEvent]:
                 "allocation=actor_gen:d2,ref_inf:t2",
             ),
         ),
-        ("fsdp-d2", ("actor.parallel=d2", "critic.parallel=t2", "allocation=actor_gen:d1")),
+        (
+            "fsdp-d2",
+            (
+                "actor.parallel=d2",
+                "critic.parallel=t2",
+                "allocation=actor_gen:d1",
+                "weights_through=disk",
+            ),
+        ),
     ],
 )
 def test_other_layouts_give_the_same_losses_and_weights(run, one, name, words):
@@ -143,6 +151,7 @@ def test_other_layouts_give_the_same_losses_and_weights(run, one, name, words):
     moved = {(e.step, e.name) for e in moves_of(files)}
     assert {(step, "weights actor@0 → actor@1") for step in range(1, STEPS + 1)} <= moved
     assert sum(e.num_bytes for e in moves_of(files)) > 0
+    assert not list(files.attempts.rglob("*.safetensors")), "files that weights went through"
 
 
 def test_a_split_run_equals_the_shared_one_bit_for_bit_and_overlaps(run, one):
