@@ -7,6 +7,7 @@ the same models and batch), else from formulas for a device (``--device``, or th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from launcher import output
@@ -90,28 +91,41 @@ def _named_profile(name: str, device: Device, cluster: str | None) -> Profile:
 
 
 def _like_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[Profile]:
-    """Profiles of the newest trials that have this one's calls, models and batch."""
+    """Profiles of the newest trials with these calls, models and batch; those placed alike first."""
     from pathlib import Path
 
     from launcher.trials import created_at
-    from realsys.api.plan import read_plan
 
     folder = Path(plan.trial_dir).parent.parent
     trials = [TrialFiles(p.parent) for p in folder.glob("*/*/plan.json")]
-    taken = 0
+    alike: list[tuple[int, TrialFiles]] = []
     for files in sorted(trials, key=created_at, reverse=True)[:LOOK_AT]:
-        if files.root == Path(plan.trial_dir) or taken == MOST_PROFILES:
-            continue
-        try:
-            other = placed(read_plan(files.plan))
-            if (other.roles, other.workload) != (found.roles, found.workload):
-                continue
+        if files.root != Path(plan.trial_dir) and (score := _likeness(files, found)) is not None:
+            alike.append((score, files))
+    taken = 0
+    for _, files in sorted(alike, key=lambda pair: -pair[0]):  # stable: then the newest
+        if taken == MOST_PROFILES:
+            return
+        # One that can't be read is only one of several, and nobody named it.
+        with suppress(RealsysError, OSError, ValueError):
             profile = read_profile(files, device)
-        except (RealsysError, OSError, ValueError):
-            continue  # it is only one of several, and nobody named it
-        if profile.calls.keys() >= found.allocation.keys():
-            yield profile
-            taken += 1
+            if profile.calls.keys() >= found.allocation.keys():
+                yield profile
+                taken += 1
+
+
+def _likeness(files: TrialFiles, found: Placed) -> int | None:
+    """How many calls are placed as in ``found``, and whether as many run ahead; None: no likeness."""
+    from realsys.api.plan import read_plan
+
+    try:
+        other = placed(read_plan(files.plan))
+    except (RealsysError, OSError, ValueError):
+        return None
+    if (other.roles, other.workload) != (found.roles, found.workload):
+        return None
+    same = sum(other.allocation.get(name) == place for name, place in found.allocation.items())
+    return 2 * same + (other.ahead == found.ahead)
 
 
 # ---- what `plan` says about a plan's time ---------------------------------------------------------------

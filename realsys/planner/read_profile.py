@@ -162,6 +162,9 @@ def _gaps(calls: Sequence[MfcEvent], found: Placed) -> Iterator[float]:
         by_name.setdefault(call.name, []).append(call)
     for name, parts in by_name.items():
         slowest = max(parts, key=lambda e: e.end)
+        if found.ahead:  # what it waited behind is of another step, and not here
+            yield max(0.0, slowest.end - slowest.start - slowest.compute_s)
+            continue
         parents = [e.end for p in found.graph.parents.get(name, ()) for e in by_name.get(p, ())]
         inputs = max(parents, default=slowest.queued)
         others = [
