@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What may run at the same time (`pytest -n`): files may, but there is one Slurm, and it goes first."""
     here = Path(__file__).parent
