@@ -22,9 +22,9 @@ slurm-packages:
 etcd-packages:
 	tests/etcd/install_packages
 
-# Two at a time: half of the suite waits for schedulers, leases and processes (tests/conftest.py says who goes together).
+# Two at a time: half of the suite waits for schedulers, leases and processes (tests/conftest.py says what).
 test: install slurm-packages etcd-packages
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 test-fast: install
 	$(BIN)/python -m pytest tests/unit

@@ -5,27 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from real_trials import Trials
 
+SLURM = "tests/slurm/"
 pytest.register_assert_rewrite("name_resolve_cases", "real_trials")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What may run at the same time (`pytest -n`): files may, but there is one Slurm, and it goes first."""
-    here = Path(__file__).parent
-    items.sort(key=lambda item: not item.path.is_relative_to(here / "slurm"))  # stable
-    for item in items:
-        group = "slurm" if item.path.is_relative_to(here / "slurm") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    """What waits longest goes first and leaves room for the rest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SLURM))  # stable
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`pytest -n 2`: files may run at the same time, but there is one Slurm."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return SLURM if nodeid.startswith(SLURM) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
