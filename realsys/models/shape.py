@@ -37,7 +37,7 @@ class ModelShape:
 
     Attributes:
         family: ``model_type`` of the Hugging Face config, one of ``FAMILIES``.
-        qkv_bias: query, key and value projections have biases (Qwen2; Llama on request).
+        qkv_bias: query, key and value projections have biases (Qwen2).
         qk_norm: queries and keys are normalised per head (Qwen3).
     """
 
@@ -111,7 +111,7 @@ def read_shape(path: str | Path, *, critic: bool = False) -> ModelShape:
 
     Raises:
         CheckpointError: no readable ``config.json``, or a size is missing.
-        ConfigError: another family.
+        ConfigError: another family, or biases that are not known here.
     """
     file = Path(path) / "config.json"
     try:
@@ -129,7 +129,7 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
     """The shape that a Hugging Face config (as a dict) describes.
 
     Raises:
-        ConfigError: a family whose weights are not known here. KeyError: a size is missing.
+        ConfigError: a family, or biases, whose weights are not known here. KeyError: no such size.
     """
     family = config.get("model_type", "")
     if family not in FAMILIES:
@@ -137,6 +137,13 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
             f"weights of model_type {family!r} can't be laid out over tensor and pipeline axes",
             where=where,
             fix=f"{did_you_mean(family, FAMILIES)}; with data axes only, backend=fsdp takes any",
+        )
+    biased = [n for n in ("attention_bias", "mlp_bias") if config.get(n)]
+    if biased:
+        raise ConfigError(
+            f"biases beside those of queries, keys and values ({biased[0]}) can't be laid out",
+            where=where,
+            fix="use data axes only (backend=fsdp), or a model without them",
         )
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     shape = ModelShape(
@@ -150,7 +157,7 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
         vocab_size=config["vocab_size"],
         max_positions=config.get("max_position_embeddings") or 0,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+        qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
     )
     return shape.as_critic() if critic else shape

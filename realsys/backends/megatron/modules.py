@@ -42,7 +42,7 @@ def transformer_config(
     Raises:
         ConfigError: the Hugging Face config asks for something that the layers here don't do.
     """
-    _check(shape, hf_config)
+    _check(hf_config)
     full = {"recompute_granularity": "full", "recompute_method": "uniform"}
     recomputation: dict[str, Any] = {**full, "recompute_num_layers": 1} if recompute else {}
     return TransformerConfig(
@@ -192,14 +192,12 @@ def _layer_spec(shape: ModelShape) -> Any:
     return spec
 
 
-def _check(shape: ModelShape, hf_config: Any) -> None:
+def _check(hf_config: Any) -> None:
     rope = getattr(hf_config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
     problems = {
         f"rope_type={rope_type!r}": rope_type not in _ROPE_TYPES,
         f"hidden_act={hf_config.hidden_act!r}": hf_config.hidden_act != "silu",
-        "attention_bias=true": shape.family != "qwen2" and shape.qkv_bias,
-        "mlp_bias=true": bool(getattr(hf_config, "mlp_bias", False)),
         "use_sliding_window=true": bool(getattr(hf_config, "use_sliding_window", False)),
     }
     if found := [text for text, is_so in problems.items() if is_so]:
