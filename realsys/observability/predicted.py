@@ -23,10 +23,10 @@ class PredictedRow:
 
     @property
     def error(self) -> float:
-        """How much longer than predicted it took, as a share of what was measured."""
+        """The prediction's, as a share of what was measured: below 0, it took longer than predicted."""
         if self.measured_s <= 0:
             return 0.0
-        return (self.measured_s - self.predicted_s) / self.measured_s
+        return (self.predicted_s - self.measured_s) / self.measured_s
 
 
 def predicted_rows(record: PredictionRecord, events: Sequence[Event]) -> list[PredictedRow]:
@@ -53,5 +53,5 @@ def predicted_rows(record: PredictionRecord, events: Sequence[Event]) -> list[Pr
 
 
 def error_text(row: PredictedRow) -> str:
-    """``+12 %``: longer than predicted."""
+    """``-12 %``: it took longer than predicted."""
     return f"{row.error * 100:+.0f} %"

@@ -327,7 +327,7 @@ def test_predicted_and_measured_are_told_side_by_side(file_root: Path) -> None:
         ("step", pytest.approx(9.4)),
         ("ref_inf", pytest.approx(2.0)),
     ]
-    assert [error_text(r) for r in rows] == ["+50 %", "-25 %"]
+    assert [error_text(r) for r in rows] == ["-50 %", "+25 %"]
     write_record(files.prediction, record)
     page = write_report(files.root).read_text()
     assert "Predicted and measured" in page
