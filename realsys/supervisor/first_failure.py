@@ -16,6 +16,8 @@ from realsys.api.trial import Failure
 from realsys.worker import exit_codes
 
 SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
+# In the words of gloo and NCCL: a process of the same collective went away, or did not come.
+LOST_PEER = ("gloo/transport/", "ncclRemoteError", "remote process exited")
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 
@@ -48,7 +50,8 @@ def describe_exit(returncode: int) -> str:
 
 def is_secondary(failure: Failure) -> bool:
     """True for a failure that only says that another worker was missing."""
-    return failure.kind in SECONDARY_KINDS or "workers it depends on were gone" in failure.why
+    told = (*LOST_PEER, "workers it depends on were gone")
+    return failure.kind in SECONDARY_KINDS or any(words in failure.why for words in told)
 
 
 def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[Failure, ...]]:

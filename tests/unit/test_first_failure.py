@@ -79,6 +79,22 @@ def test_who_only_misses_another_is_secondary(kind):
     assert order_failures([missed, cause]) == (cause, (marked(missed),))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[…/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:47013: Connection "
+        "reset by peer. This is typically caused by a remote worker hanging",
+        "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+    ],
+)
+def test_a_peer_lost_in_a_collective_is_secondary(words):
+    missed = failure("model_worker/0", 1.0, "RuntimeError", f"RuntimeError: {words}")
+    killed = failure("model_worker/1", 1.1, why="killed by SIGKILL (signal 9)")
+    assert is_secondary(missed)
+    assert order_failures([missed, killed])[0] == killed
+
+
 def test_an_orphan_is_secondary():
     orphan = failure("model_worker/0", 1.0, why=describe_exit(exit_codes.ORPHANED))
     killed = failure("master_worker/0", 2.0, why=describe_exit(-9))

@@ -372,7 +372,9 @@ class NoWorkers:
 
 def resume(publisher: Publisher) -> int | None:
     """As a master does when it starts."""
-    return asyncio.run(_resume(publisher.runner, NoWorkers(), publisher))
+    step, ahead = asyncio.run(_resume(publisher.runner, NoWorkers(), publisher))
+    assert ahead is None
+    return step
 
 
 def test_a_resume_links_the_checkpoint_under_its_own_name_and_says_whose_it_was(trial):
