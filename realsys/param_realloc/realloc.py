@@ -7,7 +7,7 @@ without a buffer; all else goes in buckets, of which one is filled while another
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from realsys.param_realloc.views import (
     moves_of,
     own_memory,
     pack,
+    places_of,
     unpack,
 )
 
@@ -62,6 +63,7 @@ class Reallocator:
     def __init__(self, worker: int, link: Link | None = None) -> None:
         self.worker, self._link = worker, link
         self._broken = ""
+        self._worked_out: _WorkedOut = {}
 
     def run(
         self,
@@ -94,7 +96,15 @@ class Reallocator:
         began_s = time.perf_counter()
         try:
             with torch.no_grad():
-                _Transfer(self.worker, self._link, plan, source_views, target_views, eta).run()
+                _Transfer(
+                    self.worker,
+                    self._link,
+                    plan,
+                    source_views,
+                    target_views,
+                    eta,
+                    self._worked_out,
+                ).run()
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
             raise
@@ -108,6 +118,17 @@ class _Message(NamedTuple):
     receive: Receive
 
 
+class _Known(NamedTuple):
+    """Messages of a pair, worked out for these views. ``plan`` is kept so that its id stays its own."""
+
+    plan: ReallocPlan
+    views: Hashable
+    messages: list[_Message]
+
+
+_WorkedOut = dict[tuple[int, int, int, bool], _Known]
+
+
 class _Transfer:
     """One run of a plan on one worker."""
 
@@ -119,8 +140,10 @@ class _Transfer:
         source: Views | None,
         target: Views | None,
         eta: float,
+        worked_out: _WorkedOut,
     ) -> None:
         self.worker, self._plan, self._eta = worker, plan, eta
+        self._worked_out = worked_out
         self._source, self._target = source or {}, target or {}
         self._sends, self._receives = plan.sends(worker), plan.receives(worker)
         self._maybe_link = link
@@ -153,6 +176,20 @@ class _Transfer:
             self._link.drain()
 
     def _messages(self, sender: int, receiver: int) -> Iterator[_Message]:
+        """Those of the last run of the plan, if weights are where they were then; else worked out anew."""
+        key = (id(self._plan), sender, receiver, self._eta == 1.0)
+        views = places_of(self._source if sender == self.worker else self._target)
+        known = self._worked_out.get(key)
+        if known is not None and known.views == views:
+            yield from known.messages
+            return
+        made = []
+        for message in self._new_messages(sender, receiver):
+            made.append(message)
+            yield message
+        self._worked_out[key] = _Known(self._plan, views, made)
+
+    def _new_messages(self, sender: int, receiver: int) -> Iterator[_Message]:
         """Worked out some at a time: the copying between drives all else out of the processor's caches."""
         crowd, alone = self._plan.crowd(sender, receiver), self._link.alone_bytes(sender, receiver)
         buckets = cut_into_buckets(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,15 @@ def parts_of(views: Views, piece: Piece) -> list[tuple[Box, Tensor]]:
             fix="report this as a bug: the backend's layout and its engine's held_weights differ",
         )
     return found
+
+
+def places_of(views: Views) -> Hashable:
+    """Where in memory the views are, and how they lie there: equal for views of the same memory."""
+    return tuple(
+        (name, box, x.data_ptr(), x.stride(), x.dtype)
+        for name, parts in views.items()
+        for box, x in parts
+    )
 
 
 class Move(NamedTuple):
