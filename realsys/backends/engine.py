@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import DataError, InternalError
+from realsys.api.errors import DataError
 from realsys.api.model import (
     GenerationHyperparameters,
     LossFn,
@@ -29,7 +29,7 @@ from realsys.api.options import LoRAOptions
 from realsys.api.progress import tick
 from realsys.backends import lora
 from realsys.backends.data_parallel import DataParallel
-from realsys.backends.offload import HostMemory
+from realsys.backends.offload import Parkable
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
@@ -44,7 +44,7 @@ INPUT, PROMPTS = "packed_input_ids", "packed_prompts"
 PostHook = Callable[[Tensor, SequenceSample], Tensor]
 
 
-class HFEngine(PipelinableEngine):
+class HFEngine(Parkable, PipelinableEngine):
     """An engine over ``model.module``, a causal LM or critic of transformers.
 
     Its weights may be cut over the axes of ``model.topology`` and may have adapters.
@@ -69,7 +69,6 @@ class HFEngine(PipelinableEngine):
         self._plain_class = type(self.module)
         self._copy: nn.Module | None = None  # plain, for generation
         self._old_in_copy: Literal["nothing", "what trains", "all"] = "all"
-        self._host_memory: HostMemory | None = None  # where the weights are while offloaded
 
     @torch.no_grad()
     def eval_batch(
@@ -193,30 +192,14 @@ class HFEngine(PipelinableEngine):
 
     # ---- parked in CPU memory -----------------------------------------------------------------
 
-    def offload(self) -> None:
-        if self._host_memory is not None:
-            return
+    def drop_copies(self) -> None:
         self._copy = None
         self._old_in_copy = "all"
         settle(self.module)
-        self._host_memory = HostMemory()
-        if self.device.type == "cuda":
-            self._host_memory.take(x for x in self.own_memory() if x.is_cuda)
-            torch.cuda.empty_cache()
-
-    def onload(self) -> None:
-        if self._host_memory is not None:
-            self._host_memory.give_back()
-            self._host_memory = None
 
     def own_memory(self) -> list[Tensor]:
         """All tensors that this engine keeps between two calls."""
         return [local_shard(x) for x in (*self.parameters.values(), *self.module.buffers())]
-
-    def must_be_here(self, what: str) -> None:
-        """Refuses to touch weights that are parked."""
-        if self._host_memory is not None:
-            raise InternalError(f"{what} on an offloaded model", where=type(self).__name__)
 
     # ---- what sharded engines change ----------------------------------------------------------
 

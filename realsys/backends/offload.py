@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from realsys.api.errors import InternalError
 
 
 class HostMemory:
@@ -47,6 +50,42 @@ class HostMemory:
         if any(storage.device.type == "cuda" for storage, _ in self._kept):
             torch.cuda.synchronize()  # pinned memory may be used again from here on
         self._kept.clear()
+
+
+class Parkable(abc.ABC):
+    """An engine's ``offload`` and ``onload``: it says what memory is its own. On CPU nothing moves."""
+
+    device: torch.device
+    _parked: HostMemory | None = None
+
+    @abc.abstractmethod
+    def own_memory(self) -> list[Tensor]:
+        """All tensors that this engine keeps between two calls."""
+
+    @abc.abstractmethod
+    def drop_copies(self) -> None:
+        """Frees what can be made again: whole weights that were gathered."""
+
+    def offload(self) -> None:
+        """Moves everything to CPU memory. Nothing may be computed until ``onload``."""
+        if self._parked is not None:
+            return
+        self.drop_copies()
+        self._parked = HostMemory()
+        if self.device.type == "cuda":
+            self._parked.take(x for x in self.own_memory() if x.is_cuda)
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """Takes back what ``offload`` moved. Does nothing when nothing was."""
+        if self._parked is not None:
+            self._parked.give_back()
+            self._parked = None
+
+    def must_be_here(self, what: str) -> None:
+        """Refuses to touch weights that are parked."""
+        if self._parked is not None:
+            raise InternalError(f"{what} on an offloaded model", where=type(self).__name__)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

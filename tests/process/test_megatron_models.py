@@ -155,8 +155,8 @@ def variants(rank):
         steps.append(world.train(engine, share))
         engine.load_state_dict(state)
         memory = HostMemory()
-        memory.take(engine._own_memory())
-        emptied = all(x.untyped_storage().nbytes() == 0 for x in engine._own_memory() if x.numel())
+        memory.take(engine.own_memory())
+        emptied = all(x.untyped_storage().nbytes() == 0 for x in engine.own_memory() if x.numel())
         memory.give_back()
         repeated = world.train(engine, share)
         rank.found[f"variant {name}"] = {"steps": steps, "again": repeated, "emptied": emptied}

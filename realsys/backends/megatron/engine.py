@@ -84,6 +84,7 @@ class MegatronEngine(MegatronInferenceEngine):
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of this rank's ``weights`` and its shares of the ``optimizer``."""
+        self.must_be_here("state_dict")
         weights = {n: p.detach().to("cpu", copy=True) for n, p in self.module.named_parameters()}
         return {"weights": weights, "optimizer": self.optimizer.state_dict()}
 
@@ -94,6 +95,7 @@ class MegatronEngine(MegatronInferenceEngine):
         Raises:
             CheckpointError: names or shapes are those of another model or layout.
         """
+        self.must_be_here("load_state_dict")
         own = dict(self.module.named_parameters())
         saved = {n: tuple(x.shape) for n, x in state["weights"].items()}
         if saved != (here := {n: tuple(p.shape) for n, p in own.items()}):
@@ -112,5 +114,5 @@ class MegatronEngine(MegatronInferenceEngine):
 
     # ---- memory -------------------------------------------------------------------------------
 
-    def _own_memory(self) -> list[Tensor]:
-        return [*super()._own_memory(), *self.optimizer.tensors()]
+    def own_memory(self) -> list[Tensor]:
+        return [*super().own_memory(), *self.optimizer.tensors()]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError, InternalError
+from realsys.api.errors import ConfigError
 from realsys.api.model import (
     GenerationHyperparameters,
     LossFn,
@@ -30,7 +30,7 @@ from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.schedule import UseOutput, run_microbatches
 from realsys.backends.megatron.weights import views_of
 from realsys.backends.megatron.whole_model import gathered, plain_module, skeleton_of
-from realsys.backends.offload import HostMemory
+from realsys.backends.offload import Parkable
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.sequence_sample import SequenceSample
@@ -40,7 +40,7 @@ from realsys.param_realloc.boxes import Box
 Pieces = Sequence[tuple[list[int], SequenceSample]]
 
 
-class MegatronInferenceEngine(PipelinableEngine):
+class MegatronInferenceEngine(Parkable, PipelinableEngine):
     """``forward``, ``eval_batch``, ``generate``, ``save_to_hf``; ``train_batch`` is refused."""
 
     def __init__(self, model: Model, part: Part) -> None:
@@ -52,7 +52,6 @@ class MegatronInferenceEngine(PipelinableEngine):
         self._config: Any = part.stage.config
         self._replica: nn.Module | None = None
         self._replica_is_old = True
-        self._host_memory: HostMemory | None = None  # where the weights are while offloaded
         self.module.requires_grad_(False)
 
     def train_batch(
@@ -118,7 +117,7 @@ class MegatronInferenceEngine(PipelinableEngine):
         Equal on all processes of a slot. Those of other data-parallel ranks may be more or fewer:
         they meet at the end of a step only.
         """
-        self._must_be_here("a pass")
+        self.must_be_here("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
     def _run(
@@ -146,7 +145,7 @@ class MegatronInferenceEngine(PipelinableEngine):
     # ---- weights ------------------------------------------------------------------------------
 
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
-        self._must_be_here("held_weights")
+        self.must_be_here("held_weights")
         return views_of(self.module, self.part.holdings[self.rank])
 
     def weights_changed(self) -> None:
@@ -154,7 +153,7 @@ class MegatronInferenceEngine(PipelinableEngine):
 
     def whole_module(self) -> nn.Module:
         """A Hugging Face module, refreshed when weights have changed (collective over the slot)."""
-        self._must_be_here("generate")
+        self.must_be_here("generate")
         if self._replica is None:
             self._replica = plain_module(self.part.source)
         if self._replica_is_old:
@@ -203,25 +202,9 @@ class MegatronInferenceEngine(PipelinableEngine):
 
     # ---- memory -------------------------------------------------------------------------------
 
-    def offload(self) -> None:
-        if self._host_memory is not None:
-            return
+    def drop_copies(self) -> None:
         self._replica, self._replica_is_old = None, True
-        self._host_memory = HostMemory()
-        if self.device.type == "cuda":
-            self._host_memory.take(x for x in self._own_memory() if x.is_cuda)
-            torch.cuda.empty_cache()
 
-    def onload(self) -> None:
-        if self._host_memory is not None:
-            self._host_memory.give_back()
-            self._host_memory = None
-
-    def _must_be_here(self, what: str) -> None:
-        """Refuses to touch weights that are parked."""
-        if self._host_memory is not None:
-            raise InternalError(f"{what} on an offloaded model", where=type(self).__name__)
-
-    def _own_memory(self) -> list[Tensor]:
+    def own_memory(self) -> list[Tensor]:
         """All tensors that this engine keeps between two calls."""
         return [p.data for p in self.module.parameters()]
