@@ -59,18 +59,6 @@ def trials(tmp_path: Path) -> Iterator[Trials]:
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy of a few thousand weights with the demo's tokenizer."""
-    from realsys.datasets.arithmetic import arithmetic_word_problems
-    from realsys.models.tiny_llama import build_tiny_llama
+    from real_trials import make_policy
 
-    folder = tmp_path_factory.mktemp("policy") / "tiny"
-    problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
-    build_tiny_llama(
-        folder,
-        seed=0,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        corpus=[p["prompt"] + p["answer"] for p in problems],
-    )
-    return folder
+    return make_policy(tmp_path_factory.mktemp("policy") / "tiny")

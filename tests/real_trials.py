@@ -44,6 +44,24 @@ SMALL_PPO_STEPS = 24
 LONG_PPO = tuple(w.replace("total_train_epochs=2", "total_train_epochs=1000") for w in SMALL_PPO)
 
 
+def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1) -> Path:
+    """A random policy of a few thousand weights with the demo's tokenizer, in ``folder``."""
+    from realsys.datasets.arithmetic import arithmetic_word_problems
+    from realsys.models.tiny_llama import build_tiny_llama
+
+    problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
+    build_tiny_llama(
+        folder,
+        seed=0,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        corpus=[p["prompt"] + p["answer"] for p in problems],
+    )
+    return folder
+
+
 @dataclass
 class Trials:
     """Launches trials under a file root of the test's own; ends what is left of them."""

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_trials import SMALL_PPO, Trials, explain, metrics_of, trained_ids, weights_of
+from real_trials import (
+    SMALL_PPO,
+    Trials,
+    explain,
+    make_policy,
+    metrics_of,
+    trained_ids,
+    weights_of,
+)
 from safetensors.torch import load
 
 from launcher.trial_state import State
@@ -43,21 +51,7 @@ register_reward("by_length", lambda *, response, answer, **_: len(response) % 7 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy whose heads and layers two ranks can share."""
-    from realsys.datasets.arithmetic import arithmetic_word_problems
-    from realsys.models.tiny_llama import build_tiny_llama
-
-    folder = tmp_path_factory.mktemp("policy") / "two"
-    problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
-    build_tiny_llama(
-        folder,
-        seed=0,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        corpus=[p["prompt"] + p["answer"] for p in problems],
-    )
-    return folder
+    return make_policy(tmp_path_factory.mktemp("policy") / "two", num_heads=4, num_kv_heads=2)
 
 
 @pytest.fixture(scope="module")
