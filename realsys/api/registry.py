@@ -49,8 +49,15 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_sft": "realsys.datasets.math:MathSFT",
     },
     "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
-    "agent": {},
-    "environment": {},
+    "agent": {
+        "math_single_step": "realsys.agents.math_single_step:MathSingleStep",
+        "math_multi_turn": "realsys.agents.math_multi_turn:MathMultiTurn",
+        "tool_use": "realsys.agents.tool_use:ToolUse",
+    },
+    "environment": {
+        "math_verify": "realsys.environments.math_verify:MathVerify",
+        "calculator": "realsys.environments.calculator:Calculator",
+    },
     "experiment": {
         "grpo-math": "experiments.grpo_math:GRPOMathExperiment",
         "ppo-math": "experiments.ppo_math:PPOMathExperiment",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, Shard
 
 from realsys.api.model import Model
+from realsys.backends.group_of_one import group_of_one
 from realsys.param_realloc.boxes import Box
 
 DATA, TENSOR = "data", "tensor"
@@ -32,7 +32,7 @@ def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
     """
     data, tensor = model.groups.data, model.groups.tensor
     if data is None and lone_data:
-        data = _group_of_one(torch.device(model.device).type)
+        data = group_of_one()
     named = {name: group for name, group in ((DATA, data), (TENSOR, tensor)) if group is not None}
     kind = torch.device(model.device).type
     if not named:
@@ -44,16 +44,6 @@ def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
     shape = (model.topology.data, model.topology.tensor)
     mesh = torch.tensor(workers).view(shape)
     return DeviceMesh.from_group([data, tensor], kind, mesh=mesh, mesh_dim_names=(DATA, TENSOR))
-
-
-@cache
-def _group_of_one(kind: str) -> Any:
-    """This process by itself, which joins nobody and needs no rendezvous."""
-    if not dist.is_initialized():
-        backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:

@@ -7,7 +7,6 @@ all its tasks within moments (measured: SIGKILL to the tasks in 0.1 s).
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -23,6 +22,7 @@ from realsys.api.trial import AttemptFiles, WorkerExit, read_record
 from realsys.slurm.hostlist import expand
 from realsys.slurm.step_command import hosts, srun_argv, srun_log, step_environment
 from realsys.supervisor.srun_messages import failed_tasks, last_trouble
+from realsys.supervisor.step_numbers import note_steps, skip_former_numbers
 from realsys.supervisor.steps import Task
 from realsys.worker.environment import worker_environment
 
@@ -140,9 +140,13 @@ class SlurmSteps:
     plan_hash: str
     attempt_files: AttemptFiles
     components: dict[int, Sequence[str]]
+    _has_begun: bool = False
 
     def start(self, phase: PhasePlan) -> list[Task]:
         """One srun for each worker type of ours."""
+        if not self._has_begun:
+            self._has_begun = True
+            skip_former_numbers(self.attempt_files, self._known_environment())
         found: list[Task] = []
         try:
             for step in phase.steps:
@@ -187,8 +191,7 @@ class SlurmSteps:
             attempt=self.attempt_files.number,
             python=sys.executable,
         )
-        with self.attempt_files.steps.open("a", encoding="utf-8") as told:
-            told.write(json.dumps({"phase": phase.name, "step": kind, "argv": argv}) + "\n")
+        note_steps(self.attempt_files, [{"phase": phase.name, "step": kind, "argv": argv}])
         process, start = self._srun(argv, step, str(host_file))
         logger.info("step started step=%s tasks=%d pid=%d", kind, step.num_tasks, process.pid)
         started = Step(step, process, self.attempt_files, start)
@@ -197,12 +200,16 @@ class SlurmSteps:
         ]
         return started
 
+    def _known_environment(self) -> dict[str, str]:
+        """Ours without secrets: tasks read them from their file, they need not travel in Slurm's
+        messages."""
+        secrets = self.plan.cluster.secrets
+        return {name: value for name, value in os.environ.items() if name not in secrets}
+
     def _srun(
         self, argv: list[str], step: StepPlan, host_file: str
     ) -> tuple[subprocess.Popen[bytes], int]:
-        # Tasks read the secrets from their file: they need not travel in Slurm's messages.
-        secrets = self.plan.cluster.secrets
-        known = {name: value for name, value in os.environ.items() if name not in secrets}
+        known = self._known_environment()
         environment = {
             **step_environment(known),
             **worker_environment(self.plan, known),

@@ -8,9 +8,9 @@ from torch.distributed.fsdp import FSDPModule
 from realsys.api.errors import InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.group_of_one import group_of_one
 from realsys.backends.inference import InferenceBackend
 from realsys.backends.offload import HostMemory
-from realsys.backends.sharding import _group_of_one
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
@@ -78,11 +78,15 @@ def test_training_goes_on_the_same_after_its_memory_was_away(tiny_policy):
 
 @pytest.fixture
 def no_process_group():
-    """A world of one that somebody makes here goes with the test."""
-    assert not dist.is_initialized()
+    """None that another test has left, and what is made here goes with the test."""
+    end_process_group()
     yield
-    dist.destroy_process_group()
-    _group_of_one.cache_clear()
+    end_process_group()
+
+
+def end_process_group():
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("no_process_group")
@@ -96,6 +100,18 @@ def test_shards_in_cpu_memory_of_a_single_process_train_as_the_plain_module(tiny
     for name, ((box, view),) in other.held_weights().items():
         assert held[name][0][0] == box
         torch.testing.assert_close(held[name][0][1], view, atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("no_process_group")
+def test_a_group_of_one_belongs_to_the_world_that_it_was_made_in():
+    first = group_of_one()
+    assert (group_of_one(), dist.get_world_size(first)) == (first, 1)
+    dist.destroy_process_group()
+    second = group_of_one()
+    assert second is not first
+    x = torch.ones(3)
+    dist.all_reduce(x, group=second)  # the first one's world is gone: this would raise
+    assert x.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("backend", [FSDPBackend(), InferenceBackend()], ids=["fsdp", "inference"])

@@ -13,20 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.utils import GlobalMemoryBuffer
 
 from realsys.api.errors import InternalError
 from realsys.api.model import Model, ProcessTopology
+from realsys.backends.group_of_one import group_of_one
 
 _KNOWN_WARNINGS = (  # of Megatron over itself, and of torch over it: nothing a user could change
     (".*tp_group is None", DeprecationWarning),
     (".*torch.distributed.* is deprecated", FutureWarning),
     ("When using async grad allreduce", UserWarning),  # matters on older GPUs only
 )
-# Made once per process: the group of this process alone, and Megatron's scratch memory.
+# Made once per process: Megatron's scratch memory.
 _process: dict[str, Any] = {}
 
 
@@ -52,7 +52,7 @@ class Company:
     @staticmethod
     def of(model: Model) -> Company:
         """The company of ``model``; without torch.distributed a world of one is made."""
-        topo, alone = model.topology, _alone()
+        topo, alone = model.topology, group_of_one()
         sizes = {
             "copy": topo.world_size,
             "data": topo.data,
@@ -132,16 +132,3 @@ class Company:
 def _set(state: dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(parallel_state, name, value)
-
-
-def _alone() -> Any:
-    """The group of this process only. No other process is asked."""
-    if not dist.is_initialized():
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    world = dist.group.WORLD
-    if _process.get("world") is not world:
-        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        _process.update(world=world, alone=alone)
-    return _process["alone"]

@@ -1,0 +1,46 @@
+"""What the continuous engine is asked and what it gives (values)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from realsys.api.model import GenerationHyperparameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """Go on from ``prompt``.
+
+    Attributes:
+        prompt: token ids, at least one; with the part of the answer that is there already.
+        gconfig: ``n`` is not looked at; ``max_new_tokens`` counts from here.
+        seed: int64 of the answer (``sampling.row_seed``).
+        position: index in the answer of the first token made here: its random number is that of
+            (seed, position).
+        stop_ids: tokens that end the answer.
+        stop_texts: texts that end it; only where the engine has a tokenizer.
+    """
+
+    rid: str
+    prompt: tuple[int, ...]
+    gconfig: GenerationHyperparameters
+    seed: int
+    position: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    stop_texts: tuple[str, ...] = ()
+
+
+@dataclass
+class GenerationOutput:
+    """What a request has so far; ``finish`` is ``stop``, ``length`` or ``abort`` once it has ended.
+
+    One log-prob and one weight version for each token; ``cached_tokens`` of the prompt were not computed
+    for this request.
+    """
+
+    rid: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: str = ""
+    cached_tokens: int = 0

@@ -1,0 +1,1 @@
+"""The worker that runs agents in environments and delivers what they did."""
