@@ -37,7 +37,7 @@ class GRPOMathExperiment(MathRLExperiment):
     )
 
     @property
-    def _roles(self) -> tuple[str, ...]:
+    def _all_roles(self) -> tuple[str, ...]:
         return "actor", "ref", "reward"
 
     @property
@@ -54,6 +54,6 @@ class GRPOMathExperiment(MathRLExperiment):
             )
         yield from super().problems()
 
-    def _calls(self) -> tuple[MFCDef, ...]:
+    def _all_calls(self) -> tuple[MFCDef, ...]:
         """Three roles, four calls."""
         return tuple(self._policy_calls(POLICY_KEYS).values())

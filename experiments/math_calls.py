@@ -9,6 +9,7 @@ from realsys.api.dataflow import Hook, MFCDef, ParamReallocHook
 from realsys.api.model import ModelInterfaceAbstraction, ModelName
 
 ANSWERS = ("packed_input_ids", "prompt_mask")
+PROXIMAL = "packed_prox_logprobs"
 POLICY_KEYS = (*ANSWERS, "packed_logprobs", "packed_ref_logprobs", "rewards", "seq_no_eos_mask")
 
 
@@ -18,6 +19,8 @@ def policy_calls(
     ppo: Mapping[str, Any],
     reward: str,
     experience: tuple[str, ...],
+    proximal: bool = False,
+    max_staleness: int | None = None,
     after_update: tuple[Hook, ...] = (),
 ) -> dict[str, MFCDef]:
     """Name → call, for actor, reference and reward.
@@ -26,8 +29,23 @@ def policy_calls(
         call: (name, role, kind, interface, **further fields) → the call.
         ppo: arguments of interface ``ppo_actor``, without the reward.
         experience: keys that the update reads.
+        proximal: the actor computes the log-probs of its answers again before the update.
+        max_staleness: the update refuses tokens of older weights; None: it does not look.
     """
     actor = ModelInterfaceAbstraction("ppo_actor", {**ppo, "reward": reward})
+    asserted = {} if max_staleness is None else {"max_staleness": max_staleness}
+    trained = ModelInterfaceAbstraction("ppo_actor", {**actor.args, **asserted})
+    again = (
+        call(
+            "actor_inf",
+            "actor",
+            "inference",
+            actor,
+            input_keys=("packed_input_ids",),
+            output_keys=(PROXIMAL,),
+            output_key_remap={"logprobs": PROXIMAL},
+        ),
+    )
     calls = (
         call(
             "actor_gen",
@@ -54,12 +72,13 @@ def policy_calls(
             output_keys=("packed_ref_logprobs",),
             output_key_remap={"logprobs": "packed_ref_logprobs"},
         ),
+        *(again if proximal else ()),
         call(
             "actor_train",
             "actor",
             "train_step",
-            actor,
-            input_keys=experience,
+            trained,
+            input_keys=(*experience, *((PROXIMAL,) if proximal else ())),
             post_hooks=after_update,
         ),
     )

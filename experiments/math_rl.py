@@ -31,6 +31,7 @@ from experiments.placement import (
     place_models,
     with_copies,
 )
+from experiments.rollouts import MADE_BY_ROLLOUTS, ROLLOUT_KEYS, RolloutOptions
 from experiments.sft_math import SFTMathExperiment, math_scheduling
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
@@ -58,10 +59,12 @@ from realsys.api.options import (
     PPOHyperparameters,
     WandbOptions,
     option,
+    ppo_problems,
 )
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
 
+MODES = ("sync", "one_step_off", "async")
 RULES = ("reward",)  # roles without weights
 
 
@@ -113,9 +116,20 @@ class MathRLExperiment(Experiment):
     n_model_workers: int | None = option(
         None, "model workers, each with one GPU; none: as many as are needed", ge=1
     )
-    max_staleness: int = option(
-        0, "steps that generation may run ahead of the update", unit="steps", ge=0, le=1
+    mode: str = option(
+        "sync",
+        "sync: model workers sample, then train; one_step_off: they sample a step ahead; async: "
+        "generation servers sample all the time",
+        choices=MODES,
     )
+    max_staleness: int | None = option(
+        None,
+        "most updates between the weights that sampled an answer and those that it trains; none: 0, with "
+        "one_step_off 1, with async 1",
+        unit="steps",
+        ge=0,
+    )
+    rollout: RolloutOptions = option(RolloutOptions(), "servers and rollout workers of mode=async")
     weights_through: str = option(
         "memory",
         "how copies of a model get their weights: in memory, from process to process; or through "
@@ -138,7 +152,7 @@ class MathRLExperiment(Experiment):
 
     @property
     @abc.abstractmethod
-    def _roles(self) -> tuple[str, ...]:
+    def _all_roles(self) -> tuple[str, ...]:
         """In the order in which a worker lists them."""
 
     @property
@@ -147,8 +161,8 @@ class MathRLExperiment(Experiment):
         """Those on the second half of the workers under ``placement=split``."""
 
     @abc.abstractmethod
-    def _calls(self) -> tuple[MFCDef, ...]:
-        """The calls, all on copy 0 of their roles."""
+    def _all_calls(self) -> tuple[MFCDef, ...]:
+        """The calls of a synchronous run, all on copy 0 of their roles."""
 
     # ---- what the launcher asks -------------------------------------------------------------
 
@@ -166,6 +180,8 @@ class MathRLExperiment(Experiment):
                 where="ppo.use_adaptive_kl_ctl and ppo.kl_ctl",
                 fix="give ppo.kl_ctl a starting value, e.g. 0.01",
             )
+        yield from ppo_problems(self.ppo)
+        yield from self._mode_problems()
         start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
         if self.ref_ema_eta is not None:
             yield from following_problems(self.actor, self.ref, start, built_in)
@@ -183,6 +199,17 @@ class MathRLExperiment(Experiment):
             built_in=built_in,
         )
 
+    def _mode_problems(self) -> Iterator[ConfigError]:
+        if self.is_async:
+            yield from self.rollout.problems()
+        elif self.staleness > 1 or (self.mode == "one_step_off" and self.staleness != 1):
+            yield ConfigError(
+                f"max_staleness is {self.staleness}, and with mode={self.mode} generation runs at most "
+                "one step ahead",
+                where="max_staleness and mode",
+                fix="use mode=async, or leave max_staleness out",
+            )
+
     def preparations(self) -> tuple[Preparation, ...]:
         """``sft-math``, unless there is a starting policy."""
         if self.actor.path is not None:
@@ -194,43 +221,95 @@ class MathRLExperiment(Experiment):
         return replace(self, actor=replace(self.actor, path=path))
 
     def scheduling_setup(self) -> ExperimentScheduling:
-        """One master, and the model workers that pools and layouts need."""
-        return math_scheduling(
+        """One master, the model workers that pools and layouts need, and what mode async adds."""
+        base = math_scheduling(
             self._allocated.n_workers,
             cpu=self.cpus_per_model_worker,
             gpu=self.gpus_per_model_worker,
             mem=self.mem_per_model_worker,
         )
+        return self.rollout.scheduling(base) if self.is_async else base
 
     def initial_setup(self) -> ExperimentConfig:
         """Roles on their workers, calls on their copies."""
         calls = self._copies.calls
+        prompts = DatasetAbstraction(
+            "math_prompts", {**dataset_args(self.dataset), "split": "train"}
+        )
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,
             model_rpcs=calls,
-            dataset_keys=("packed_prompts",),
+            dataset_keys=ROLLOUT_KEYS if self.is_async else ("packed_prompts",),
             model_worker=place_models(
                 self._copies.places,
                 {role: self._model(role) for role in self._roles},
                 n_workers=self._allocated.n_workers,
                 base_seed=self.seed,
                 # The copy that samples answers the held-out questions too: it has whole weights.
-                evaluated=[c.model_name for c in calls if c.name == "actor_gen"],
-                datasets=(
-                    DatasetAbstraction(
-                        "math_prompts", {**dataset_args(self.dataset), "split": "train"}
-                    ),
-                ),
+                evaluated=[c.model_name for c in calls if c.name == self._sampled_by],
+                datasets=() if self.is_async else (prompts,),
                 tokenizer_name_or_path=absolute(self.actor.path),
                 shuffle_dataset=self.dataset.shuffle,
                 num_threads=self.cpus_per_model_worker,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,
-            max_staleness=self.max_staleness,
+            max_staleness=0 if self.is_async else self.staleness,
             weights_through=self.weights_through,
             pools=self._allocated.pools,
+            **(self._rollout_side(prompts) if self.is_async else {}),
         )
+
+    def _rollout_side(self, prompts: DatasetAbstraction) -> dict[str, Any]:
+        """Fields of an asynchronous run's configuration."""
+        start = absolute(self.actor.path) or ""
+        return {
+            "rollout": self.rollout.control(self.staleness),
+            "generation_server": self.rollout.generation_servers(
+                seed=self.seed, model_path=start, dtype=self.actor.dtype
+            ),
+            "gserver_manager": (
+                self.rollout.manager(
+                    max_staleness=self.staleness, batch_size=self.dataset.train_bs_n_seqs
+                ),
+            ),
+            "rollout_worker": self.rollout.rollout_workers(
+                seed=self.seed,
+                tokenizer_path=start,
+                gen=self.ppo.gen,
+                group_size=self.group_size,
+                reward=self.reward,
+                dataset=prompts,
+            ),
+        }
+
+    # ---- mode ---------------------------------------------------------------------------------
+
+    @property
+    def is_async(self) -> bool:
+        """Whether generation servers sample."""
+        return self.mode == "async"
+
+    @property
+    def staleness(self) -> int:
+        """``max_staleness``, or what stands for none."""
+        if self.max_staleness is not None:
+            return self.max_staleness
+        return 0 if self.mode == "sync" else 1
+
+    @property
+    def _sampled_by(self) -> str:
+        """The call whose copy answers held-out questions."""
+        return "actor_train" if self.is_async else "actor_gen"
+
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        rules = RULES if self.is_async else ()  # rollout workers score
+        return tuple(role for role in self._all_roles if role not in rules)
+
+    def _calls(self) -> tuple[MFCDef, ...]:
+        left_out = MADE_BY_ROLLOUTS if self.is_async else ()
+        return tuple(call for call in self._all_calls() if call.name not in left_out)
 
     # ---- places -------------------------------------------------------------------------------
 
@@ -305,12 +384,15 @@ class MathRLExperiment(Experiment):
 
     def _policy_calls(self, experience: tuple[str, ...]) -> dict[str, MFCDef]:
         """Calls that every such experiment has: actor, reference and reward."""
+        versions = ("packed_versions",) if self.is_async else ()
         hooks = () if self.ref_ema_eta is None else (to_reference(self.ref_ema_eta),)
         return policy_calls(
             self._call,
             ppo=self._ppo_args(),
             reward=self.reward,
-            experience=experience,
+            experience=(*experience, *versions),
+            proximal=self.ppo.needs_prox_logprobs,
+            max_staleness=self.staleness if self.is_async else None,
             after_update=hooks,
         )
 

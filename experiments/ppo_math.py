@@ -35,7 +35,7 @@ class PPOMathExperiment(MathRLExperiment):
     )
 
     @property
-    def _roles(self) -> tuple[str, ...]:
+    def _all_roles(self) -> tuple[str, ...]:
         return "actor", "critic", "ref", "reward"
 
     @property
@@ -52,7 +52,7 @@ class PPOMathExperiment(MathRLExperiment):
             )
         yield from super().problems()
 
-    def _calls(self) -> tuple[MFCDef, ...]:
+    def _all_calls(self) -> tuple[MFCDef, ...]:
         """Four roles, six calls."""
         calls = self._policy_calls(EXPERIENCE)
         critic = ModelInterfaceAbstraction("ppo_critic", self._ppo_args())
@@ -65,11 +65,5 @@ class PPOMathExperiment(MathRLExperiment):
             output_keys=("values",),
         )
         train = self._call("critic_train", "critic", "train_step", critic, input_keys=EXPERIENCE)
-        return (
-            calls["actor_gen"],
-            calls["rew_inf"],
-            calls["ref_inf"],
-            values,
-            calls["actor_train"],
-            train,
-        )
+        before = [call for name, call in calls.items() if name != "actor_train"]
+        return (*before, values, calls["actor_train"], train)

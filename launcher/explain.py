@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.text import duration, moment
+from launcher.text import duration, moment, times
 from launcher.trial_state import State
 from launcher.trial_view import TrialView, WorkerView
 from launcher.waits import waits
@@ -65,6 +65,9 @@ def _workers(view: TrialView) -> Iterator[str]:
             if state == "not started":
                 yield f"  what they say: realsys logs {view.trial} '{names[0]}'"
     for worker in view.workers:
+        if worker.restarts:
+            why = worker.restart_why.partition("\n")[0]
+            yield f"{worker.worker} was restarted {times(worker.restarts)}, the last time because: {why}"
         if worker.state == "running" and (worker.seconds_in_state or 0) > LONG_S:
             yield _busy(worker)
     if view.progress and view.progress.running:

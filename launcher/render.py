@@ -20,7 +20,7 @@ from launcher.liveness import Liveness
 from launcher.logs import TrialLogs
 from launcher.status import TrialReader, tail_lines
 from launcher.submission import read_submission
-from launcher.text import duration, headline
+from launcher.text import duration, headline, times
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.errors import TrialError
@@ -199,6 +199,10 @@ def picture(view: TrialView, warnings: list[str]) -> RenderableType:
             rows.append(Text(f"  {progress.doing}", style="cyan"))
     elif view.workers:
         rows.append(Text("  " + ", ".join(f"{w.worker} {w.state}" for w in view.workers[:8])))
+    for worker in view.workers:
+        if worker.restarts:
+            told = f"  {worker.worker} {worker.state}, restarted {times(worker.restarts)}"
+            rows.append(Text(told, style="yellow"))
     if view.reason:
         rows.append(Text(view.reason))
     rows += [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in warnings]

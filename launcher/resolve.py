@@ -34,7 +34,6 @@ from realsys.api.trial import trial_dir
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64
-CARRIED_OUT = frozenset({WorkerType.MODEL_WORKER, WorkerType.MASTER_WORKER})
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
@@ -223,9 +222,6 @@ def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
 
     It is refused here because the run would leave it out without a word.
     """
-    for kind in WorkerType:
-        if kind not in CARRIED_OUT and (workers := config.workers(kind)):
-            yield _not_carried_out(f"{len(workers)} {kind.value}", f"initial_setup().{kind.value}")
     if config.auto_eval or config.evaluator is not None:
         yield _not_carried_out("automatic evaluation", "initial_setup().auto_eval and .evaluator")
     if config.wandb.mode != "disabled" and importlib.util.find_spec("wandb") is None:

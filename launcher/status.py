@@ -36,6 +36,7 @@ from realsys.api.trial import (
 )
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
+from realsys.observability.jsonl import read_jsonl
 
 T = TypeVar("T")
 TAIL_BYTES = 65_536
@@ -138,6 +139,7 @@ class TrialReader:
             if on_slurm
             else {n: liveness(w.host, w.pid, w.start) for n, w in workers.items()},
             heartbeats=heartbeats,
+            restarts=self._restarts(),
             published=self._published(),
             metrics=last_metrics(TrialFiles.phase(files.root).metrics),
             notes=tuple(self._notes),
@@ -153,6 +155,13 @@ class TrialReader:
         if attempt is not None:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
         return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
+
+    def _restarts(self) -> list[dict[str, Any]]:
+        """Of single workers in the last attempt."""
+        attempts = self.files.all_attempts()
+        with self._noted():
+            return read_jsonl(attempts[-1].restarts) if attempts else []
+        return []
 
     def unsettled_job(self) -> Submission | None:
         """The hand-over whose job Slurm must be asked about; None where the records say it all."""

@@ -15,7 +15,7 @@ from launcher.memory_check import memory_of_plan
 from launcher.option_tree import OptionRow, value_text
 from launcher.plan_view import ALLOCATION_HEAD, MEMORY_HEAD, allocation_rows, memory_rows
 from launcher.render import last_words, progress_line, rates
-from launcher.text import duration, headline, moment
+from launcher.text import duration, headline, moment, times
 from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
 
@@ -88,6 +88,7 @@ def _worker_row(worker: Any) -> tuple[str, ...]:
     spent = duration(worker.seconds_in_state) if worker.seconds_in_state is not None else ""
     pid = str(worker.pid or "") + (" (gone)" if worker.alive is False else "")
     state = worker.state + (f": {worker.reason}" if worker.reason else "")
+    state += f", restarted {times(worker.restarts)}" if worker.restarts else ""
     age = worker.heartbeat_age_s
     beat = "" if age is None else f"{duration(age)} ago"
     return worker.worker, state, spent, worker.mfc, str(worker.step), worker.host, pid, beat

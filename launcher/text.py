@@ -22,6 +22,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def times(count: int) -> str:
+    """``1 time``, ``2 times``."""
+    return f"{count} time" + "s" * (count != 1)
+
+
 def moment(at: float | None) -> str:
     """Local date and time."""
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S") if at else ""

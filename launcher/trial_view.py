@@ -49,6 +49,7 @@ class Records:
     statuses: Mapping[str, WorkerStatus] = field(default_factory=dict)
     alive: Mapping[str, Liveness] = field(default_factory=dict)
     heartbeats: Mapping[str, float] = field(default_factory=dict)  # seconds since the last one
+    restarts: Sequence[Mapping[str, Any]] = ()  # rows of the attempt's restarts.jsonl
     published: frozenset[str] = frozenset()  # preparing phases whose product is there
     metrics: Mapping[str, Any] = field(default_factory=dict)  # last line of the main phase
     notes: tuple[str, ...] = ()  # what could not be read
@@ -71,6 +72,8 @@ class WorkerView:
     waits_for: str = ""  # "model_worker/1: what"
     stalled_s: float = 0.0
     stalled_where: str = ""
+    restarts: int = 0  # how often it was started again by itself in this attempt
+    restart_why: str = ""  # why it ended the last time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +255,7 @@ def _worker(name: str, records: Records) -> WorkerView:
     liveness = records.alive.get(name, Liveness.NONE)
     known = {Liveness.ALIVE: True, Liveness.DEAD: False}
     state = status.state if status else _state_untold(records)
+    restarts = [row for row in records.restarts if row.get("worker") == name]
     ended = ("done", "failed", "lost")
     if liveness is Liveness.DEAD and state not in ended:
         state = "gone"
@@ -271,4 +275,6 @@ def _worker(name: str, records: Records) -> WorkerView:
         waits_for=status.waits_for if status else "",
         stalled_s=status.stalled_s if status else 0.0,
         stalled_where=status.stalled_where if status else "",
+        restarts=len(restarts),
+        restart_why=str(restarts[-1].get("why", "")) if restarts else "",
     )

@@ -30,6 +30,7 @@ def ppo_policy_loss(
     eps_clip: float,
     eps_clip_higher: float | None = None,
     dual_clip: float | None = None,
+    weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Clipped surrogate loss of each token (Schulman et al., arXiv:1707.06347, eq. 7).
 
@@ -40,10 +41,14 @@ def ppo_policy_loss(
         eps_clip_higher: None for ``eps_clip``; larger: "clip-higher" (arXiv:2503.14476, sec. 3.1).
         dual_clip: c > 1: bounds the loss by ``-c · advantage`` where the advantage is negative
             (arXiv:1912.09729). None for no bound.
+        weights: multiply the loss of each token, without gradient. With those of
+            ``correction_weights`` and old = proximal log-probs it is the loss of decoupled PPO
+            (Hilton et al., arXiv:2110.00641, sec. 3).
     Returns:
         float32 loss per token, and float32 statistics per token without gradient; all 0 where the
-        mask is 0. ``importance_ratio``; ``clip_fraction`` (1 where clipping raised the loss);
-        ``dual_clip_fraction``; ``approx_kl_k1`` and ``approx_kl_k3``, estimates of KL(old ‖ new).
+        mask is 0. The statistics know nothing of weights: ``importance_ratio``; ``clip_fraction``
+        (1 where clipping raised the loss); ``dual_clip_fraction``; ``approx_kl_k1`` and
+        ``approx_kl_k3``, estimates of KL(old ‖ new).
     """
     require_same_shape(
         "ppo_policy_loss",
@@ -70,6 +75,9 @@ def ppo_policy_loss(
         bound = -dual_clip * advantages
         is_dual_clipped = (advantages < 0) & (loss > bound)
         loss = torch.where(is_dual_clipped, bound, loss)
+    if weights is not None:
+        require_same_shape("ppo_policy_loss", logprobs=logprobs, weights=weights)
+        loss = loss * weights.detach().float().masked_fill(off, 0.0)
 
     with torch.no_grad():
         stats = {
@@ -108,7 +116,8 @@ def aggregate(
     """Scalar: what these tokens contribute to the batch's loss.
 
     The contributions of all micro-batches and ranks add up to the loss if ``denominator`` is the
-    sum of their ``aggregation_weight``. A micro-batch's own weight gives its own mean.
+    sum of their ``aggregation_weight``. A micro-batch's own weight gives its own mean. Tokens that a
+    correction left out stay in the mask: their loss is 0, and the others don't count more for it.
 
     - ``token_mean``: every token counts alike (DAPO, arXiv:2503.14476, sec. 3.3).
     - ``seq_mean_token_sum``: every sequence counts alike, by the sum of its tokens.
@@ -129,7 +138,7 @@ def aggregate(
     kept = per_token.float().masked_fill(~mask.bool(), 0.0)
     if mode == "seq_mean_token_mean":
         count = _tokens_per_sequence(mask, lengths).clamp(min=1)
-        total = (_sum_per_sequence(kept, lengths) / count).sum()
+        total = (sum_per_sequence(kept, lengths) / count).sum()
     else:
         total = kept.sum()
     return total / denominator if denominator else total
@@ -191,11 +200,11 @@ def _check_mode(mode: str) -> None:
 
 
 def _tokens_per_sequence(mask: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
-    return _sum_per_sequence(mask.bool().float(), lengths)
+    return sum_per_sequence(mask.bool().float(), lengths)
 
 
-def _sum_per_sequence(x: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
-    """``[B]`` from ``[B, T]``, or from packed ``[N]`` and lengths."""
+def sum_per_sequence(x: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
+    """``[B]`` from ``[B, T]``, or from packed ``[N]`` and the lengths of its sequences."""
     if lengths is None:
         if x.dim() != 2:
             raise DataError(

@@ -20,6 +20,8 @@ The class says who must act::
      ├─ StaleAttempt         the sender belongs to an attempt that was superseded (fencing)
      ├─ CheckpointError      a checkpoint is torn, unreadable or of another shape
      ├─ DataError            a data set or a sample is wrong
+     ├─ RolloutError         experience can't be made: an agent, an environment or a prompt fails
+     ├─ PolicyMismatch       sampling and training disagree about probabilities
      └─ InternalError        us: please report
 
 All of them pickle (they cross process borders in tests and in submitit) and carry
@@ -147,6 +149,14 @@ class DataError(RealsysError):
     """A data set or a record in it can't be used."""
 
     exit_code = 4
+
+
+class PolicyMismatch(RealsysError):
+    """Sampling and training give tokens probabilities that differ by more than was allowed."""
+
+
+class RolloutError(RealsysError):
+    """Experience can't be made: an agent, an environment or a prompt fails again and again."""
 
 
 class InternalError(RealsysError):

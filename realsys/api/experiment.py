@@ -25,7 +25,7 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
-from realsys.api.options import WandbOptions, option
+from realsys.api.options import WandbOptions, option, range_problems
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 
 
@@ -145,34 +145,104 @@ class GenerationServer:
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
 
+SCHEDULE_POLICIES = ("round_robin", "least_requests", "least_tokens", "sticky")
+UPDATE_MODES = ("all_at_once", "rolling")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GserverManager:
-    """The process that routes rollouts to generation servers and bounds staleness."""
+    """The process that routes rollouts to generation servers and brings new weights to them.
+
+    Attributes:
+        schedule_policy: one of ``SCHEDULE_POLICIES``; ``sticky`` keeps a group on one server.
+        flush_request_timeout: seconds that one server may take for new weights.
+        update_mode: one of ``UPDATE_MODES``; ``rolling`` updates ``update_share`` of them at a time,
+            which take no new requests meanwhile.
+        server_limit: most requests that one server gets at a time; 0: twice what it runs at a time.
+        sick_after: requests that break in a row before a server is left out.
+        check_every_s: seconds between two health checks of a server.
+    """
 
     model_name: ModelName
     n_servers: int
-    schedule_policy: str = "round_robin"
+    schedule_policy: str = option(
+        "round_robin", "how a server is chosen", choices=SCHEDULE_POLICIES
+    )
     max_head_offpolicyness: int = 0
     train_batch_size: int = 1
-    flush_request_timeout: float = 120.0
+    flush_request_timeout: float = option(120.0, "for new weights", unit="seconds", gt=0)
     max_concurrent_rollouts: int = 1
+    update_mode: str = option("all_at_once", "which servers at a time", choices=UPDATE_MODES)
+    update_share: float = option(0.25, "of the servers at a time", gt=0, le=1)
+    server_limit: int = option(0, "requests of one server", ge=0)
+    sick_after: int = option(3, "requests that break in a row", ge=1)
+    check_every_s: float = option(5.0, "between two checks", unit="seconds", gt=0)
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+    def __post_init__(self) -> None:
+        for problem in range_problems(self, path="gserver_manager."):
+            raise problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutWorker:
-    """A process that runs agents in environments."""
+    """A process that runs agents in environments.
+
+    Attributes:
+        tokenizer_path: Hugging Face directory of the policy: tokenizer and tokens that end an answer.
+        new_tokens_per_chunk: most new tokens of one request; None: one request an answer.
+        rollout_request_timeout: seconds for one answer, all its requests and retries included; one
+            request gets half of what is left, so that another server can be tried.
+        env, agent: registered names, made with ``env_args`` and ``agent_args``.
+        gconfig: of each answer; ``n`` is ``group_size``.
+        max_concurrent_rollouts: prompts that are worked on at a time.
+        success_rate_lb, success_rate_ub: a group whose mean reward is outside is not trained on (0.01 and
+            0.99 leave out what is all wrong or all right); None: no bound.
+        dump_texts: groups for each version of the weights whose texts are written to ``rollouts``.
+    """
 
     base_seed: int = 1
     model_name: ModelName = ModelName("actor")
     tokenizer_path: str = ""
-    new_tokens_per_chunk: int | None = None
-    rollout_request_timeout: float = 300.0
+    new_tokens_per_chunk: int | None = option(None, "most new tokens a request", ge=1)
+    rollout_request_timeout: float = option(300.0, "for one answer", unit="seconds", gt=0)
     env: str = ""
+    env_args: Mapping[str, Any] = field(default_factory=dict)
     agent: str = ""
+    agent_args: Mapping[str, Any] = field(default_factory=dict)
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    group_size: int = option(1, "answers a prompt", ge=1)
+    max_concurrent_rollouts: int = option(16, "prompts at a time", ge=1)
+    success_rate_lb: float | None = None
+    success_rate_ub: float | None = None
+    dump_texts: int = option(2, "groups a version whose texts are kept", ge=0)
     datasets: tuple[DatasetAbstraction, ...] = ()
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+    def __post_init__(self) -> None:
+        for problem in range_problems(self, path="rollout_worker."):
+            raise problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutControl:
+    """How the master lets rollout workers make experience, and how old it may be when it is trained on.
+
+    Attributes:
+        model_name: whose weights the generation servers have.
+        max_staleness: most steps between the weights of a sample's oldest token and those it trains.
+        policy: ``wait``: batches in the order of the data; ``window``: what is finished first, but
+            nothing so that something else gets too old; ``drop``: what is finished first, and what got
+            too old is made again.
+        max_in_flight: most prompts given out at a time; None: as many as the staleness allows.
+        weights_through: ``stream`` (from process to process) or ``disk``.
+    """
+
+    model_name: ModelName = ModelName("actor")
+    max_staleness: int = 0
+    policy: str = "wait"
+    max_in_flight: int | None = None
+    weights_through: str = "stream"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +254,8 @@ class MasterWorker:
     n_model_workers: int = 1
     shuffle_dataset: bool = True
     max_staleness: int = 0
+    rollout: RolloutControl | None = None
+    n_rollout_workers: int = 0
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
     model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
@@ -220,6 +292,7 @@ class ExperimentConfig:
     as Hugging Face folders, the first of them is the run's product. ``max_staleness`` is how many
     steps generation may run ahead of the update; ``pools`` are named groups of model workers, for
     those who read a plan; ``weights_through`` is ``memory`` or ``disk``: how copies are filled.
+    With ``rollout`` the datapoints come from rollout workers, not from a data set on model workers.
     """
 
     exp_ctrl: ExperimentSaveEvalControl
@@ -236,6 +309,7 @@ class ExperimentConfig:
     evaluator: AutomaticEvaluator | None = None
     max_staleness: int = 0
     weights_through: str = "memory"
+    rollout: RolloutControl | None = None
     pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resolved: Resolution | None = None
 
@@ -266,6 +340,7 @@ class ExperimentConfig:
         _check_calls(self.model_rpcs, topos, problems)
         sync_pairs = _sync_param_pairs(self.model_rpcs, topos, problems)
         _check_weights(self.model_rpcs, topos, trained, problems)
+        _check_rollout(self, trained, problems)
         if problems:
             raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
         resolved = Resolution(
@@ -284,6 +359,8 @@ class ExperimentConfig:
             n_model_workers=len(self.model_worker),
             shuffle_dataset=first.shuffle_dataset,
             max_staleness=self.max_staleness,
+            rollout=self.rollout,
+            n_rollout_workers=len(self.rollout_worker),
         )
         return replace(self, master_worker=(master,), resolved=resolved)
 
@@ -473,6 +550,47 @@ def _check_weights(
                     fix=f"run it on {trained[name.role]}, or add ParamReallocHook(source=…)",
                 )
             )
+
+
+def _check_rollout(
+    config: ExperimentConfig, trained: Mapping[str, ModelName], problems: list[ConfigError]
+) -> None:
+    """Servers, their manager and rollout workers come together, and something trains what they serve."""
+    parts = {
+        "generation_server": len(config.generation_server),
+        "gserver_manager": len(config.gserver_manager),
+        "rollout_worker": len(config.rollout_worker),
+    }
+    if config.rollout is None:
+        for kind, count in parts.items():
+            if count:
+                problems.append(
+                    ConfigError(
+                        f"{count} {kind} workers, and nobody gives them work",
+                        where=f"initial_setup().{kind}",
+                        fix="set rollout=RolloutControl(…)",
+                    )
+                )
+        return
+    for kind, count in parts.items():
+        if not count or (kind == "gserver_manager" and count != 1):
+            problems.append(
+                ConfigError(
+                    f"rollouts need {'one' if kind == 'gserver_manager' else 'at least one'} {kind}, "
+                    f"there are {count}",
+                    where=f"initial_setup().{kind}",
+                    fix="add them, or leave out rollout",
+                )
+            )
+    name = config.rollout.model_name
+    if trained.get(name.role) != name:
+        problems.append(
+            ConfigError(
+                f"the servers have the weights of {name}, which nothing trains",
+                where="initial_setup().rollout.model_name",
+                fix=did_you_mean(str(name), [str(n) for n in trained.values()]),
+            )
+        )
 
 
 def _sync_param_pairs(

@@ -180,6 +180,112 @@ class PPOHyperparameters:
         None, "skip the rest of a batch when the KL to the sampling policy exceeds this", gt=0
     )
     critic_warmup_steps: int = option(0, "first steps that update the critic only", ge=0)
+    loss_aggregation: str = option(
+        "token_mean",
+        "how the losses of tokens add up: every token alike; every sequence alike, by the mean or the "
+        "sum of its tokens; or by the sum over max_new_tokens (dr_grpo as in its paper)",
+        choices=(
+            "token_mean",
+            "seq_mean_token_mean",
+            "seq_mean_token_sum",
+            "seq_mean_token_sum_norm",
+        ),
+    )
+    mask_truncated: bool = option(
+        False, "the policy learns nothing from answers that were cut (overlong filtering)"
+    )
+    overlong_buffer_len: int | None = option(
+        None,
+        "before max_new_tokens the score falls over so many tokens (arXiv:2503.14476); none is off",
+        unit="tokens",
+        ge=1,
+    )
+    overlong_penalty_factor: float = option(
+        1.0, "what the score has lost at max_new_tokens, see overlong_buffer_len", ge=0
+    )
+
+    # ---- answers of another policy than the one that trains ------------------------------------
+    recompute_logprob: bool = option(
+        False, "ratios are to log-probs that the trainer computes before the update (proximal ones)"
+    )
+    use_decoupled_loss: bool = option(
+        False,
+        "as recompute_logprob, and each token's loss is weighted by the importance weight, proximal "
+        "over sampling policy (arXiv:2505.24298)",
+    )
+    correction: str = option(
+        "none",
+        "bounds that weight: cap, see behav_imp_weight_cap; tis (truncated importance sampling), see "
+        "tis_imp_ratio_cap; icepop (arXiv:2510.18855) and sequence_mask leave out what is outside "
+        "their range; needs recompute_logprob or use_decoupled_loss",
+        choices=("none", "cap", "tis", "icepop", "sequence_mask"),
+    )
+    correction_level: str = option(
+        "token",
+        "of cap, tis and icepop: a token's own weight, or the product over its sequence",
+        choices=("token", "sequence"),
+    )
+    behav_imp_weight_cap: float = option(5.0, "of cap: largest weight", gt=0)
+    behav_imp_weight_mode: str = option(
+        "mask",
+        "of cap: what has a larger weight is left out, or held at the cap",
+        choices=("mask", "clamp"),
+    )
+    tis_imp_ratio_cap: float = option(2.0, "of tis: weights are held at this", gt=0)
+    icepop_low: float = option(0.5, "of icepop: smallest weight", ge=0)
+    icepop_high: float = option(5.0, "of icepop: largest weight", gt=0)
+    sequence_mask_low: float = option(
+        0.5, "of sequence_mask: smallest geometric mean of a sequence's weights", ge=0
+    )
+    sequence_mask_high: float = option(2.0, "of sequence_mask: largest one", gt=0)
+    mismatch_kl_max: float | None = option(
+        None,
+        "largest mean KL of sampling to proximal policy (k3) that is trained on; none is off",
+        unit="nats a token",
+        gt=0,
+    )
+    on_mismatch: str = option(
+        "warn",
+        "what to do with a batch past mismatch_kl_max: warn; skip its update; stop the run",
+        choices=("warn", "skip", "stop"),
+    )
+
+    @property
+    def needs_prox_logprobs(self) -> bool:
+        """Whether the update reads ``packed_prox_logprobs``, which a call of the actor must make."""
+        return self.recompute_logprob or self.use_decoupled_loss
+
+
+def ppo_problems(ppo: PPOHyperparameters, *, path: str = "ppo.") -> Iterator[ConfigError]:
+    """Settings of PPO that don't go together; each one's range is ``range_problems``' business."""
+    proximal = f"{path}recompute_logprob=true or {path}use_decoupled_loss=true"
+    if ppo.correction != "none" and not ppo.needs_prox_logprobs:
+        yield ConfigError(
+            f"{path}correction={ppo.correction} bounds a weight that nobody computes",
+            where=f"{path}correction",
+            fix=f"set {proximal}, or correction=none",
+        )
+    if ppo.mismatch_kl_max is not None and not ppo.needs_prox_logprobs:
+        yield ConfigError(
+            f"{path}mismatch_kl_max={ppo.mismatch_kl_max} limits a figure that nobody measures",
+            where=f"{path}mismatch_kl_max",
+            fix=f"set {proximal}, or mismatch_kl_max=none",
+        )
+    for name in ("icepop", "sequence_mask"):
+        low, high = getattr(ppo, f"{name}_low"), getattr(ppo, f"{name}_high")
+        if ppo.correction == name and not low < high:
+            yield ConfigError(
+                f"{path}{name}_low is {low}, {path}{name}_high {high}",
+                where=f"{path}{name}_low and {path}{name}_high",
+                fix="use low < high; 1 is the weight of an unchanged policy",
+            )
+    buffer, longest = ppo.overlong_buffer_len, ppo.gen.max_new_tokens
+    if buffer is not None and buffer > longest:
+        yield ConfigError(
+            f"{path}overlong_buffer_len is {buffer}, {path}gen.max_new_tokens {longest}",
+            where=f"{path}overlong_buffer_len",
+            fix=f"use 1 … {longest}, or none",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

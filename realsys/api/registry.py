@@ -60,7 +60,9 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "experiment": {
         "grpo-math": "experiments.grpo_math:GRPOMathExperiment",
+        "grpo-math-async": "experiments.grpo_math_async:GRPOMathAsyncExperiment",
         "ppo-math": "experiments.ppo_math:PPOMathExperiment",
+        "ppo-math-async": "experiments.ppo_math_async:PPOMathAsyncExperiment",
         "ppo-math-split": "experiments.ppo_math_split:PPOMathSplitExperiment",
         "sft-math": "experiments.sft_math:SFTMathExperiment",
     },

@@ -25,6 +25,12 @@ class WorkerType(StrEnum):
     ROLLOUT_WORKER = "rollout_worker"
 
 
+# The supervisor starts one of these again when it ends or hangs; any other worker's end is the trial's.
+RESTARTED_ALONE = frozenset(
+    {WorkerType.GENERATION_SERVER, WorkerType.GSERVER_MANAGER, WorkerType.ROLLOUT_WORKER}
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
     """What one task needs.

@@ -12,6 +12,7 @@ written by one process and read by many; each is written whole (temporary file, 
       attempts/0001/                        attempt.json, exit.json, logs/<type>-<index>.log,
       latest -> attempts/0001                 last_words/<type>-<index>.json, secrets/, history/,
                                               stacks/, resumed-<phase>.json, done-<phase>.json
+                                              restarts.jsonl of workers started again
                                               on Slurm also exits/, hosts/, steps.jsonl
       rows/0001/                            metrics.jsonl events.jsonl ledger.jsonl samples.jsonl
                                               of an attempt (of the main phase)
@@ -59,6 +60,7 @@ class PhaseFiles:
     events = _Under("events.jsonl")
     ledger = _Under("ledger.jsonl")
     samples = _Under("samples.jsonl")
+    generation = _Under("generation.jsonl")
     timeline = _Under("timeline.json")
     tensorboard = _Under("tensorboard")
     checkpoints = _Under("checkpoints")
@@ -84,6 +86,7 @@ class AttemptFiles:
     exits = _Under("exits")
     hosts = _Under("hosts")
     steps = _Under("steps.jsonl")
+    restarts = _Under("restarts.jsonl")  # of single workers, a line each
     rendezvous = _Under("rendezvous")
     stacks = _Under("stacks")
     secrets = _Under("secrets")
@@ -95,6 +98,15 @@ class AttemptFiles:
     def exit_of(self, worker: str) -> Path:
         """Where the parent of ``model_worker/3`` says how it ended (on Slurm)."""
         return self.exits / (worker.replace("/", "-") + ".json")
+
+    def place_of(self, worker: str) -> Path:
+        """What Slurm gave ``rollout_worker/3`` on its node, for when it is started again."""
+        return self.hosts / (worker.replace("/", "-") + ".json")
+
+    def end_of(self, worker: str, phase: str, restart: int) -> Path:
+        """Asks the parent of ``rollout_worker/3``, as started for the ``restart``-th time again in that
+        phase, to kill it (on Slurm)."""
+        return self.exits / (worker.replace("/", "-") + f".end-{phase}-{restart}")
 
     @property
     def number(self) -> int:

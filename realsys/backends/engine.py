@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import DataError
 from realsys.api.model import (
     GenerationHyperparameters,
     LossFn,
@@ -33,14 +32,16 @@ from realsys.backends.offload import Parkable
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
+from realsys.data_plane.answers_layout import INPUT, answer_row, answers_sample
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.generation.engine import GenerationResult, generate
 from realsys.generation.sampling import row_seed
+from realsys.models.answer_ends import end_token_ids
 from realsys.models.hf import save_hf
 from realsys.param_realloc.boxes import Box
 
-INPUT, PROMPTS = "packed_input_ids", "packed_prompts"
+PROMPTS = "packed_prompts"
 PostHook = Callable[[Tensor, SequenceSample], Tensor]
 
 
@@ -249,24 +250,19 @@ def answer_prompts(
     device = next(module.parameters()).device
     prompts = [x.data[PROMPTS].to(device) for x in input_.select([PROMPTS]).unpack()]
     seeds = [row_seed(base_seed, i, k, 0) for i in input_.ids for k in range(gconfig.n)]
+    asked = [prompt for prompt in prompts for _ in range(gconfig.n)]
     result = generate(
         module,
-        [prompt for prompt in prompts for _ in range(gconfig.n)],
+        asked,
         gconfig,
-        eos_token_ids=_eos_token_ids(tokenizer, module),
+        eos_token_ids=end_token_ids(tokenizer, getattr(module, "generation_config", None)),
         pad_token_id=tokenizer.pad_token_id or 0,
         row_seeds=torch.tensor(seeds, dtype=torch.int64),
         max_batch=_rows_that_fit(prompts, gconfig, mb_spec),
     )
-    return _answers(input_, prompts, result.tokens, result.logprobs, result.truncated)
-
-
-def _eos_token_ids(tokenizer: Any, module: nn.Module) -> list[int]:
-    """Ends of an answer: the tokenizer's, and those of the model's own generation settings."""
-    config = getattr(module, "generation_config", None)
-    own = getattr(config, "eos_token_id", None)
-    several = own if isinstance(own, list | tuple) else [own]
-    return sorted({int(i) for i in (tokenizer.eos_token_id, *several) if i is not None})
+    rows = list(map(answer_row, asked, result.tokens, result.logprobs))
+    groups = [rows[i : i + gconfig.n] for i in range(0, len(rows), gconfig.n)]
+    return answers_sample(input_.ids, groups, result.truncated, metadata=input_.meta.metadata)
 
 
 def _rows_that_fit(
@@ -277,31 +273,3 @@ def _rows_that_fit(
         return None
     longest = max(map(len, prompts), default=0) + gconfig.max_new_tokens
     return max(1, mb_spec.max_tokens_per_mb // longest)
-
-
-def _answers(
-    input_: SequenceSample,
-    prompts: Sequence[Tensor],
-    tokens: Sequence[Tensor],
-    logprobs: Sequence[Tensor],
-    truncated: Tensor,
-) -> SequenceSample:
-    """The sample that ``PipelinableEngine.generate`` describes; answers are grouped by prompt."""
-    if not prompts:
-        raise DataError("no prompts", where="generate", fix="pass at least one id")
-    n = len(tokens) // len(prompts)
-    rows = list(zip([p for p in prompts for _ in range(n)], tokens, logprobs, strict=True))
-    lengths = [len(prompt) + len(answer) for prompt, answer, _ in rows]
-    grouped = [lengths[i : i + n] for i in range(0, len(lengths), n)]
-    on, off = torch.ones_like, torch.zeros_like
-    data = {
-        INPUT: [x for prompt, answer, _ in rows for x in (prompt, answer)],
-        "prompt_mask": [x for p, a, _ in rows for x in (on(p).bool(), off(a).bool())],
-        "packed_logprobs": [x for p, _, lp in rows for x in (off(p).float(), lp)],
-    }
-    return SequenceSample.from_tensors(
-        input_.ids,
-        {**dict.fromkeys(data, grouped), "seq_no_eos_mask": [[1] * n] * len(prompts)},
-        {**{key: torch.cat(x) for key, x in data.items()}, "seq_no_eos_mask": truncated},
-        metadata=input_.meta.metadata,
-    )

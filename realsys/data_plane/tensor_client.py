@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,13 +18,16 @@ import torch
 import zmq
 
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
+from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.shared_memory import SegmentMaps, host_name
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.data_plane.transfer_messages import (
+    TensorPut,
     TensorReply,
     TensorRequest,
-    bytes_of,
     checked_layout,
+    frames_of,
+    joined,
 )
 from realsys.data_plane.transfer_plan import Source
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
@@ -47,6 +50,7 @@ class TensorClient:
         may_share: False: nothing comes through shared memory.
     Attributes:
         num_bytes: bytes that came so far, ``memory`` and ``socket``.
+        names: of the peers, for errors.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class TensorClient:
         may_share: bool = True,
     ) -> None:
         self._endpoints, self._keypairs = list(endpoints), keypairs
+        self.names = [f"model_worker/{worker}" for worker in range(len(endpoints))]
         self.trial, self.attempt, self._token = trial, attempt, token
         self._store = store
         self._host = host_name() if may_share else ""
@@ -97,6 +102,55 @@ class TensorClient:
         ((_, rows),) = self._answers([(worker, key, tuple(ids))], timeout_s)
         return rows
 
+    def stream(
+        self,
+        sources: Sequence[Source],
+        *,
+        timeout_s: float,
+        in_flight: int,
+        silence_s: float | None = None,
+    ) -> Iterator[tuple[Source, list[torch.Tensor]]]:
+        """Each source with its rows, as they come; stays a source ahead of who works on them.
+
+        Args:
+            timeout_s: for all of them. in_flight: so many at most are asked of a peer at a time.
+            silence_s: raises sooner, when nothing has come from anybody for so long.
+        Raises:
+            WaitTimeout, RemoteError: as ``fetch_all``.
+        """
+        return self._answers(sources, timeout_s, in_flight=in_flight, silence_s=silence_s)
+
+    def put(self, worker: int, sample: SequenceSample, *, timeout_s: float) -> None:
+        """Gives ``sample`` to model worker ``worker``, which keeps it. Returns when it has it.
+
+        Raises:
+            WaitTimeout: it did not say so in time. RemoteError: it refused, with its reason.
+        """
+        keys = tuple(sorted(sample.keys))
+        buffers = [frames_of(sample.data[key].detach().cpu().contiguous()) for key in keys]
+        put = TensorPut(
+            trial=self.trial,
+            attempt=self.attempt,
+            token=self._token,
+            meta=sample.meta,
+            keys=keys,
+            frames=tuple(map(len, buffers)),
+        )
+        source: Source = (worker, ", ".join(keys), sample.ids)
+        request_id = uuid.uuid4().bytes
+        frames = [frame for of_key in buffers for frame in of_key]
+        self._socket(worker).send_multipart([request_id, encode(put), *frames], copy=False)
+        waiting = {request_id: source}
+        deadline_s = time.monotonic() + timeout_s
+        answered, parts = self._receive(waiting, deadline_s, _unheard)
+        if not answered:
+            raise WaitTimeout(
+                f"model_worker/{worker} did not take {len(sample.ids)} datapoints in {timeout_s:g} s",
+                where=self._endpoints[worker],
+                fix=f"see the log of model_worker/{worker}",
+            )
+        self._header(source, parts, "take")
+
     def close(self) -> None:
         """Closes all connections."""
         for socket in self._sockets.values():
@@ -105,15 +159,30 @@ class TensorClient:
         self._maps.close()
 
     def _answers(
-        self, sources: Sequence[Source], timeout_s: float, waiting_for: WaitingFor = _unheard
+        self,
+        sources: Sequence[Source],
+        timeout_s: float,
+        waiting_for: WaitingFor = _unheard,
+        *,
+        in_flight: int | None = None,
+        silence_s: float | None = None,
     ) -> Iterator[tuple[Source, list[torch.Tensor]]]:
-        waiting = {self._ask(source): source for source in sources}
+        later: dict[int, deque[Source]] = {}  # not asked for yet, by peer
+        for source in sources:
+            later.setdefault(source[0], deque()).append(source)
+        firsts = [s for of_peer in later.values() for s in _taken(of_peer, in_flight)]
+        waiting = {self._ask(source): source for source in firsts}
         deadline_s = time.monotonic() + timeout_s
         while waiting:
-            request_id, parts = self._receive(waiting, deadline_s, waiting_for)
+            now_s = time.monotonic()
+            patience_s = deadline_s - now_s if silence_s is None else silence_s
+            until_s = min(deadline_s, now_s + patience_s)
+            request_id, parts = self._receive(waiting, until_s, waiting_for)
             if not request_id:
-                raise self._late(list(waiting.values()), timeout_s)
+                silent_s = timeout_s if until_s == deadline_s else patience_s
+                raise self._late(list(waiting.values()), silent_s)
             source = waiting.pop(request_id)
+            waiting |= {self._ask(s): s for s in _taken(later[source[0]], 1)}
             header = self._header(source, parts)
             rows = self._rows(source, header, parts[1:])
             if rows is not None:
@@ -162,7 +231,7 @@ class TensorClient:
 
     def _late(self, sources: Sequence[Source], timeout_s: float) -> WaitTimeout:
         workers = sorted({worker for worker, _, _ in sources})
-        names = ", ".join(f"model_worker/{worker}" for worker in workers)
+        names = ", ".join(self.names[worker] for worker in workers)
         keys = ", ".join(sorted({repr(key) for _, key, _ in sources}))
         return WaitTimeout(
             f"{names} did not send {keys} in {timeout_s:g} s",
@@ -179,18 +248,18 @@ class TensorClient:
         except (RealsysError, OSError) as error:
             logger.warning("late answer not understood peer=model_worker/%d %s", worker, error)
 
-    def _header(self, source: Source, parts: Sequence[Any]) -> TensorReply:
+    def _header(self, source: Source, parts: Sequence[Any], verb: str = "give") -> TensorReply:
         worker, key, _ = source
         if not parts:
             raise ProtocolError(
                 "an answer without a header came",
-                where=f"model_worker/{worker}",
+                where=self.names[worker],
                 fix="both workers must run the same version of realsys; else report this as a bug",
             )
         header: TensorReply = decode(parts[0].bytes, TensorReply)
         if header.error:
             raise RemoteError(
-                f"model_worker/{worker} did not give {key!r}: {header.error}",
+                f"{self.names[worker]} did not {verb} {key!r}: {header.error}",
                 where=self._endpoints[worker],
                 fix="see that worker's log",
             )
@@ -205,12 +274,12 @@ class TensorClient:
         num_bytes = sum(map(len, frames)) if slot is None else slot.num_bytes
         dtype, shape = checked_layout(header, num_rows=len(ids), num_bytes=num_bytes)
         if slot is None:
-            whole = _joined(dtype, shape, frames)
+            whole = joined(dtype, shape, [frame.buffer for frame in frames])
         else:
             if worker in self._no_sharing or not self._host:
                 raise ProtocolError(
                     "rows came in memory to one who asked for frames",
-                    where=f"model_worker/{worker}",
+                    where=self.names[worker],
                     fix="report this as a bug",
                 )
             try:
@@ -236,11 +305,6 @@ class TensorClient:
         return self._sockets[worker]
 
 
-def _joined(dtype: torch.dtype, shape: tuple[int, ...], frames: Sequence[Any]) -> torch.Tensor:
-    x = torch.empty(shape, dtype=dtype)
-    if x.numel():
-        target, start = bytes_of(x), 0
-        for frame in frames:
-            target[start : start + len(frame)] = frame.buffer
-            start += len(frame)
-    return x
+def _taken(sources: deque[Source], count: int | None) -> list[Source]:
+    """The next ``count`` of them, or all; they are gone from there."""
+    return [sources.popleft() for _ in range(len(sources) if count is None else count) if sources]

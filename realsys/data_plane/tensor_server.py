@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -22,10 +22,12 @@ from realsys.data_plane.shared_memory import MIN_SHARED_BYTES, SegmentPool, host
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.data_plane.transfer_messages import (
     SharedSlot,
+    TensorPut,
     TensorReply,
     TensorRequest,
     frames_of,
     header_of,
+    sample_of,
 )
 from realsys.transport.authentication import (
     DOMAIN,
@@ -41,6 +43,7 @@ from realsys.transport.keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
+Asked = TensorRequest | TensorPut
 MAX_ERROR_CHARS = 20_000  # an error that quotes a request must not outgrow a message
 
 
@@ -48,6 +51,7 @@ class TensorServer:
     """Serves a worker's store to its peers. ``start`` returns when ``endpoint`` is known.
 
     Args:
+        published: key → store of its own, for what is given under this key: peers put nothing there.
         on_failure: called, from the server's thread, when it ends without having been asked to: peers
             would wait for its tensors. ``raise_failure`` then says why.
     """
@@ -63,11 +67,13 @@ class TensorServer:
         keypairs: TrialKeypairs,
         host: str = "127.0.0.1",
         ports: range | None = None,
+        published: Mapping[str, TensorStore] | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
         self._on_failure = on_failure
         self._store, self._keypairs = store, keypairs
+        self._published = dict(published or {})
         self._pool: SegmentPool | None = SegmentPool()
         self._host_name = host_name()
         self._host, self._ports = host, ports
@@ -157,7 +163,7 @@ class TensorServer:
 
     def _answer(self, body: list[bytes]) -> tuple[TensorReply, list[memoryview]]:
         try:
-            request: TensorRequest = decode(b"".join(body), TensorRequest)
+            request: TensorRequest | TensorPut = decode(body[0] if body else b"", Asked)
             asked_by = (request.trial, request.attempt, request.token)
             if asked_by != (self.trial, self.attempt, self._token):
                 self._refusals.count("stale", f"{request.trial!r} attempt {request.attempt}")
@@ -166,6 +172,11 @@ class TensorServer:
                     where=f"{self.name}, attempt {self.attempt} of {self.trial}",
                     fix="the older attempt must exit",
                 )
+            if isinstance(request, TensorPut):
+                self._store.put(sample_of(request, body[1:]))
+                return TensorReply(), []
+            if len(body) > 1:
+                raise ProtocolError("frames behind a request", where=self.name, fix="send one")
             if not request.ids:
                 raise ProtocolError("asked for nothing", where=self.name, fix="name datapoints")
             self._take_back(request)
@@ -184,7 +195,8 @@ class TensorServer:
 
     def _packed(self, request: TensorRequest) -> tuple[TensorReply, list[memoryview]]:
         """The rows asked for: header, and the frames of what does not go through memory."""
-        rows = self._store.rows(request.key, request.ids)
+        store = self._published.get(request.key, self._store)
+        rows = store.rows(request.key, request.ids)
         header = header_of(rows)
         num_bytes = sum(x.numel() * x.element_size() for x in rows)
         mine = request.host == self._host_name != ""

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+from realsys.api.data import SequenceMeta
+from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.transport.codec import ProtocolError
 
+Buffer = bytes | memoryview
 FRAME_BYTES = 1 << 20  # a loopback measurement found it fastest
 
 
@@ -30,7 +33,7 @@ class SharedSlot(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Give me ``key`` of these datapoints.
 
     Attributes:
@@ -46,6 +49,21 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...]
     host: str = ""
     give_back: tuple[tuple[int, int], ...] = ()
+
+
+class TensorPut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Keep these datapoints: their tensors follow in frames, key by key in the order of ``keys``.
+
+    Attributes:
+        frames: number of frames of each key.
+    """
+
+    trial: str
+    attempt: int
+    token: str
+    meta: SequenceMeta
+    keys: tuple[str, ...]
+    frames: tuple[int, ...]
 
 
 class TensorReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +113,59 @@ def checked_layout(
         or min((*header.rows, *header.trailing_shape), default=0) < 0
         or math.prod(shape) * dtype.itemsize != num_bytes
     ):
-        raise ProtocolError(
+        raise _unfit(
             f"{num_bytes} bytes of {len(header.rows)} datapoints came for {num_rows}, as "
-            f"{header.dtype[:40]!r} of shape {shape[:8]}",
-            where="receiving tensors",
-            fix="both workers must run the same version of realsys; else report this as a bug",
+            f"{header.dtype[:40]!r} of shape {shape[:8]}"
         )
     return dtype, shape
+
+
+def sample_of(put: TensorPut, frames: Sequence[Buffer]) -> SequenceSample:
+    """The datapoints that came with ``put``, in memory of their own.
+
+    Raises:
+        ProtocolError, DataError: frames and description do not fit together.
+    """
+    meta = put.meta
+    if (
+        sorted(put.keys) != sorted(meta.keys)
+        or len(put.frames) != len(put.keys)
+        or min(put.frames, default=0) < 0
+        or sum(put.frames) != len(frames)
+    ):
+        raise _unfit(f"{len(frames)} frames came for keys {list(put.keys)[:8]} of {put.frames[:8]}")
+    data, start = {}, 0
+    for key, num_frames in zip(put.keys, put.frames, strict=True):
+        mine, start = frames[start : start + num_frames], start + num_frames
+        header = TensorReply(
+            dtype=meta.dtypes[key],
+            trailing_shape=meta.trailing_shapes[key],
+            rows=meta.rows_per_id(key),
+        )
+        num_bytes = sum(len(memoryview(frame)) for frame in mine)
+        dtype, shape = checked_layout(header, num_rows=meta.batch_size, num_bytes=num_bytes)
+        data[key] = joined(dtype, shape, mine)
+    return SequenceSample.from_meta(meta, data)
+
+
+def joined(dtype: torch.dtype, shape: tuple[int, ...], frames: Sequence[Buffer]) -> torch.Tensor:
+    """A new tensor from the bytes of ``frames``, which are as many as it needs."""
+    x = torch.empty(shape, dtype=dtype)
+    if x.numel():
+        target, start = bytes_of(x), 0
+        for frame in frames:
+            view = memoryview(frame)
+            target[start : start + len(view)] = view
+            start += len(view)
+    return x
+
+
+def _unfit(what: str) -> ProtocolError:
+    return ProtocolError(
+        what,
+        where="receiving tensors",
+        fix="both workers must run the same version of realsys; else report this as a bug",
+    )
 
 
 def frames_of(x: torch.Tensor) -> list[memoryview]:

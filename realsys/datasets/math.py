@@ -96,6 +96,11 @@ class _MathRecords:
             self._prompts[index] = tokens
         return self._prompts[index]
 
+    def record(self, index: int) -> dict[str, str]:
+        """Record ``index`` as an environment sees it: ``prompt`` as text, and the final ``answer``."""
+        record = self.records[index]
+        return {"prompt": record["prompt"], "answer": final_answer(record["answer"])}
+
     def _check_length(self, index: int, what: str, tokens: Sequence[int], limit: int) -> None:
         if len(tokens) > limit:
             source = self.path if self.split == "train" else self.eval_path or self.path

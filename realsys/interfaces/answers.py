@@ -14,9 +14,10 @@ INPUT, PROMPT_MASK = "packed_input_ids", "prompt_mask"
 
 
 def answer_mask(data: SequenceSample) -> torch.Tensor:
-    """bool ``[N]``: tokens with a loss, all behind the prompt that something predicts.
+    """bool ``[N]``: tokens that the policy wrote and something predicts.
 
-    The first token of a sequence is never one, not even without a prompt.
+    There may be others between them, such as what a tool said. The first token of a sequence is
+    never one, not even without a prompt.
     """
     mask = ~data.data[PROMPT_MASK]
     lengths = data.piece_lengths(INPUT)
@@ -31,19 +32,23 @@ def num_answer_tokens(data: SequenceSample) -> float:
     return float(answer_mask(data).sum())
 
 
-def answer_logits(logits: torch.Tensor, data: SequenceSample) -> tuple[torch.Tensor, torch.Tensor]:
+def answer_logits(
+    logits: torch.Tensor, data: SequenceSample, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the answer tokens only: the logits ``[R, V]`` that predict them, and the tokens ``[R]``.
 
     Args:
         logits: ``[N, V]``; row t predicts the token at t + 1.
+        mask: some of the answer tokens only.
     """
-    mask = answer_mask(data)
-    # No sequence begins with an answer token, so the row before one is of the same sequence.
+    mask = answer_mask(data) if mask is None else mask
+    # No sequence begins with an answer token, so the row before one is of the same sequence: the
+    # last token of a prompt, of an observation, or the answer's own.
     return logits[mask.roll(-1)], data.data[INPUT][mask]
 
 
 def answer_lengths(data: SequenceSample) -> list[int]:
-    """Tokens of each answer, its end token among them."""
+    """Tokens of each answer, its end tokens among them, observations not."""
     pieces = torch.split(answer_mask(data), data.piece_lengths(INPUT))
     return [int(piece.sum()) for piece in pieces]
 

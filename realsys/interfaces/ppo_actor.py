@@ -1,7 +1,8 @@
 """PPO's policy: samples answers, scores them under a model, and updates itself on them.
 
-The same class serves actor (generate, train_step, evaluate) and reference (inference). Losses and
-advantages are pure functions in realsys/algorithms; what they are fed with is ppo_experience.py's.
+The same class serves actor (generate, inference of proximal log-probs, train_step, evaluate) and reference
+(inference). Losses and advantages are pure functions in realsys/algorithms; what they are fed with is
+ppo_experience.py's, and what makes up for answers of another policy off_policy.py's.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import torch
 
 from realsys.algorithms.advantages import masked_whiten
 from realsys.algorithms.kl import KLController
-from realsys.algorithms.logprobs import entropy, gather_logprobs, next_token_logprobs
-from realsys.algorithms.policy_loss import aggregate, ppo_policy_loss, update_should_stop
+from realsys.algorithms.logprobs import next_token_logprobs
+from realsys.algorithms.policy_loss import update_should_stop
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_logits, answer_mask, num_answer_tokens
+from realsys.interfaces.answers import INPUT
 from realsys.interfaces.math_evaluation import evaluate_math
+from realsys.interfaces.off_policy import WEIGHTS, corrected, staleness_stats
+from realsys.interfaces.policy_objective import PolicyObjective
 from realsys.interfaces.ppo_experience import PPOSettings, minibatches, prepare_experience
 
 MinibatchStats = dict[str, float]
@@ -72,16 +75,23 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     ) -> dict[str, float]:
         """All epochs and minibatches on ``data``; one version, however many optimizer steps.
 
-        During the critic's warm-up nothing is updated, and only the batch's figures are returned.
+        During the critic's warm-up, and where the batch is left out because of ``on_mismatch=skip``,
+        nothing is updated and only the batch's figures are returned.
+
+        Raises:
+            InternalError: a token is older than ``max_staleness``.
+            PolicyMismatch: sampling and training policy differ too much, and ``on_mismatch=stop``.
         """
         ranks = DataParallel.of(model)
-        experience = prepare_experience(
-            data.to(model.device), self, kl_coef=self.kl_controller.coef, ranks=ranks
+        data, version = data.to(model.device), model.version.global_step
+        stats = staleness_stats(
+            data, version=version, max_staleness=self.max_staleness, ranks=ranks
         )
-        stats = {**experience.stats, "early_stopped": 0.0}
-        if model.version.global_step >= self.critic_warmup_steps:
-            batch = self._whitened(experience.batch, ranks) if self.adv_norm else experience.batch
-            stats |= self._update(model, batch, mb_spec, ranks)
+        experience = prepare_experience(data, self, kl_coef=self.kl_controller.coef, ranks=ranks)
+        ready = corrected(experience.batch, self, version=version, ranks=ranks)
+        stats |= {**experience.stats, **ready.stats, "early_stopped": 0.0}
+        if version >= self.critic_warmup_steps and not ready.left_out:
+            stats |= self._update(model, self._whitened(ready.batch, ranks), mb_spec, ranks)
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()
         return stats
@@ -105,7 +115,12 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     # ---- the update ---------------------------------------------------------------------------
 
     def _whitened(self, batch: SequenceSample, ranks: DataParallel) -> SequenceSample:
-        white = masked_whiten(batch.data["advantages"], answer_mask(batch), reduce=ranks.sum)
+        if not self.adv_norm:
+            return batch
+        mask_N = PolicyObjective(self).mask(batch)
+        if self.mask_truncated and _total(mask_N, ranks) < 2:
+            return batch  # too few to have a variance; without any, nothing is trained on
+        white = masked_whiten(batch.data["advantages"], mask_N, reduce=ranks.sum)
         return SequenceSample(batch.meta, {**batch.data, "advantages": white})
 
     def _update(
@@ -117,88 +132,76 @@ class PPOActorInterface(PPOSettings, ModelInterface):
         after it makes no optimizer step at all. Figures are global, so all ranks stop alike.
         """
         done: list[MinibatchStats] = []
+        empty = 0
         stopped = False
         for _ in range(self.ppo_epochs):
             for minibatch in minibatches(batch, self.ppo_n_minibatches):
-                if not stopped:
-                    done.append(self._train_minibatch(model, minibatch, mb_spec, ranks))
-                    stopped = update_should_stop(
-                        done[-1]["importance_weight"],
-                        done[-1]["approx_kl"],
-                        max_mean_ratio=self.early_stop_imp_ratio,
-                        max_approx_kl=self.early_stop_kl,
-                    )
-        first = ("importance_weight", "clip_ratio", "max_abs_log_ratio")
-        means = {k: sum(s[k] for s in done) / len(done) for k in done[0]}
-        del means["max_abs_log_ratio"]
-        all_done = len(done) == self.ppo_epochs * self.ppo_n_minibatches
-        return {
-            **means,
-            **{f"first_minibatch/{k}": done[0][k] for k in first},
-            "early_stopped": float(not all_done),
-        }
+                if stopped:
+                    continue
+                if self._teaches_nothing(minibatch, ranks):
+                    empty += 1
+                    continue
+                done.append(self._train_minibatch(model, minibatch, mb_spec, ranks))
+                stopped = update_should_stop(
+                    done[-1]["importance_weight"],
+                    done[-1]["approx_kl"],
+                    max_mean_ratio=self.early_stop_imp_ratio,
+                    max_approx_kl=self.early_stop_kl,
+                )
+        all_done = len(done) + empty == self.ppo_epochs * self.ppo_n_minibatches
+        stats = {**_means(done), "early_stopped": float(not all_done)}
+        return stats | ({"empty_minibatches": float(empty)} if self._may_mask_all(batch) else {})
+
+    def _may_mask_all(self, batch: SequenceSample) -> bool:
+        return self.mask_truncated or WEIGHTS in batch.keys
+
+    def _teaches_nothing(self, minibatch: SequenceSample, ranks: DataParallel) -> bool:
+        """Every token was masked: a step would only move weights by the optimizer's momentum."""
+        if not self._may_mask_all(minibatch):
+            return False
+        counts_N = PolicyObjective(self).mask(minibatch)
+        if WEIGHTS in minibatch.keys:
+            counts_N = counts_N & (minibatch.data[WEIGHTS] != 0)
+        return _total(counts_N, ranks) == 0
 
     def _train_minibatch(
         self, model: Model, minibatch: SequenceSample, mb_spec: MicroBatchSpec, ranks: DataParallel
     ) -> MinibatchStats:
-        largest = 0.0
+        objective, largest = PolicyObjective(self), 0.0
 
         def loss_fn(
             logits: torch.Tensor, mb: SequenceSample
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             nonlocal largest
-            loss, stats, log_ratio_R = self._policy_loss(logits, mb)
+            loss, figures, log_ratio_R = objective.loss(logits, mb)
             if len(log_ratio_R):
                 largest = max(largest, float(log_ratio_R.abs().max()))
-            return loss, stats
+            return loss, figures
 
-        stats: MinibatchStats = model.module.train_batch(
+        made: MinibatchStats = model.module.train_batch(
             input_=minibatch,
             loss_fn=loss_fn,
-            loss_weight_fn=num_answer_tokens,
+            loss_weight_fn=objective.weight,
             token_normalize_scope="global",
             mb_spec=mb_spec,
             version_steps=model.version.global_step,
         )
+        stats = objective.means_over_tokens(made)
         stats["actor_loss"] = stats.pop("loss")
         stats["max_abs_log_ratio"] = ranks.max(largest)
         return stats
 
-    def _policy_loss(
-        self, logits: torch.Tensor, mb: SequenceSample
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
-        """Mean loss over the answer tokens R, mean figures, and the log-ratio of each token."""
-        mask_N = answer_mask(mb)
-        temperature = self.gen.temperature
-        logits_RV, tokens_R = answer_logits(logits, mb)
-        logprob_R = gather_logprobs(logits_RV, tokens_R, temperature=temperature)
-        old_logprob_R = mb.data["packed_logprobs"][mask_N]
-        every_R = torch.ones_like(logprob_R, dtype=torch.bool)
-        loss_R, figures = ppo_policy_loss(
-            logprob_R,
-            old_logprob_R,
-            mb.data["advantages"][mask_N],
-            every_R,
-            eps_clip=self.eps_clip,
-            eps_clip_higher=self.eps_clip_higher,
-            dual_clip=self.c_clip,
-        )
-        with torch.set_grad_enabled(self.entropy_coef > 0 and torch.is_grad_enabled()):
-            entropy_R = entropy(logits_RV, temperature=temperature)
 
-        def mean(per_token: torch.Tensor) -> torch.Tensor:
-            return aggregate(per_token, every_R, "token_mean", denominator=float(len(every_R)))
+def _total(mask_N: torch.Tensor, ranks: DataParallel) -> float:
+    """Number of tokens where ``mask_N``, on all ranks."""
+    return float(ranks.sum(mask_N.sum().double()))
 
-        loss = (
-            mean(loss_R) - self.entropy_coef * mean(entropy_R)
-            if self.entropy_coef
-            else mean(loss_R)
-        )
-        stats = {
-            "importance_weight": mean(figures["importance_ratio"]),
-            "clip_ratio": mean(figures["clip_fraction"]),
-            "dual_clip_ratio": mean(figures["dual_clip_fraction"]),
-            "approx_kl": mean(figures["approx_kl_k3"]),
-            "entropy": mean(entropy_R.detach()),
-        }
-        return loss, stats, logprob_R.detach() - old_logprob_R
+
+def _means(done: list[MinibatchStats]) -> dict[str, float]:
+    """Means over minibatches, and some figures of the first one; nothing if there is none."""
+    if not done:
+        return {}
+    means = {k: sum(s[k] for s in done) / len(done) for k in done[0]}
+    del means["max_abs_log_ratio"]
+    first = ("importance_weight", "clip_ratio", "max_abs_log_ratio")
+    return {**means, **{f"first_minibatch/{k}": done[0][k] for k in first}}

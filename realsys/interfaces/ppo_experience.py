@@ -23,21 +23,31 @@ from realsys.algorithms.kl import (
     sequence_kl,
 )
 from realsys.algorithms.logprobs import shift_to_next_token
+from realsys.algorithms.overlong import overlong_penalty
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import GenerationHyperparameters
-from realsys.api.options import PPOHyperparameters
+from realsys.api.options import PPOHyperparameters, ppo_problems
 from realsys.api.plain import from_plain
 from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
 
+# Log-probs by the policy that sampled, and by the one that is about to be trained; weights of each token.
+BEHAVIOUR, PROXIMAL, VERSIONS = "packed_logprobs", "packed_prox_logprobs", "packed_versions"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSettings(PPOHyperparameters):
-    """Fields that the actor's and the critic's interface have in common."""
+    """Fields that the actor's and the critic's interface have in common.
+
+    Attributes:
+        max_staleness: asserted of every token that the actor trains on and that says its version; None
+            asserts nothing. The run's bound is kept by who gives prompts out, not here.
+    """
 
     group_size: int = 1
+    max_staleness: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.gen, GenerationHyperparameters):  # plain, as it stands in a plan
@@ -47,6 +57,8 @@ class PPOSettings(PPOHyperparameters):
             raise ConfigError(
                 f"group_size is {self.group_size}", where="group_size", fix="use 1 or more"
             )
+        for problem in ppo_problems(self, path=""):
+            raise problem
 
     def make_kl_controller(self) -> KLController:
         """The controller that the settings ask for, at its initial coefficient."""
@@ -79,7 +91,9 @@ def prepare_experience(
 ) -> Experience:
     """Advantages, and with a critic returns, of ``data``, which has all the keys that PPO's calls write.
 
-    Without a critic (``settings.advantage`` is not ``gae``) it has no ``values``.
+    Without a critic (``settings.advantage`` is not ``gae``) it has no ``values``. Keys that only some
+    runs have (versions, proximal log-probs) stay in the batch. Rewards are about the policy that
+    sampled, so that actor and critic agree whether or not they know another.
 
     Raises:
         DataError: the keys' lengths do not belong together.
@@ -89,6 +103,7 @@ def prepare_experience(
     logprob_BT = pad_packed(x["packed_logprobs"], lengths)
     ref_logprob_BT = pad_packed(x["packed_ref_logprobs"], lengths)
     score_B = settings.reward_output_scaling * (x["rewards"].float() - settings.reward_output_bias)
+    score_B, overlong = _less_for_length(score_B, mask_BT, settings, ranks)
     reward_BT = kl_penalised_rewards(
         score_B,
         logprob_BT,
@@ -104,8 +119,24 @@ def prepare_experience(
     seqlens = data.meta.seqlens[INPUT]
     batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
     kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
-    stats = {**_batch_figures(batch, kl_B, ranks), "kl_coef": kl_coef}
+    stats = {**_batch_figures(batch, kl_B, ranks), **overlong, "kl_coef": kl_coef}
     return Experience(batch, int(stats["n_sequences"]), stats["kl_ref/per_sequence"], stats)
+
+
+def _less_for_length(
+    score_B: torch.Tensor, mask_BT: torch.Tensor, settings: PPOSettings, ranks: DataParallel
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Scores less the penalty of nearly too long answers, if there is one."""
+    if settings.overlong_buffer_len is None:
+        return score_B, {}
+    penalty_B = overlong_penalty(
+        mask_BT.sum(1),
+        max_length=settings.gen.max_new_tokens,
+        buffer_length=settings.overlong_buffer_len,
+        factor=settings.overlong_penalty_factor,
+    )
+    mean, _ = mean_and_std(penalty_B, torch.ones_like(penalty_B, dtype=torch.bool), ranks)
+    return score_B + penalty_B, {"reward/overlong_penalty": mean}
 
 
 def _critics_advantages(
@@ -215,8 +246,9 @@ def _batch_figures(
 def _checked_lengths(data: SequenceSample, *, with_values: bool) -> list[int]:
     seqlens = data.meta.seqlens
     one_each = tuple((1,) * len(pieces) for pieces in seqlens[INPUT])
-    per_token = ("prompt_mask", "packed_logprobs", "packed_ref_logprobs")
-    for key in (*per_token, *(("values",) if with_values else ())):
+    per_token = ("prompt_mask", BEHAVIOUR, "packed_ref_logprobs")
+    optional = [key for key in (PROXIMAL, VERSIONS) if key in seqlens]
+    for key in (*per_token, *optional, *(("values",) if with_values else ())):
         data.meta.rows_per_id(key)  # a missing key raises its DataError
         if seqlens[key] != seqlens[INPUT]:
             raise _unequal(key, "the lengths of packed_input_ids")

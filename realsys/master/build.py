@@ -14,17 +14,19 @@ from realsys.api.model import FinetuneSpec, ModelName
 from realsys.api.plain import to_plain
 from realsys.api.trial import StopRequest
 from realsys.master import recover
-from realsys.master.ahead import Ahead, read_ahead
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
-from realsys.master.function_executor import FunctionExecutor
+from realsys.master.feeds import DataSetFeed, Feed
+from realsys.master.function_executor import AfterCall, FunctionExecutor
 from realsys.master.idle import pools_of
+from realsys.master.master_state import MasterState, read_state
 from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
 from realsys.master.model_function_call import ModelFunctionCall, placement_of
 from realsys.master.model_workers import ModelWorkers
 from realsys.master.peer_watch import PeerWatch
 from realsys.master.progress import ProgressBoard
 from realsys.master.publication import Publisher
+from realsys.master.rollout_side import RolloutSide
 from realsys.master.storage_tracker import StorageTracker
 from realsys.master.weight_hooks import WeightHooks
 from realsys.observability.events import EventLog
@@ -44,11 +46,19 @@ LOOKS = 5  # at checkpoints that an older attempt may be tidying up
 
 def run(runner: WorkerRunner) -> int:
     """Runs the master to its end; returns its exit code."""
-    runner.register()
     return asyncio.run(_run(runner))
 
 
 async def _run(runner: WorkerRunner) -> int:
+    if runner.config.rollout is None:
+        await asyncio.to_thread(runner.register)
+        return await _run_with(runner, None)
+    async with RolloutSide(runner, runner.config.rollout) as side:
+        await asyncio.to_thread(runner.register, control=side.endpoint)
+        return await _run_with(runner, side)
+
+
+async def _run_with(runner: WorkerRunner, side: RolloutSide | None) -> int:
     revision = runner.store.revision()
     records = await asyncio.to_thread(
         runner.peers,
@@ -68,6 +78,8 @@ async def _run(runner: WorkerRunner) -> int:
 
     def on_ended(worker: str, reason: str) -> None:
         event_loop.call_soon_threadsafe(connections.fail, worker, reason)
+        if side is not None:
+            event_loop.call_soon_threadsafe(side.ended, worker, reason)
 
     peers = PeerWatch(
         runner.store,
@@ -78,11 +90,11 @@ async def _run(runner: WorkerRunner) -> int:
     )
     async with connections as workers:
         with peers:
-            return await _run_loop(runner, workers)
+            return await _run_loop(runner, workers, side)
 
 
-async def _run_loop(runner: WorkerRunner, workers: ModelWorkers) -> int:
-    loop = await _make_loop(runner, workers)
+async def _run_loop(runner: WorkerRunner, workers: ModelWorkers, side: RolloutSide | None) -> int:
+    loop = await _make_loop(runner, workers, side)
 
     def on_stop(request: StopRequest) -> None:
         loop.stop_requested = True
@@ -97,9 +109,11 @@ async def _run_loop(runner: WorkerRunner, workers: ModelWorkers) -> int:
     return code
 
 
-async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorkerLoop:
+async def _make_loop(
+    runner: WorkerRunner, workers: ModelWorkers, side: RolloutSide | None
+) -> MasterWorkerLoop:
     graph = runner.phase.config.graph()
-    dataset_size = await _set_up(workers, graph)
+    dataset_size = await _set_up(workers, graph, side)
     ctrl = runner.config.exp_ctrl
     batch_size = graph.sources[0].n_seqs
     spec = FinetuneSpec(
@@ -127,7 +141,7 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
         what="initialize",
     )
     publisher = Publisher(runner)
-    step, ahead = await _resume(runner, workers, publisher)
+    step, state = await _resume(runner, workers, publisher)
     schedule = DataSchedule(
         dataset_size=dataset_size,
         batch_size=batch_size,
@@ -137,11 +151,35 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
     progress = ProgressBoard(runner, total_steps=spec.total_train_steps)
     progress.step = step or 0
     progress.publish("starting")
+    feed: Feed
+    after_call = None
+    if side is None:
+        data_workers = _data_workers(graph, runner.config.msid2mwid)
+        feed = DataSetFeed(schedule, workers=workers, data_workers=data_workers)
+    else:
+        feed = side.desk
+        weights = await side.start(
+            workers,
+            schedule,
+            holders=_data_workers(graph, runner.config.msid2mwid),
+            shards=runner.config.msid2mwid,
+            trained_by=_trained_by(graph, runner.config.rollout.model_name),
+            version=step or 0,
+            total_steps=spec.total_train_steps,
+            saved=state.rollouts,
+        )
+        after_call = weights.after_call
     executor = _make_executor(
-        runner, workers, graph, schedule, progress, last_step=spec.total_train_steps
+        runner,
+        workers,
+        graph,
+        feed,
+        progress,
+        last_step=spec.total_train_steps,
+        after_call=after_call,
     )
-    if ahead is not None:
-        executor.go_on_from(ahead)
+    if state.ahead is not None:
+        executor.go_on_from(state.ahead)
     return MasterWorkerLoop(
         runner,
         executor=executor,
@@ -150,11 +188,16 @@ async def _make_loop(runner: WorkerRunner, workers: ModelWorkers) -> MasterWorke
         files=_open_files(runner, step, publisher.lineage),
         progress=progress,
         publisher=publisher,
+        rollouts=side,
         saved_models=tuple(n.model_name for n in graph.nodes if n.is_train),
         evaluated=_evaluated(runner),
         total_steps=spec.total_train_steps,
         step=step or 0,
     )
+
+
+def _trained_by(graph: DataflowGraph, model: ModelName) -> str:
+    return next(n.name for n in graph.nodes if n.is_train and n.model_name == model)
 
 
 def _evaluated(runner: WorkerRunner) -> tuple[ModelName, ...]:
@@ -164,7 +207,7 @@ def _evaluated(runner: WorkerRunner) -> tuple[ModelName, ...]:
     return tuple(dict.fromkeys(names))
 
 
-async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
+async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutSide | None) -> int:
     """Modules and data sets on every worker; returns the data set's size."""
     endpoints = tuple(record.data for record in workers.records)
     replies: list[rq.SetupDone] = await workers.call_all(
@@ -172,6 +215,8 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
         timeout_s=SETUP_TIMEOUT_S,
         what="set-up",
     )
+    if side is not None:
+        return await side.desk.dataset_size()
     found = next(reply for reply in replies if reply.dataset_keys)
     missing = sorted(graph.dataset_keys - set(found.dataset_keys))
     if missing:
@@ -185,25 +230,25 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph) -> int:
 
 async def _resume(
     runner: WorkerRunner, workers: ModelWorkers, publisher: Publisher
-) -> tuple[int | None, Ahead | None]:
-    """Takes the newest whole checkpoint: the step after which it was written, and what ran ahead."""
+) -> tuple[int | None, MasterState]:
+    """Takes the newest whole checkpoint: the step after which it was written, and the master's part."""
     names = [record.worker for record in workers.records]
     found, ours = await asyncio.to_thread(_take_checkpoint, runner, names)
     publisher.resumed(found)
     if found is None or ours is None:
-        return None, None
+        return None, MasterState()
+    file = ours.files.get(recover.MASTER)
+    state = MasterState() if file is None else await asyncio.to_thread(read_state, file)
     await workers.call(
         {
-            worker: partial(rq.LoadRecover, file=str(ours.files[name]))
+            worker: partial(rq.LoadRecover, file=str(ours.files[name]), keep=state.kept(worker))
             for worker, name in enumerate(names)
         },
         timeout_s=SETUP_TIMEOUT_S,
         what=f"load checkpoint of step {found.step}",
     )
-    file = ours.files.get(recover.MASTER)
-    ahead = None if file is None else await asyncio.to_thread(read_ahead, file)
     logger.info("resumed after_step=%d folder=%s", ours.step, ours.folder)
-    return found.step, ahead
+    return found.step, state
 
 
 def _take_checkpoint(
@@ -231,10 +276,11 @@ def _make_executor(
     runner: WorkerRunner,
     workers: ModelWorkers,
     graph: DataflowGraph,
-    schedule: DataSchedule,
+    feed: Feed,
     progress: ProgressBoard,
     *,
     last_step: int,
+    after_call: AfterCall | None,
 ) -> FunctionExecutor:
     buffer, storage = AsyncIOSequenceBuffer(graph), StorageTracker()
     shards = runner.config.msid2mwid
@@ -261,8 +307,8 @@ def _make_executor(
         storage=storage,
         workers=workers,
         hooks=hooks,
-        schedule=schedule,
-        data_workers=_data_workers(graph, shards),
+        feed=feed,
+        after_call=after_call,
         pools=runner.phase.config.pools or pools_of(shards),
         max_staleness=runner.config.max_staleness,
         last_step=last_step,
@@ -270,7 +316,7 @@ def _make_executor(
 
 
 def _data_workers(graph: DataflowGraph, shards: Any) -> list[int]:
-    """Workers that load the data set: the data-parallel heads of the first source call's model."""
+    """Workers where datapoints enter: the data-parallel heads of the first source call's model."""
     topo, placement = placement_of(graph.sources[0], shards)
     return [placement[rank] for rank in topo.data_parallel_heads()]
 

@@ -37,7 +37,7 @@ class DataSchedule:
     def batch(self, step: int) -> list[Datapoint]:
         """The datapoints of step ``step`` (from 0)."""
         first = step * self.batch_size
-        return [self._at(position) for position in range(first, first + self.batch_size)]
+        return [self.at(position) for position in range(first, first + self.batch_size)]
 
     def epoch_of(self, step: int) -> int:
         """Epoch of a step's last datapoint."""
@@ -48,7 +48,8 @@ class DataSchedule:
         size = self.batch_size
         return (step + 1) * size // self.dataset_size > step * size // self.dataset_size
 
-    def _at(self, position: int) -> Datapoint:
+    def at(self, position: int) -> Datapoint:
+        """The datapoint at this place of the run's endless order, from 0."""
         epoch, place = divmod(position, self.dataset_size)
         if not self.shuffle:
             return Datapoint(epoch, place)

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import DataflowGraph
 from realsys.api.model import ModelInterfaceType, ModelName
-from realsys.data_plane.packing import contiguous
-from realsys.master.ahead import Ahead
 from realsys.master.buffer import AsyncIOSequenceBuffer
-from realsys.master.data_schedule import DataSchedule
+from realsys.master.feeds import Feed
 from realsys.master.idle import Span, idle_shares
+from realsys.master.master_state import Ahead
 from realsys.master.model_function_call import CallReport, ModelFunctionCall
 from realsys.master.model_workers import ModelWorkers, first_error
 from realsys.master.storage_tracker import StorageTracker
 from realsys.master.weight_hooks import WeightHooks
-from realsys.transport.requests import ClearData, Fetch, Fetched
+from realsys.transport.requests import ClearData
 
-FETCH_TIMEOUT_S = 600.0
 CLEAR_TIMEOUT_S = 60.0
 REFRESH_TIMEOUT_S = 1800.0
+
+
+AfterCall = Callable[[str, int], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,11 @@ class _Begun:
 
 
 class FunctionExecutor:
-    """Runs the graph. Its calls share one buffer. Use as ``async with``: it owns what runs ahead."""
+    """Runs the graph. Its calls share one buffer. Use as ``async with``: it owns what runs ahead.
+
+    Args:
+        after_call: awaited when a call of a step is done, with its name and the step.
+    """
 
     def __init__(
         self,
@@ -70,8 +74,8 @@ class FunctionExecutor:
         storage: StorageTracker,
         workers: ModelWorkers,
         hooks: WeightHooks,
-        schedule: DataSchedule,
-        data_workers: list[int],
+        feed: Feed,
+        after_call: AfterCall | None,
         pools: Mapping[str, tuple[int, ...]],
         max_staleness: int,
         last_step: int,
@@ -79,7 +83,7 @@ class FunctionExecutor:
         self.graph, self._buffer = graph, buffer
         self._calls = {c.call.name: c for c in calls}
         self._storage, self._workers, self._hooks = storage, workers, hooks
-        self._schedule, self._data_workers = schedule, data_workers
+        self._feed, self._after_call = feed, after_call
         self._pools, self._last_step = pools, last_step
         self._first_calls = first_calls(graph) if max_staleness else ()
         self._begun: dict[int, _Begun] = {}
@@ -111,6 +115,7 @@ class FunctionExecutor:
         ended = time.time()
         used = self._buffer.pop_used(await now.ids)
         await self._forget(used)
+        await self._feed.trained(step)
         self._spans = [span for span in self._spans if span[2] > started]
         idle = idle_shares(self._spans, self._pools, start=started, end=ended)
         return StepReport(step, started, ended, calls, tuple(used), idle)
@@ -133,31 +138,19 @@ class FunctionExecutor:
 
     async def _run(self, name: str, step: int, issued: asyncio.Event | None) -> CallReport:
         report = await self._calls[name].run(step, issued=issued)
+        if self._after_call is not None:
+            await self._after_call(name, step)
         self._spans += [(w, reply.started, reply.ended) for w, reply in report.replies.items()]
         for moved in report.moves.values():
             self._spans += [(w, move.started, move.ended) for w, move in moved.items()]
         return report
 
     async def load_data(self, step: int) -> tuple[str, ...]:
-        """Lets the workers that hold the data set load this step's records; returns their ids."""
-        points = self._schedule.batch(step - 1)
-        requests = {}
-        for worker, part in zip(
-            self._data_workers, contiguous(len(points), len(self._data_workers)), strict=True
-        ):
-            mine = [points[i] for i in part]
-            requests[worker] = partial(
-                Fetch,
-                indices=tuple(p.index for p in mine),
-                ids=tuple(p.id for p in mine),
-            )
-        replies: dict[int, Fetched] = await self._workers.call(
-            requests, timeout_s=FETCH_TIMEOUT_S, what=f"fetch step {step}"
-        )
-        for worker, reply in replies.items():
-            self._storage.add(reply.meta, worker)
-        # One put, in the data set's order, so that a batch does not depend on who answered first.
-        whole = SequenceMeta.gather([replies[worker].meta for worker in self._data_workers])
+        """Gets this step's datapoints into the buffer; returns their ids."""
+        held = await self._feed.load(step)
+        for meta, worker in held:
+            self._storage.add(meta, worker)
+        whole = SequenceMeta.gather([meta for meta, _ in held])
         await self._buffer.put_batch(whole)
         return whole.ids
 

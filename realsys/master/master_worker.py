@@ -20,10 +20,13 @@ from realsys.api.trial import PhaseFiles
 from realsys.master import recover
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor, StepReport
+from realsys.master.master_state import MasterState
 from realsys.master.model_workers import ModelWorkers
 from realsys.master.periodic import Periodic
 from realsys.master.progress import ProgressBoard
 from realsys.master.publication import Publisher
+from realsys.master.rollout_side import RolloutSide
+from realsys.master.rollouts import base_ids
 from realsys.master.statistics import headline, metrics_row
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
@@ -67,6 +70,7 @@ class MasterWorkerLoop:
         files: RunFiles,
         progress: ProgressBoard,
         publisher: Publisher,
+        rollouts: RolloutSide | None,
         saved_models: tuple[ModelName, ...],
         evaluated: tuple[ModelName, ...],
         total_steps: int,
@@ -74,7 +78,7 @@ class MasterWorkerLoop:
     ) -> None:
         self.runner, self.executor, self.workers = runner, executor, workers
         self.schedule, self.files, self.progress = schedule, files, progress
-        self.publisher = publisher
+        self.publisher, self.rollouts = publisher, rollouts
         self.saved_models, self.evaluated = saved_models, evaluated
         self.total_steps, self.step = total_steps, step
         self.checkpointed_step = step  # of the checkpoint that we go on from, then of our newest
@@ -121,6 +125,8 @@ class MasterWorkerLoop:
         self.step = report.step
         epoch = self.schedule.epoch_of(self.step - 1)
         row = metrics_row(report, self.executor.graph, epoch=epoch)
+        if self.rollouts is not None:
+            row |= self.rollouts.metrics()
         self.progress.step_done(
             self.step, epoch=epoch, seconds=report.wall_s, tokens_per_s=row["perf/tokens_per_s"]
         )
@@ -157,7 +163,7 @@ class MasterWorkerLoop:
                         num_bytes=move.bytes_received,
                     )
         self.files.events.step(report.step, report.started, report.ended)
-        self.files.ledger.append({"step": report.step, "ids": list(report.ids)})
+        self.files.ledger.append({"step": report.step, "ids": base_ids(report.ids)})
         self.files.metrics.write(report.step, row)
         point_to_newest(self._phase)
         self.publisher.step(report.step)
@@ -234,7 +240,10 @@ class MasterWorkerLoop:
         """All that a resume needs, whole or not at all."""
         self.progress.publish("checkpointing")
         started = time.time()
-        ahead = await self.executor.ahead()
+        state = MasterState(
+            ahead=await self.executor.ahead(),
+            rollouts=self.rollouts.desk.snapshot() if self.rollouts is not None else None,
+        )
         folder = recover.begin(
             self._phase.recover, step=self.step, attempt=self.runner.attempt.number
         )
@@ -250,7 +259,7 @@ class MasterWorkerLoop:
             step=self.step,
             attempt=self.runner.attempt.number,
             saved=dict(zip(names, replies, strict=True)),
-            ahead=ahead,
+            state=None if state == MasterState() else state,
             keep=self.ckpt_keep,
             lineage=self.publisher.lineage,
             allow=partial(self.publisher.allow_checkpoint, self.step),

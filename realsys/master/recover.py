@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 from realsys.api.errors import CheckpointError, ClusterError
 from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, TrialFiles, read_record
-from realsys.master.ahead import FILE as AHEAD
-from realsys.master.ahead import Ahead, write_ahead
+from realsys.master.master_state import FILE as STATE
+from realsys.master.master_state import MasterState, write_state
 from realsys.transport.requests import RecoverSaved
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-MASTER = "master_worker/0"  # whose file is there when a step had begun ahead
+MASTER = "master_worker/0"  # whose file is there when it had something to remember
 VERSION = 1
 
 
@@ -74,7 +74,7 @@ def commit(
     saved: Mapping[str, RecoverSaved],
     keep: int,
     lineage: Lineage,
-    ahead: Ahead | None = None,
+    state: MasterState | None = None,
     allow: Callable[[], None] = lambda: None,
 ) -> Path:
     """Writes the manifest, renames the folder into place, removes the oldest ones, and dead ones.
@@ -83,7 +83,7 @@ def commit(
         folder: from ``begin``, with every worker's file in it.
         saved: worker name → what it wrote.
         lineage: of the trial with this attempt as its head.
-        ahead: what has been computed of the next step.
+        state: what the master itself must remember.
         allow: called when everything is on disk, right before the rename; raises to prevent it.
     Returns:
         The checkpoint's final folder.
@@ -99,10 +99,10 @@ def commit(
     }
     final = folder.parent / f"step-{step:06d}.{attempt}"
     try:
-        if ahead is not None:
-            write_ahead(folder / AHEAD, ahead)
-            data = {"file": AHEAD, "sha256": _hash(folder / AHEAD)}
-            manifest["files"][MASTER] = {**data, "bytes": (folder / AHEAD).stat().st_size}
+        if state is not None:
+            write_state(folder / STATE, state)
+            data = {"file": STATE, "sha256": _hash(folder / STATE)}
+            manifest["files"][MASTER] = {**data, "bytes": (folder / STATE).stat().st_size}
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
         allow()

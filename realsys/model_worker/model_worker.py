@@ -123,7 +123,10 @@ class ModelWorkerLoop:
         )
 
     def _feeds_the_graph(self) -> bool:
-        """True when a source call's data-parallel head is here: it loads the data set."""
+        """True when a source call's data-parallel head is here: it loads the data set, if there is one
+        and datapoints do not come from rollout workers."""
+        if not self._config.datasets:
+            return False
         made = {key for call in self._config.model_rpcs for key in call.output_keys}
         sources = {
             call.model_name
@@ -263,7 +266,10 @@ class ModelWorkerLoop:
     def _load_recover(self, request: rq.LoadRecover) -> rq.Done:
         state = load_state(Path(request.file))
         self.shards.load_state_dict(state["shards"], where=request.file)
-        self.tensors.load_state_dict(state["tensors"])
+        held = state["tensors"]
+        if request.keep is not None:
+            held = {name: held[name] for name in request.keep}
+        self.tensors.load_state_dict(held)
         return rq.Done()
 
 

@@ -31,6 +31,7 @@ class Op(StrEnum):
     REFUSED = "refused"  # a fenced write was refused: another attempt runs
     EXITED = "exited"  # a process ended: says so itself, or its parent does
     LOST = "lost"  # supervisor: declares ``worker`` lost
+    RESTARTED = "restarted"  # supervisor: has started ``worker`` again, by itself
     DIED = "died"  # test harness: it killed ``worker`` or its node
     CUT_OFF = "cut_off"  # test harness: it cut ``worker`` off
     HUNG = "hung"  # test harness: it stopped ``worker``

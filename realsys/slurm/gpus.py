@@ -9,6 +9,7 @@ Programming Guide, CUDA Environment Variables.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from realsys.api.errors import ClusterError
 
@@ -34,6 +35,32 @@ def slots(local_task: int, gpus_per_task: float) -> range:
         return range(position, position + 1)
     width = int(gpus_per_task)
     return range(local_task * width, (local_task + 1) * width)
+
+
+def gpu_ids(step_gpus: str | None, local_task: int, gpus_per_task: float) -> tuple[str, ...]:
+    """Slurm's own numbers of the GPUs that a task uses; none where it does not tell them.
+
+    Args:
+        step_gpus: SLURM_STEP_GPUS: numbers on the node, in the order of CUDA_VISIBLE_DEVICES, of the
+            step's GPUs, or of the task's where Slurm does the binding.
+    """
+    ids = [n.strip() for n in (step_gpus or "").split(",") if n.strip()]
+    if len(ids) == gpus_per_task:  # the task's own, or it is alone
+        return tuple(ids)
+    wanted = slots(local_task, gpus_per_task)
+    return tuple(ids[i] for i in wanted) if wanted.stop <= len(ids) else ()
+
+
+def same_devices(ids: Sequence[str], *, step_gpus: str | None, visible: str | None) -> str | None:
+    """Entries of CUDA_VISIBLE_DEVICES for the GPUs with those numbers, in another step on the node.
+
+    None where it can't be told, or the step does not have them all.
+    """
+    numbers = [n.strip() for n in (step_gpus or "").split(",") if n.strip()]
+    entries = [e.strip() for e in (visible or "").split(",") if e.strip()]
+    if not ids or len(numbers) != len(entries) or not set(ids) <= set(numbers):
+        return None
+    return ",".join(entries[numbers.index(n)] for n in ids)
 
 
 def own_devices(visible: str | None, local_task: int, gpus_per_task: float) -> str:

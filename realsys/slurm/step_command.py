@@ -10,8 +10,10 @@ script, which would lose srun inside the image.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
 from realsys.api.job import JobPlan, Layout, StepPlan
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -29,6 +31,19 @@ _KEPT = frozenset(
     "SLURM_TOPOLOGY_ADDR_PATTERN SLURM_HET_SIZE SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID".split()
 )
 _KEPT_PREFIXES = ("SLURM_JOB_ID_HET_GROUP", "SLURM_JOB_NODELIST_HET_GROUP", "SLURM_SPANK_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """One task of a step that is started again, in a step of its own.
+
+    Attributes:
+        index: of its worker.
+        restart: how often it was started again, this time too.
+    """
+
+    index: int
+    restart: int
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -73,6 +88,7 @@ def task_command(
     plan_hash: str,
     attempt: int,
     python: str,
+    again: Again | None = None,
 ) -> list[str]:
     """The task wrapper's command line, as it reads inside the step's container if it has one."""
     return [
@@ -84,6 +100,7 @@ def task_command(
         f"--plan-hash={plan_hash}",
         f"--phase={phase.name}",
         f"--attempt={attempt}",
+        *([f"--first-index={again.index}", f"--restart={again.restart}"] if again else []),
     ]
 
 
@@ -95,12 +112,21 @@ def srun_argv(
     plan_hash: str,
     attempt: int,
     python: str,
+    again: Again | None = None,
 ) -> list[str]:
-    """The step's whole command line. It names no host: SLURM_HOSTFILE does, when it runs."""
+    """The step's whole command line. It names no host: SLURM_HOSTFILE does, when it runs.
+
+    Args:
+        again: of this task alone. The first step still holds its share of the node, so the new one
+            takes no share: it may use all that the job has there, and keeps to the old one's CPUs and
+            GPUs by itself (realsys/worker/task_place.py).
+    """
     assert plan.job is not None
     cluster, kind = plan.cluster, step.worker_type.value
     logs = TrialFiles(Path(plan.trial_dir)).attempt(attempt).logs
-    command = task_command(plan, phase, step, plan_hash=plan_hash, attempt=attempt, python=python)
+    command = task_command(
+        plan, phase, step, plan_hash=plan_hash, attempt=attempt, python=python, again=again
+    )
     wrapped = wrap(
         cluster.container,
         step.container_image,
@@ -108,19 +134,16 @@ def srun_argv(
         file_root=cluster.file_root,
         gpu=step.gpus_per_task > 0,
     )
-    cpu_bind = [f"--cpu-bind={cluster.slurm.cpu_bind}"] if cluster.slurm.cpu_bind else []
+    share = _share(cluster, step) if again is None else _no_share(step)
+    tasks = "%t" if again is None else str(again.index)
     return [
         "srun",
         *het_group(plan.job, step),
         f"--job-name={kind}",
-        f"--nodes={step.num_nodes}",
-        f"--ntasks={step.num_tasks}",
+        f"--nodes={step.num_nodes if again is None else 1}",
+        f"--ntasks={step.num_tasks if again is None else 1}",
         "--distribution=arbitrary",
-        "--exact",
-        f"--cpus-per-task={step.cpus_per_task}",
-        "--mem=0",
-        *_gpu_options(step),
-        *cpu_bind,
+        *share,
         *([f"--time={step.time_limit}"] if step.time_limit else []),
         "--export=ALL",
         "--kill-on-bad-exit=0",  # the supervisor ends the others, once they have said why they fail
@@ -128,16 +151,17 @@ def srun_argv(
         "--unbuffered",
         "--input=none",
         "--open-mode=append",
-        f"--output={filename_pattern(str(logs / kind))}-%t.log",
+        f"--output={filename_pattern(str(logs / kind))}-{tasks}.log",
         *(f"--{name}={value}" for name, value in sorted(cluster.slurm.extra_srun.items())),
         *wrapped.srun_options,
         *wrapped.command,
     ]
 
 
-def srun_log(attempt: AttemptFiles, step: StepPlan) -> Path:
+def srun_log(attempt: AttemptFiles, step: StepPlan, again: Again | None = None) -> Path:
     """Where the step's srun itself writes: who ended how, and what it could not start."""
-    return attempt.logs / f"srun-{step.worker_type.value}.log"
+    name = f"{step.worker_type.value}-{again.index}" if again else step.worker_type.value
+    return attempt.logs / f"srun-{name}.log"
 
 
 def filename_pattern(path: str) -> str:
@@ -150,6 +174,19 @@ def het_group(job: JobPlan | None, step: StepPlan) -> list[str]:
     if job is None:
         return []
     return [f"--het-group={step.component}"] if job.layout is Layout.HET else []
+
+
+def _share(cluster: ClusterSpec, step: StepPlan) -> list[str]:
+    """What the step has of its nodes for itself."""
+    cpu_bind = [f"--cpu-bind={cluster.slurm.cpu_bind}"] if cluster.slurm.cpu_bind else []
+    cpus = ["--exact", f"--cpus-per-task={step.cpus_per_task}", "--mem=0"]
+    return [*cpus, *_gpu_options(step), *cpu_bind]
+
+
+def _no_share(step: StepPlan) -> list[str]:
+    """A step beside all others. Without a request for GPUs it sees all that the job has on the node."""
+    gpus = [] if step.gpus_per_task else ["--gres=none"]
+    return ["--overlap", "--mem=0", *gpus, "--cpu-bind=none"]
 
 
 def _gpu_options(step: StepPlan) -> list[str]:

@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.scheduling import WorkerType
 from realsys.api.trial import AttemptFiles
 from realsys.supervisor.steps import Task
 from realsys.worker.environment import worker_environment
@@ -31,6 +32,7 @@ class LocalTask:
     """One child process."""
 
     worker: str
+    phase: PhasePlan
     process: subprocess.Popen[bytes]
     host: str
     memory: OomCounts
@@ -63,10 +65,21 @@ class LocalSteps:
     def start(self, phase: PhasePlan) -> list[Task]:
         """Starts every worker with its output appended to its log."""
         return [
-            self._start(phase, kind.value, index, group.scheduling.env_vars)
+            self._start(phase, kind, index)
             for kind, group in phase.scheduling.groups().items()
             for index in range(group.count)
         ]
+
+    def kill(self, task: Task) -> None:
+        """SIGKILL."""
+        assert isinstance(task, LocalTask)
+        task.process.kill()
+
+    def restart(self, task: Task) -> Task:
+        """A new process; its output goes on in the same log."""
+        assert isinstance(task, LocalTask)
+        kind, _, index = task.worker.partition("/")
+        return self._start(task.phase, WorkerType(kind), int(index))
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
         """SIGTERM, after ``grace_s`` SIGKILL."""
@@ -84,16 +97,14 @@ class LocalSteps:
             task.process.wait()  # SIGKILL: the kernel ends it; no deadline can help otherwise
             task.poll()
 
-    def _start(
-        self, phase: PhasePlan, kind: str, index: int, env_vars: Mapping[str, str]
-    ) -> LocalTask:
+    def _start(self, phase: PhasePlan, kind: WorkerType, index: int) -> LocalTask:
         worker = f"{kind}/{index}"
         argv = command(
             trial_dir=self.plan.trial_dir,
             plan_hash=self.plan_hash,
             phase=phase.name,
             attempt=self.attempt_files.number,
-            worker_type=kind,
+            worker_type=kind.value,
             index=index,
         )
         log = self.attempt_files.log(worker)
@@ -101,7 +112,7 @@ class LocalSteps:
         environment = {
             **os.environ,
             **worker_environment(self.plan, os.environ),
-            **env_vars,
+            **phase.scheduling.groups()[kind].scheduling.env_vars,
             PARENT_PID_VARIABLE: str(os.getpid()),
         }
         memory = read_oom_counts()
@@ -114,4 +125,4 @@ class LocalSteps:
                 env=environment,
             )
         logger.info("worker started worker=%s pid=%d", worker, process.pid)
-        return LocalTask(worker, process, socket.gethostname(), memory)
+        return LocalTask(worker, phase, process, socket.gethostname(), memory)

@@ -1,4 +1,5 @@
-"""Workers as Slurm steps: one srun for each worker type, as many tasks as its group has.
+"""Workers as Slurm steps: one srun for each worker type, as many tasks as its group has; one more for each
+worker that is started again by itself.
 
 srun runs on this node, the job's first, and speaks for its tasks: its log names those that failed, at
 once; how exactly, each task's parent has written down (realsys/worker/task.py). A SIGTERM to srun ends
@@ -20,7 +21,7 @@ from realsys.api.job import JobPlan, Layout, StepPlan
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.trial import AttemptFiles, WorkerExit, read_record
 from realsys.slurm.hostlist import expand
-from realsys.slurm.step_command import hosts, srun_argv, srun_log, step_environment
+from realsys.slurm.step_command import Again, hosts, srun_argv, srun_log, step_environment
 from realsys.supervisor.srun_messages import failed_tasks, last_trouble
 from realsys.supervisor.step_numbers import note_steps, skip_former_numbers
 from realsys.supervisor.steps import Task
@@ -54,11 +55,16 @@ class SlurmTask:
 
     worker: str
     step: Step
-    host: str
+    host: str  # Slurm's name of its node; the worker's own, once it has ended
     pid: int = 0
     ended_at: float | None = None
     hint: str = ""
     returncode: int | None = None
+    node: str = ""
+    was_killed: bool = False
+
+    def __post_init__(self) -> None:
+        self.node = self.node or self.host
 
     def poll(self) -> int | None:
         """Return code, or None while it runs or is not known to have ended."""
@@ -69,12 +75,18 @@ class SlurmTask:
 
 @dataclass
 class Step:
-    """One srun and its tasks."""
+    """One srun and its tasks.
 
+    Attributes:
+        again: which worker it is, if it was started again by itself.
+    """
+
+    phase: PhasePlan
     plan: StepPlan
     process: subprocess.Popen[bytes]
     attempt: AttemptFiles
     log_start: int
+    again: Again | None = None
     tasks: list[SlurmTask] = field(default_factory=list)
     _next_refresh: float = 0.0
     _over: bool = False
@@ -89,6 +101,9 @@ class Step:
         for index, (host, code, how) in failed_tasks(text).items():
             if index < len(self.tasks) and self.tasks[index].returncode is None:
                 self._settle(self.tasks[index], code, hint=f"srun: {how} on {host}")
+        for task in self.tasks:
+            if task.was_killed and task.returncode is None:  # srun may not have heard of it
+                self._settle_if_told(task)
         if ended is not None:
             self._over = True
             self._settle_all(ended, last_trouble(text))
@@ -111,17 +126,22 @@ class Step:
 
     def _settle(self, task: SlurmTask, code: int, *, hint: str) -> bool:
         """Sets a task's end; True when its own parent told it."""
+        if self._settle_if_told(task):
+            return True
+        task.returncode, task.ended_at, task.hint = code, time.time(), hint
+        return False
+
+    def _settle_if_told(self, task: SlurmTask) -> bool:
         record = read_record(WorkerExit, self.attempt.exit_of(task.worker))
-        if record is not None:
-            task.returncode, task.host, task.pid = record.returncode, record.host, record.pid
-            task.ended_at, task.hint = record.at, record.hint
-        else:
-            task.returncode, task.ended_at, task.hint = code, time.time(), hint
-        return record is not None
+        if record is None:
+            return False
+        task.returncode, task.host, task.pid = record.returncode, record.host, record.pid
+        task.ended_at, task.hint = record.at, record.hint
+        return True
 
     def _log(self) -> str:
         try:
-            with srun_log(self.attempt, self.plan).open("rb") as file:
+            with srun_log(self.attempt, self.plan, self.again).open("rb") as file:
                 file.seek(self.log_start)
                 return file.read().decode("utf-8", "replace")
         except OSError:
@@ -141,12 +161,14 @@ class SlurmSteps:
     attempt_files: AttemptFiles
     components: dict[int, Sequence[str]]
     _has_begun: bool = False
+    _replaced: list[SlurmTask] = field(default_factory=list)  # their sruns may run for other tasks
 
     def start(self, phase: PhasePlan) -> list[Task]:
         """One srun for each worker type of ours."""
         if not self._has_begun:
             self._has_begun = True
             skip_former_numbers(self.attempt_files, self._known_environment())
+        self._replaced.clear()
         found: list[Task] = []
         try:
             for step in phase.steps:
@@ -157,9 +179,28 @@ class SlurmSteps:
             raise
         return found
 
+    def kill(self, task: Task) -> None:
+        """Asks the task's wrapper, by a file: a signal to srun would end all tasks of the step."""
+        assert isinstance(task, SlurmTask)
+        task.was_killed = True
+        restart = task.step.again.restart if task.step.again else 0
+        self.attempt_files.end_of(task.worker, task.step.phase.name, restart).touch()
+
+    def restart(self, task: Task) -> Task:
+        """A step of its own on the same node, beside all others."""
+        assert isinstance(task, SlurmTask)
+        former = task.step
+        index = int(task.worker.partition("/")[2])
+        again = Again(index=index, restart=former.again.restart + 1 if former.again else 1)
+        self.attempt_files.exit_of(task.worker).unlink(missing_ok=True)
+        started = self._start_step(former.phase, former.plan, [task.node], again)
+        self._replaced.append(task)
+        return started.tasks[0]
+
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
         """SIGTERM to the sruns of tasks that still run: srun ends its tasks by SIGKILL."""
         steps = {id(t.step): t.step for t in tasks if isinstance(t, SlurmTask) and t.poll() is None}
+        steps |= {id(t.step): t.step for t in self._replaced if t.step.process.poll() is None}
         for step in steps.values():
             step.process.terminate()
         deadline = time.monotonic() + max(grace_s, END_S)
@@ -175,14 +216,22 @@ class SlurmSteps:
 
     def _start(self, phase: PhasePlan, step: StepPlan) -> Step:
         kind = step.worker_type.value
-        lines = hosts(step, self.components[step.component])
-        host_file = self.attempt_files.hosts / f"{phase.name}-{kind}"
+        for index in range(step.num_tasks):  # of an earlier phase of this attempt
+            self.attempt_files.exit_of(f"{kind}/{index}").unlink(missing_ok=True)
+        return self._start_step(phase, step, hosts(step, self.components[step.component]))
+
+    def _start_step(
+        self, phase: PhasePlan, step: StepPlan, lines: Sequence[str], again: Again | None = None
+    ) -> Step:
+        """An srun with a task on each of the hosts ``lines``."""
+        kind = step.worker_type.value
+        first = again.index if again else 0
+        suffix = f"-{first}" if again else ""
+        host_file = self.attempt_files.hosts / f"{phase.name}-{kind}{suffix}"
         host_file.parent.mkdir(parents=True, exist_ok=True)
         host_file.write_text("".join(f"{host}\n" for host in lines))
         for folder in (self.attempt_files.logs, self.attempt_files.exits):
             folder.mkdir(parents=True, exist_ok=True)
-        for index in range(step.num_tasks):  # of an earlier phase of this attempt
-            self.attempt_files.exit_of(f"{kind}/{index}").unlink(missing_ok=True)
         argv = srun_argv(
             self.plan,
             phase,
@@ -190,13 +239,14 @@ class SlurmSteps:
             plan_hash=self.plan_hash,
             attempt=self.attempt_files.number,
             python=sys.executable,
+            again=again,
         )
         note_steps(self.attempt_files, [{"phase": phase.name, "step": kind, "argv": argv}])
-        process, start = self._srun(argv, step, str(host_file))
-        logger.info("step started step=%s tasks=%d pid=%d", kind, step.num_tasks, process.pid)
-        started = Step(step, process, self.attempt_files, start)
+        process, start = self._srun(argv, step, str(host_file), again)
+        logger.info("step started step=%s tasks=%d pid=%d", kind, len(lines), process.pid)
+        started = Step(phase, step, process, self.attempt_files, start, again)
         started.tasks = [
-            SlurmTask(f"{kind}/{index}", started, host) for index, host in enumerate(lines)
+            SlurmTask(f"{kind}/{index}", started, host) for index, host in enumerate(lines, first)
         ]
         return started
 
@@ -207,7 +257,7 @@ class SlurmSteps:
         return {name: value for name, value in os.environ.items() if name not in secrets}
 
     def _srun(
-        self, argv: list[str], step: StepPlan, host_file: str
+        self, argv: list[str], step: StepPlan, host_file: str, again: Again | None
     ) -> tuple[subprocess.Popen[bytes], int]:
         known = self._known_environment()
         environment = {
@@ -215,7 +265,7 @@ class SlurmSteps:
             **worker_environment(self.plan, known),
             "SLURM_HOSTFILE": host_file,
         }
-        with srun_log(self.attempt_files, step).open("ab") as log:
+        with srun_log(self.attempt_files, step, again).open("ab") as log:
             start = log.tell()  # before srun runs: it shares the file's position
             try:
                 process = subprocess.Popen(

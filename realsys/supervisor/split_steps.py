@@ -130,6 +130,29 @@ class SplitSteps:
         self.refresh()
         return list(self._tasks)
 
+    def kill(self, task: Task) -> None:
+        """Of this job's tasks only. Raises ClusterError for those of another."""
+        self.local.kill(self._local(task))
+
+    def restart(self, task: Task) -> Task:
+        """Of this job's tasks only. Raises ClusterError for those of another."""
+        new = self.local.restart(self._local(task))
+        assert isinstance(task, SplitTask)
+        task_now = replace(task, local=new)
+        self._tasks = [task_now if t is task else t for t in self._tasks]
+        return task_now
+
+    def _local(self, task: Task) -> Task:
+        """The task as this job's steps know it."""
+        assert isinstance(task, SplitTask)
+        if task.local is None:
+            raise ClusterError(
+                f"{task.worker} belongs to {self._named(task.component)}, and this one can't start it",
+                where="layout split",
+                fix="resume the trial; with layout single or het such workers are started again",
+            )
+        return task.local
+
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
         """Ends this job's tasks and has the agents end theirs; returns when all are gone.
 

@@ -47,6 +47,20 @@ class Steps(Protocol):
             ClusterError: they can't be started.
         """
 
+    def kill(self, task: Task) -> None:
+        """Has the worker of a task that still runs killed, it alone; returns without waiting for it.
+
+        Raises:
+            ClusterError: it can't be killed from here.
+        """
+
+    def restart(self, task: Task) -> Task:
+        """Starts the worker of a task that has ended again, where it was; returns its new task.
+
+        Raises:
+            ClusterError: it can't be started.
+        """
+
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
         """Ends what still runs, politely for ``grace_s`` where that is possible; returns when all are
         gone."""

@@ -57,6 +57,11 @@ class StopWatch:
             self._deadline_s = time.monotonic() + request.grace_seconds
 
     @property
+    def is_asked(self) -> bool:
+        """Whether a stop was asked, as far as heard."""
+        return self._deadline_s is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether the grace is used up."""
         return self._deadline_s is not None and time.monotonic() > self._deadline_s

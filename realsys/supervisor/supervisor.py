@@ -1,8 +1,9 @@
 """The supervisor of one attempt: runs the phases in order, watches every worker, says how it ended.
 
 Success is the master's own marker (``done-<phase>.json`` in the attempt's folder), never a return code
-alone. A worker fails by ending, by losing its lease, or by standing still. On the first failure all other
-workers are ended at once. It holds no lock and no socket.
+alone. A worker fails by ending, by losing its lease, or by standing still. Of some types it is started
+again by itself then (worker_restarts.py); of others all workers are ended at once, at the first failure. It
+holds no lock and no socket.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.supervisor.failure_report import FailureReporter, suspects
 from realsys.supervisor.first_failure import order_failures
 from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
+from realsys.supervisor.restarts import judge_stalls
 from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
 from realsys.supervisor.stop_watch import StopWatch
 from realsys.supervisor.worker_leases import WorkerLeases
+from realsys.supervisor.worker_restarts import STACKS_S, WorkerRestarts
 from realsys.worker import exit_codes
 from realsys.worker.requeued import newer_attempt_of_same_job
 
@@ -46,7 +49,6 @@ POLL_S = 0.05
 MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
 REQUEUE_LOOK_S = 1.0
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
-STACKS_S = 2.0  # how long workers may take to write their stacks
 END_GRACE_S = 5.0
 BALLAST_BYTES = 1 << 20
 GOODBYE_S = 20.0  # how long workers may take to leave after the master is done
@@ -69,6 +71,7 @@ class Supervisor:
     _failures: list[Failure] = field(default_factory=list)
     leases: WorkerLeases = field(init=False)
     history: HistoryLog = field(init=False)
+    restarts: WorkerRestarts = field(init=False)
     _reporter: FailureReporter = field(init=False)
     stop_watch: StopWatch = field(init=False)
 
@@ -88,6 +91,17 @@ class Supervisor:
             self.attempt,
             judges_leases=self.plan.job is not None,
             has_left=self._has_left,
+        )
+        self.restarts = WorkerRestarts(
+            self.steps,
+            self.attempt_files,
+            self.store,
+            self.keys,
+            self.attempt,
+            self.leases,
+            self.history,
+            self._reporter,
+            is_stopping=lambda: self.stop_watch.is_asked,
         )
 
     def run(self) -> ExitMarker:
@@ -153,6 +167,7 @@ class Supervisor:
         try:
             tasks = self.steps.start(phase)
             self.leases.begin_phase(len(tasks))
+            self.restarts.begin_phase()
             result = self._watch(tasks, phase)
         finally:
             self.leases.end_phase()
@@ -182,19 +197,41 @@ class Supervisor:
             if self.stop_watch.is_over:
                 logger.warning("stop grace over; ending the workers")
                 return Result.STOPPED
-            ended = [t for t in tasks if t.poll() is not None]
+            if beyond_help := self.restarts.advance(tasks):
+                return self._fail_by(beyond_help, tasks)
+            up = [t for t in tasks if not self.restarts.is_down(t.worker)]
+            ended = [t for t in up if t.poll() is not None]
             if master.poll() == exit_codes.DONE and is_done(self.files, self.attempt, phase.name):
                 return self._wait_for_goodbyes(tasks)
             if any(t.poll() == exit_codes.STOPPED for t in ended):  # the master, or one interrupted
                 return Result.STOPPED
             bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
-            lost = self.leases.lost(tasks) if not bad else []
+            bad = self._without_restarted(bad, Op.EXITED)
+            lost = self._without_restarted(self.leases.lost(up), Op.LOST) if not bad else []
             if bad or lost:
                 return self._collect_failures(tasks, lost)
-            if self.leases.stalled():
+            if self.leases.stalled() and not self._restart_hung(up):
                 self._collect_stalls(tasks, self.leases.statuses)
                 return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
+
+    def _without_restarted(self, tasks: list[Task], op: Op) -> list[Task]:
+        """Those whose end is the trial's; the others will be started again."""
+        return [t for t in tasks if not (self.restarts.is_down(t.worker) or self.restarts.take(t, op))]
+
+    def _restart_hung(self, up: list[Task]) -> bool:
+        """Whether all who stand still, and do not just wait for another, will be started again."""
+        statuses = {w: s for w, s in self.leases.statuses.items() if not self.restarts.is_down(w)}
+        stalls = judge_stalls(statuses, recovering=self.restarts.recovering())
+        running = {t.worker: t for t in up if t.poll() is None}
+        if stalls.fatal or not running.keys() >= set(stalls.again):
+            return False
+        if stalls.again:
+            ask_for_stacks(self.store, self.keys, self.attempt, stalls.again)
+        return all(
+            self.restarts.take(running[worker], Op.LOST, stall=statuses[worker])
+            for worker in stalls.again
+        )
 
     def _refuse_if_requeued(self) -> None:
         if self.plan.job is None or time.monotonic() < self._next_requeue_look:
@@ -235,14 +272,22 @@ class Supervisor:
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
             time.sleep(POLL_S)
-        failed = [t for t in tasks if t.poll() not in (None, exit_codes.DONE)]
+        up = [t for t in tasks if not self.restarts.is_down(t.worker)]
+        failed = [t for t in up if t.poll() not in (None, exit_codes.DONE)]
         if any(task.poll() == exit_codes.STOPPED for task in failed):
             self._end_steps(tasks)
             return Result.STOPPED
-        for task in failed or lost or [t for t in tasks if t.poll() is not None]:
+        for task in failed or lost or [t for t in up if t.poll() is not None]:
             self.history.note(Op.EXITED if task.poll() is not None else Op.LOST, worker=task.worker)
             known = self.leases.registered.get(task.worker)
-            self._failures.append(self._reporter.of_task(task, known))
+            self._failures.append(self.restarts.told_of(self._reporter.of_task(task, known)))
+        self._end_all(tasks)
+        return Result.FAILED
+
+    def _fail_by(self, failures: list[Failure], tasks: list[Task]) -> Result:
+        """The end by workers that could not be started again."""
+        self.give_room()
+        self._failures += failures
         self._end_all(tasks)
         return Result.FAILED
 
@@ -258,7 +303,7 @@ class Supervisor:
                 self.history.note(Op.LOST, worker=worker)
                 known = self.leases.registered.get(worker)
                 failure = self._reporter.of_stall(by_name[worker], known, statuses[worker])
-                self._failures.append(failure)
+                self._failures.append(self.restarts.told_of(failure))
         self._end_all(tasks)
 
     def _end_all(self, tasks: list[Task]) -> None:

@@ -53,6 +53,8 @@ class WorkerLeases:
     detector: FailureDetector = field(default_factory=FailureDetector)
     registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
+    # Workers that were started again → the registration of the former process, if it had one.
+    _former: dict[str, WorkerRecord | None] = field(default_factory=dict)
     _known: dict[str, tuple[int, object]] = field(default_factory=dict)  # key → revision, value
     _looks: Looks[Found] | None = None
     _frozen: str = ""
@@ -61,6 +63,7 @@ class WorkerLeases:
         """Forgets the workers of the phase before, and begins to look."""
         self.registered.clear()
         self.statuses.clear()
+        self._former.clear()
         self.detector = FailureDetector(
             lost_s=self.detector.lost_s, settle_s=self.detector.settle_s
         )
@@ -81,6 +84,7 @@ class WorkerLeases:
         running = {t.worker: t for t in tasks if t.poll() is None}
         present: dict[str, str] | None = None
         if (found := sight.value) is not None:
+            found = self._without_former(found)
             self.registered |= found.records
             self.statuses = found.statuses
             present = {worker: record.host for worker, record in found.records.items()}
@@ -93,6 +97,13 @@ class WorkerLeases:
         if not self.judges_leases:
             return []
         return [running[worker] for worker in verdict.lost if worker in running]
+
+    def forget(self, worker: str) -> None:
+        """``worker`` is started again: nothing counts until the new process has registered."""
+        former = self.registered.pop(worker, self._former.get(worker))
+        self._former[worker] = former
+        self.statuses = {name: s for name, s in self.statuses.items() if name != worker}
+        self.detector.forget(worker)
 
     def stalled(self) -> dict[str, WorkerStatus]:
         """Workers that say of themselves that they do not get on, as of the last look."""
@@ -115,6 +126,21 @@ class WorkerLeases:
             if status.token == self.attempt.token:
                 statuses[entry.key.removeprefix(prefix)] = status
         return Found(records=records, leases=leases, statuses=statuses)
+
+    def _without_former(self, found: Found) -> Found:
+        """Without what former processes of workers have left in the store, or had when we looked."""
+        gone = {
+            worker
+            for worker, old in self._former.items()
+            if found.records.get(worker) in (None, old)
+        }
+        if not gone:
+            return found
+        return Found(
+            records={w: r for w, r in found.records.items() if w not in gone},
+            leases={w: lease for w, lease in found.leases.items() if w not in gone},
+            statuses={w: s for w, s in found.statuses.items() if w not in gone},
+        )
 
     def _decoded(self, kind: type[T], entry: Entry) -> T:
         """An entry's value; decoded once, since of thousands few have changed."""

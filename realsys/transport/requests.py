@@ -127,6 +127,28 @@ class Offload(_Body, frozen=True, kw_only=True, tag=True):
     model: str
 
 
+class PublishWeights(_Body, frozen=True, kw_only=True, tag=True):
+    """Keep a copy of the weights of model ``model`` as version ``version`` for generation servers to fetch.
+
+    Goes to every worker that holds a part of it.
+    """
+
+    order: int
+    call: str
+    step: int
+    model: str
+    version: int
+
+
+class Published(_Body, frozen=True, kw_only=True, tag=True):
+    """``name``: under which name the worker's tensor server gives its part; empty: it has none to give."""
+
+    name: str
+    started: float
+    ended: float
+    num_bytes: int = 0
+
+
 class Moved(_Body, frozen=True, kw_only=True, tag=True):
     """Weights were moved. Times are seconds since the epoch on the worker's clock."""
 
@@ -170,10 +192,11 @@ class RecoverSaved(_Body, frozen=True, kw_only=True, tag=True):
 
 
 class LoadRecover(_Body, frozen=True, kw_only=True, tag=True):
-    """Take back the state in ``file``."""
+    """Take back the state in ``file``; of the datapoints in it only ``keep``, or all."""
 
     order: int
     file: str
+    keep: tuple[str, ...] | None = None
 
 
 Request = (
@@ -186,9 +209,10 @@ Request = (
     | RunCall
     | Reallocate
     | Offload
+    | PublishWeights
     | Evaluate
     | SaveModel
     | SaveRecover
     | LoadRecover
 )
-Reply = Done | SetupDone | Fetched | CallDone | Moved | Evaluated | RecoverSaved
+Reply = Done | SetupDone | Fetched | CallDone | Moved | Published | Evaluated | RecoverSaved

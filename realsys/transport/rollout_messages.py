@@ -35,13 +35,22 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     target: int = 0
 
 
+def sample_id(id: str, tries: int) -> str:
+    """Id of what is delivered: another one at each try, so that a late delivery overwrites nothing."""
+    return f"{id}.{tries}" if tries else id
+
+
 # ---- rollout worker → master --------------------------------------------------------------------
 
 
 class AskPlaces(_Body, frozen=True, kw_only=True, tag=True):
-    """Who takes what I make? First request of a rollout worker; what it held before is given out anew."""
+    """Who takes what I make? First request of a rollout worker; what it held before is given out anew.
+
+    ``dataset_size`` records are in its data set: those whose ``index`` a ticket may bear.
+    """
 
     worker: str
+    dataset_size: int
 
 
 class Places(_Body, frozen=True, kw_only=True, tag=True):

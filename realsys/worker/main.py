@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 ROLES = {
     "master_worker": "realsys.master.build:run",
     "model_worker": "realsys.model_worker.build:run",
+    "generation_server": "realsys.generation_server.build:run",
+    "gserver_manager": "realsys.gserver_manager.build:run",
+    "rollout_worker": "realsys.rollout_worker.build:run",
 }
 
 

@@ -2,7 +2,7 @@
 
 ``main.py`` makes one per process and hands it to the role's ``run``. All that name resolution must hear
 of a worker, and the other way round, goes through its heartbeat process (heartbeat.py), which no
-computation of ours can hold up. Only the master has a connection to the store of its own.
+computation of ours can hold up. A model worker has no connection to the store of its own.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ class WorkerRunner:
 
     @property
     def store(self) -> NameResolve:
-        """The master's own connection to name resolution, made when it is first asked for.
+        """An own connection to name resolution, made when it is first asked for.
 
         A model worker must not depend on the store's being there.
         """
         if self._store is None:
-            if self.worker_type != "master_worker":
-                raise InternalError("only the master opens the store", where=self.name)
+            if self.worker_type == "model_worker":
+                raise InternalError("a model worker does not open the store", where=self.name)
             self._store = open_trial_store(self.plan, self.attempt_files)
         return self._store
 

@@ -1,8 +1,10 @@
 """What srun starts for each task: ``python -m realsys.worker.task TYPE …``, the worker's parent.
 
-Finds out which task of the group it is (SLURM_PROCID), gives the worker its environment and its GPUs,
-starts it, and when it has ended writes down how: a worker that was killed by a signal can't say so
-itself, and srun tells the supervisor a code only. It computes nothing and holds no socket.
+Finds out which task of the group it is (SLURM_PROCID, from --first-index on), gives the worker its
+environment and its GPUs, starts it, and when it has ended writes down how: a worker that was killed by a
+signal can't say so itself, and srun tells the supervisor a code only. It computes nothing and holds no
+socket. A worker of a type that is started again by itself it kills when the supervisor says so by a file:
+a signal by Slurm would go to all tasks of the step.
 
 SIGTERM is ignored here and in the worker: Slurm sends it to every process of a step when the job is
 cancelled, preempted or out of time, and so does the batch process, the supervisor. That one asks the
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,7 +26,8 @@ from pathlib import Path
 from realsys.api.errors import ClusterError, RealsysError
 from realsys.api.job import StepPlan
 from realsys.api.plan import LaunchPlan, read_plan
-from realsys.api.trial import Failure, TrialFiles, WorkerExit, write_record
+from realsys.api.scheduling import RESTARTED_ALONE
+from realsys.api.trial import Failure, TrialFiles, WorkerExit, read_record, write_record
 from realsys.slurm.gpus import own_devices
 from realsys.worker import exit_codes
 from realsys.worker.environment import task_environment
@@ -32,17 +36,19 @@ from realsys.worker.network import interface_variables
 from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
 from realsys.worker.parent import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
 from realsys.worker.requeued import linger, newer_attempt_of_same_job
+from realsys.worker.task_place import TaskPlace, devices_at, keep_to_cpus, place_of_task
 
 # Slurm kills what is left of a step when its tasks have ended: the worker's heartbeat process (which
 # takes three seconds at most) must have told name resolution by then that the worker is gone.
 HEARTBEAT_ENDS_IN_S = 4.0
+LOOK_S = 1.0  # for the file that asks for a worker's end
 
 
 def main() -> int:
     """Runs one worker as a child; returns its exit code, 128 + signal if one ended it."""
     args = _parse()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    index = int(os.environ["SLURM_PROCID"])
+    index = args.first_index + int(os.environ["SLURM_PROCID"])
     worker = f"{args.worker_type}/{index}"
     files = TrialFiles(Path(args.trial_dir))
     attempt = files.attempt(args.attempt)
@@ -54,7 +60,7 @@ def main() -> int:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - there is no logger yet
         write_record(attempt.words(worker), _last_words(worker, error))
         return exit_codes.FAILED
-    code = child.wait()
+    code = _wait(child, attempt.end_of(worker, args.phase, args.restart), args.worker_type)
     ended = WorkerExit(
         worker=worker,
         host=socket.gethostname(),
@@ -90,15 +96,46 @@ def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
     environment = {
         **task_environment(plan, os.environ),
         **step.env_vars,
-        **_gpus(step),
+        **_gpus(step, args, files.attempt(args.attempt).place_of(f"{args.worker_type}/{index}")),
         PARENT_PID_VARIABLE: str(os.getpid()),
     }
     environment.update(_interface(plan, files, args.attempt, environment))
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environment)
 
 
-def _gpus(step: StepPlan) -> dict[str, str]:
-    """The task's own devices; what Slurm set is right already where Slurm does the binding."""
+def _wait(child: subprocess.Popen[bytes], end: Path, worker_type: str) -> int:
+    """The child's return code. It is killed as soon as the file ``end`` is there."""
+    if worker_type in RESTARTED_ALONE:
+        poll = select.poll()
+        poll.register(os.pidfd_open(child.pid), select.POLLIN)
+        while not poll.poll(LOOK_S * 1000) and not end.exists():
+            pass
+        child.kill()  # nothing if it has ended
+    return child.wait()
+
+
+def _gpus(step: StepPlan, args: argparse.Namespace, told: Path) -> dict[str, str]:
+    """The task's own devices. Of a worker that may be started again they are written down, with its
+    CPUs, and taken again then."""
+    if args.restart:
+        place = read_record(TaskPlace, told)
+        if place is None:
+            raise ClusterError(
+                "where this worker was first started is not known",
+                where=str(told),
+                fix="resume the trial; its folder must be visible on every node",
+            )
+        keep_to_cpus(place)
+        return {"CUDA_VISIBLE_DEVICES": devices_at(place, os.environ)}
+    found = _own_gpus(step)
+    if args.worker_type in RESTARTED_ALONE:
+        visible = {**os.environ, **found}.get("CUDA_VISIBLE_DEVICES", "")
+        write_record(told, place_of_task(step, visible, os.environ))
+    return found
+
+
+def _own_gpus(step: StepPlan) -> dict[str, str]:
+    """What Slurm set is right already where Slurm does the binding."""
     if step.gpu_binding != "visible":
         return {} if step.gpus_per_task else {"CUDA_VISIBLE_DEVICES": ""}
     local = os.environ.get("SLURM_LOCALID")
@@ -139,6 +176,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--plan-hash", required=True)
     parser.add_argument("--phase", required=True)
     parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--first-index", type=int, default=0, help="of the step's workers")
+    parser.add_argument("--restart", type=int, default=0, help="how often it was started again")
     return parser.parse_args()
 
 

@@ -16,7 +16,7 @@ from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore
-from realsys.data_plane.transfer_messages import FRAME_BYTES, TensorReply
+from realsys.data_plane.transfer_messages import FRAME_BYTES, TensorPut, TensorReply, sample_of
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, encode
 from realsys.transport.keys import TrialKeypairs
 
@@ -482,3 +482,37 @@ def test_a_server_that_ends_by_itself_tells_its_worker(monkeypatch: pytest.Monke
     with pytest.raises(ClusterError, match="no memory left"):
         server.raise_failure()
     server.stop()
+
+
+def test_a_sample_is_put_where_it_will_be_used():
+    """Bits, dtypes and lengths arrive, and what does not fit together is refused."""
+    sample = SequenceSample.from_tensors(
+        ["a", "b"],
+        {"x": [[2, 1], [3]], "big": [[1], [1]], "none": [[0], [0]]},
+        {
+            "x": torch.arange(6),
+            "big": torch.rand(2, 700_000),
+            "none": torch.empty(0, dtype=torch.bool),
+        },
+    )
+    store = TensorStore()
+    with serving(store) as server, fetching(server.endpoint) as client:
+        client.put(0, sample, timeout_s=20)
+        found = store.get(sample.meta)
+        for key, x in sample.data.items():
+            assert_same(found.data[key], x)
+    with serving(store) as server, fetching(server.endpoint, attempt=ATTEMPT - 1) as client:
+        with pytest.raises(RemoteError, match="model_worker/0 did not take .*attempt"):
+            client.put(0, sample, timeout_s=20)
+    put = TensorPut(
+        trial=TRIAL,
+        attempt=ATTEMPT,
+        token="",
+        meta=sample.meta,
+        keys=("x", "big", "none"),
+        frames=(1, 1, 0),
+    )
+    with pytest.raises(ProtocolError, match="1 frames came for keys"):
+        sample_of(put, [b""])
+    with pytest.raises(ProtocolError, match="7 bytes of 2 datapoints"):
+        sample_of(put, [b"1234567", b""])

@@ -15,9 +15,10 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
-from realsys.master.ahead import Ahead, read_ahead, write_ahead
+from realsys.master.master_state import Ahead, MasterState, read_state, write_state
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
+from realsys.master.feeds import DataSetFeed
 from realsys.master.function_executor import FunctionExecutor
 from realsys.master.idle import pools_of
 from realsys.master.model_function_call import ModelFunctionCall
@@ -130,8 +131,12 @@ def make_executor(workers, max_staleness):
         storage=storage,
         workers=workers,
         hooks=hooks,
-        schedule=DataSchedule(dataset_size=100, batch_size=BATCH, seed=1, shuffle=False),
-        data_workers=[1],
+        feed=DataSetFeed(
+            DataSchedule(dataset_size=100, batch_size=BATCH, seed=1, shuffle=False),
+            workers=workers,
+            data_workers=[1],
+        ),
+        after_call=None,
         pools=pools_of(SHARDS),
         max_staleness=max_staleness,
         last_step=STEPS,
@@ -189,8 +194,8 @@ def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
 
     ahead = asyncio.run(first())
     assert ahead.step == 3
-    write_ahead(tmp_path / "ahead.json", ahead)
-    assert read_ahead(tmp_path / "ahead.json") == ahead
+    write_state(tmp_path / "master.json", MasterState(ahead=ahead))
+    assert read_state(tmp_path / "master.json").ahead == ahead
     assert msgspec.json.decode(msgspec.json.encode(ahead), type=Ahead) == ahead
 
     async def second():

@@ -24,7 +24,7 @@ from realsys.api.model import (
     PipelinableEngine,
 )
 from realsys.backends.data_parallel import DataParallel
-from realsys.backends.engine import INPUT, PostHook, answer_prompts, weights_of
+from realsys.backends.engine import PostHook, answer_prompts, weights_of
 from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.schedule import UseOutput, run_microbatches
@@ -33,6 +33,7 @@ from realsys.backends.megatron.whole_model import gathered, plain_module, skelet
 from realsys.backends.offload import Parkable
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
+from realsys.data_plane.answers_layout import INPUT
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.models.hf import save_hf
 from realsys.param_realloc.boxes import Box

@@ -1,0 +1,37 @@
+"""``ppo-math-async``: ``ppo-math`` with generation servers that sample while the model workers train.
+
+    rollout workers ⇄ generation servers
+          └─ answers, scored ─▶ ref_inf ────┐
+                                actor_inf ──┼─ actor_train ─▶ new weights to the servers
+                                critic_inf ─┴─ critic_train
+
+The same settings as ``ppo-math`` with ``mode=async`` set, and the objective that answers of older weights
+need (decoupled PPO). ``max_staleness`` bounds how old they may be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from experiments.math_rl import MODES
+from experiments.ppo_math import PPOMathExperiment
+from realsys.api.model import GenerationHyperparameters
+from realsys.api.options import PPOHyperparameters, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOMathAsyncExperiment(PPOMathExperiment):
+    """PPO on math questions, asynchronous."""
+
+    mode: str = option("async", "see ppo-math", choices=MODES)
+    ppo: PPOHyperparameters = option(
+        PPOHyperparameters(
+            gen=GenerationHyperparameters(max_new_tokens=16),
+            kl_ctl=0.01,
+            gae_lambda=0.95,
+            entropy_coef=0.01,
+            use_decoupled_loss=True,
+            correction="cap",
+        ),
+        "the algorithm",
+    )

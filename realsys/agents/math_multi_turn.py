@@ -1,0 +1,44 @@
+"""Several tries at one question: what the environment says to a wrong answer is read before the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.agents.spoken_text import next_turn, said
+from realsys.agents.transcript import Transcript
+from realsys.api.agent import Agent, Ask, Environment, Trajectory
+from realsys.api.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathMultiTurn(Agent):
+    """Answers until the environment is done, at most ``max_turns`` times; rewards add up.
+
+    How many tries are worth something is the environment's business (``math_verify``: ``turns``).
+    """
+
+    max_turns: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ConfigError(
+                f"max_turns is {self.max_turns}", where="agent math_multi_turn", fix="use 1 or more"
+            )
+
+    async def run(
+        self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
+    ) -> Trajectory:
+        transcript, reward = Transcript(prompt), 0.0
+        for turn in range(1, self.max_turns + 1):
+            answer = await ask(transcript.tokens, None)
+            transcript.answered(answer)
+            observation = await environment.step(said(tokenizer, answer.tokens))
+            reward += observation.reward
+            if observation.done or turn == self.max_turns:
+                break  # nobody will read what the environment says now
+            last_token = transcript.tokens[-1]
+            transcript.observed(next_turn(tokenizer, observation.text, last_token=last_token))
+        stats = {"turns": float(turn), **observation.info}
+        return transcript.trajectory(reward=reward, truncated=not answer.stopped, stats=stats)

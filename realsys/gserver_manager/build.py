@@ -1,0 +1,125 @@
+"""Wires the manager of generation servers together: store, messages, record, loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from realsys.api.experiment import GserverManager
+from realsys.gserver_manager.fleet import Fleet, MakeClient
+from realsys.gserver_manager.manager import Manager
+from realsys.gserver_manager.quarantine import Quarantine, Rules
+from realsys.gserver_manager.record import Event, GenerationRecord
+from realsys.gserver_manager.registrations import Registrations, RegistrationWatch
+from realsys.gserver_manager.routing import Policy, Router
+from realsys.gserver_manager.source_note import SourceNote
+from realsys.gserver_manager.updates import UpdateMode, Updates
+from realsys.serving.api import GenerationClient, ServerAddress
+from realsys.serving.client import HttpGenerationClient
+from realsys.serving.secret import bearer_key
+from realsys.transport.channel import RequestServer
+from realsys.transport.keys import TrialKeypairs
+from realsys.transport.rollout_messages import ToManager
+from realsys.worker import exit_codes
+from realsys.worker.commands import Verb
+from realsys.worker.lifecycle import WorkerEvent
+from realsys.worker.runner import WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+
+def run(runner: WorkerRunner) -> int:
+    """Runs the manager to its end; returns its exit code."""
+    return asyncio.run(_run(runner))
+
+
+async def _run(runner: WorkerRunner) -> int:
+    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
+    record = GenerationRecord(runner.phase_files.generation, attempt=runner.attempt.number)
+    note = SourceNote(runner.attempt_files.rendezvous / f"{runner.phase.name}.newest-weights.json")
+    try:
+        manager = make_manager(
+            runner.config,
+            make_client=partial(_make_client, bearer_key(keypairs)),
+            record=record,
+            note=note,
+        )
+        await _serve(runner, manager, keypairs)
+    finally:
+        record.close()
+    return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+
+
+def make_manager(
+    config: GserverManager,
+    *,
+    make_client: MakeClient,
+    record: GenerationRecord,
+    note: SourceNote,
+) -> Manager:
+    """The manager that a configuration asks for. Needs a running event loop, which owns it."""
+    newest = note.read()
+    fleet = Fleet(
+        Router(Policy(config.schedule_policy), num_servers=config.n_servers),
+        Quarantine(Rules(failures=config.sick_after, check_every_s=config.check_every_s)),
+        make_client=make_client,
+        record=record,
+        server_limit=config.server_limit,
+    )
+    updates = Updates(
+        fleet,
+        mode=UpdateMode(config.update_mode),
+        share=config.update_share,
+        timeout_s=config.flush_request_timeout,
+        newest=newest,
+    )
+    record.write(Event.MANAGER_UP, version=newest.version if newest else None)
+    return Manager(fleet, updates, remember=note.write)
+
+
+def _make_client(key: str, address: ServerAddress) -> GenerationClient:
+    return HttpGenerationClient(address.url, key, name=f"generation_server/{address.index}")
+
+
+async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs) -> None:
+    """Listens, registers, and serves until the master says that the run is over."""
+    loop = asyncio.get_running_loop()
+
+    def on_change(found: Registrations) -> None:
+        loop.call_soon_threadsafe(manager.registered, found)
+
+    def leave() -> None:
+        loop.call_soon_threadsafe(manager.leave)
+
+    runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+    runner.controls.leave = leave
+    server = RequestServer(
+        name=runner.name,
+        trial=runner.plan.trial,
+        attempt=runner.attempt.number,
+        token=runner.attempt.token,
+        keypairs=keypairs,
+        request_type=ToManager,
+        bind_host=runner.host,
+        ports=runner.ports,
+    )
+    async with server:
+        # The heartbeat process may take its time to register: calls are answered meanwhile.
+        serving = loop.create_task(server.serve(manager.handle), name="messages")
+        managing = loop.create_task(manager.run(), name="checks")
+        try:
+            await asyncio.to_thread(runner.register, control=server.endpoint)
+            runner.move(WorkerEvent.STARTED, mfc="routing")
+            with RegistrationWatch(
+                runner.store, runner.keys, token=runner.attempt.token, on_change=on_change
+            ):
+                await asyncio.wait({serving, managing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (managing, serving):
+                task.cancel()
+            ended = await asyncio.gather(managing, serving, return_exceptions=True)
+    for outcome in ended:
+        if isinstance(outcome, Exception):
+            raise outcome
+    runner.move(WorkerEvent.FINISHED_CALL)

@@ -1,0 +1,204 @@
+"""The manager's service: gives requests a server, brings new weights to servers, looks after them.
+
+    rollout workers ─ AskServer, DoneWith ─▶ Manager ─ checks, updates ─▶ generation servers
+    master ─ NewWeights, AskManager, Leave ─▶
+
+One event loop; all state is touched by it alone. Nothing here is needed by anybody after its death: a
+manager that is started again asks the servers, starts with zero counters, and what it does not know to be
+running is ignored when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from realsys.api.progress import tick
+from realsys.gserver_manager.checks import check
+from realsys.gserver_manager.fleet import Fleet, Member
+from realsys.gserver_manager.record import Event
+from realsys.gserver_manager.registrations import Registrations
+from realsys.gserver_manager.routing import Asked
+from realsys.gserver_manager.updates import Updates
+from realsys.serving.api import WeightSource
+from realsys.transport import rollout_messages as rm
+from realsys.transport.codec import decode
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_S = 300.0  # of one AskServer, whatever it asks for
+IDLE_S = 1.0  # the loop wakes this often at least, and ticks
+
+
+class Manager:
+    """Answers ``ToManager`` messages (``handle``) and looks after the servers (``run``).
+
+    Args:
+        remember: notes the newest source for a manager that is started again.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        updates: Updates,
+        *,
+        remember: Callable[[WeightSource], None] = lambda source: None,
+    ) -> None:
+        self.fleet, self.updates = fleet, updates
+        self._router, self._remember = fleet.router, remember
+        self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # of requests that wait
+        self._rollout_workers: dict[str, str] = {}
+        self._news, self._leaving = asyncio.Event(), False
+        fleet.on_change = self._servers_changed
+
+    # ---- messages ---------------------------------------------------------------------------
+
+    async def handle(self, request: rm.ToManager) -> rm.FromManager:
+        """The reply to one message. Raises ProtocolError for weights that can't be read."""
+        tick()
+        if isinstance(request, rm.AskServer):
+            return await self._ask_server(request)
+        if isinstance(request, rm.DoneWith):
+            return self._done_with(request)
+        if isinstance(request, rm.NewWeights):
+            source = decode(request.source, WeightSource)
+            if self.updates.take(source):
+                self._remember(source)
+            return await self.updates.bring_all(source)
+        if isinstance(request, rm.AskManager):
+            return self.view()
+        self.leave()
+        return rm.Accepted()
+
+    async def _ask_server(self, ask: rm.AskServer) -> rm.UseServer:
+        asked = Asked(
+            rid=ask.rid,
+            group=ask.group,
+            num_tokens=ask.num_tokens,
+            min_version=ask.min_version,
+            former=ask.server,
+            worker=ask.worker,
+        )
+        self._tell(ask.rid, rm.UseServer(why="it was asked again"))
+        answer: asyncio.Future[rm.UseServer] = asyncio.get_running_loop().create_future()
+        self._answers[ask.rid] = answer
+        self._router.ask(asked)
+        self._give_out()
+        try:
+            # Not wait_for: a server that is given at the very deadline must not be lost.
+            await asyncio.wait({answer}, timeout=min(max(ask.wait_s, 0.0), MAX_WAIT_S))
+            if answer.done():
+                return answer.result()
+            return rm.UseServer(why=self._router.why_not(asked))
+        finally:
+            if self._answers.get(ask.rid) is answer:
+                del self._answers[ask.rid]
+                self._router.withdraw(ask.rid)
+
+    def _done_with(self, done: rm.DoneWith) -> rm.Accepted:
+        if done.server < 0 and self._router.withdraw(done.rid):
+            self._tell(done.rid, rm.UseServer(why="it was given up"))
+        if self._router.done(done.rid, done.server) and done.server in self.fleet.members:
+            if done.broken:
+                self.fleet.request_broke(self.fleet.members[done.server], done.why)
+            else:
+                self.fleet.quarantine.request_ended(done.server)
+        self._give_out()
+        return rm.Accepted()
+
+    def view(self) -> rm.ManagerView:
+        """How the servers do."""
+        return rm.ManagerView(
+            versions=self.fleet.versions,
+            sick=self.fleet.sick_members,
+            running=self._router.running,
+            waiting=self._router.num_waiting,
+        )
+
+    def leave(self) -> None:
+        """Lets ``run`` end."""
+        self._leaving = True
+        self._news.set()
+
+    # ---- what changes ---------------------------------------------------------------------------
+
+    def registered(self, found: Registrations) -> None:
+        """All registrations there are (registrations.py)."""
+        former, self._rollout_workers = self._rollout_workers, dict(found.rollout_workers)
+        for worker, incarnation in former.items():
+            if self._rollout_workers.get(worker) != incarnation:
+                self._worker_lost(worker)
+        self.fleet.registered(found.servers)
+
+    def _worker_lost(self, worker: str) -> None:
+        """Whatever it held is free again. Were it only cut off from the store, its servers get somewhat
+        more requests than their limit for a while."""
+        for rid in self._router.worker_lost(worker):
+            self._tell(rid, rm.UseServer(why=f"{worker} was lost"))
+        logger.info("rollout worker gone worker=%s", worker)
+        self.fleet.record.write(Event.WORKER_LOST, worker=worker)
+
+    def _servers_changed(self) -> None:
+        self._give_out()
+        self._news.set()
+
+    def _give_out(self) -> None:
+        """Answers those that wait and can have a server now."""
+        for rid, server in self._router.place(now_s=self.fleet.now_s()):
+            member = self.fleet.members[server]
+            url, version = member.registered.address.url, self.fleet.version(member)
+            self._tell(rid, rm.UseServer(server=server, url=url, version=version))
+
+    def _tell(self, rid: str, answer: rm.UseServer) -> None:
+        if (waiting := self._answers.pop(rid, None)) is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    # ---- the loop -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Checks servers as they are due, until ``leave``. Closes their clients at the end."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                checks: set[asyncio.Task[Any]] = set()
+                while not self._leaving:
+                    tick()
+                    self._start_checks(tasks, checks)
+                    await self.fleet.close_left()
+                    await self._wait_for_news()
+                for task in checks:
+                    task.cancel()
+        finally:
+            await self.fleet.close_left(everyone=True)
+
+    def _start_checks(self, tasks: asyncio.TaskGroup, checks: set[asyncio.Task[Any]]) -> None:
+        now_s, quarantine = self.fleet.now_s(), self.fleet.quarantine
+        for server in quarantine.due(now_s=now_s):
+            member = self.fleet.members[server]
+            if member.checking or member.lock.locked():
+                quarantine.look_at(server, now_s + IDLE_S)
+                continue
+            quarantine.look_at(server, math.inf)  # the check says when next
+            member.checking = True
+            task = tasks.create_task(self._check(member), name=f"check of {member.name}")
+            checks.add(task)
+            task.add_done_callback(checks.discard)
+
+    async def _check(self, member: Member) -> None:
+        try:
+            await check(member, self.fleet, self.updates)
+        finally:
+            member.checking = False
+            self._servers_changed()
+
+    async def _wait_for_news(self) -> None:
+        next_s = self.fleet.quarantine.next_due_s()
+        pause_s = IDLE_S if next_s is None else min(IDLE_S, max(0.0, next_s - self.fleet.now_s()))
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()

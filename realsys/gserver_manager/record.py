@@ -1,0 +1,59 @@
+"""What the manager did, one JSON line each: ``generation.jsonl`` in the phase's folder.
+
+Read by people and by the report. ``event`` is one of ``Event``; ``at`` is seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import RealsysError
+from realsys.observability.jsonl import JsonlAppender
+
+logger = logging.getLogger(__name__)
+
+
+class Event(StrEnum):
+    """What can have happened."""
+
+    MANAGER_UP = "manager_up"
+    SERVER_UP = "server_up"  # a new process answers, has the newest weights and takes requests
+    SERVER_SICK = "server_sick"  # ``why``; it takes none
+    SERVER_BACK = "server_back"  # the same process again
+    UPDATE_START = "update_start"  # to ``version``, of ``servers``
+    UPDATE_END = "update_end"  # ``seconds``, ``paused_s`` (the longest), ``failed``: server → why
+    WORKER_LOST = "worker_lost"  # ``worker``: what it held is counted out
+
+
+class GenerationRecord:
+    """Appends to the record. A disk that refuses is told once and holds up nobody's requests."""
+
+    def __init__(self, path: Path, *, attempt: int) -> None:
+        """Raises ClusterError when the file can't be written at all."""
+        self._file = JsonlAppender(path)
+        self._attempt = attempt
+        self._refused = False
+
+    def write(self, event: Event, **fields: Any) -> None:
+        """One line."""
+        row = {
+            "at": round(time.time(), 3),
+            "event": event.value,
+            "attempt": self._attempt,
+            **fields,
+        }
+        try:
+            self._file.append(row)
+            self._refused = False
+        except RealsysError as error:
+            if not self._refused:
+                logger.warning("record not written event=%s error=%s", event, error.what)
+            self._refused = True
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

@@ -1,0 +1,108 @@
+"""Tells the manager which generation servers and rollout workers are registered, whenever that changes.
+
+On a thread of its own, because the store may take its time. A worker that was started again has another
+process behind the same key: ``incarnation`` tells them apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from realsys.api.errors import RealsysError
+from realsys.api.scheduling import WorkerType
+from realsys.api.trial import WorkerRecord, loads
+from realsys.gserver_manager.fleet import Registered
+from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.store import NameResolve, Watch
+from realsys.serving.api import ServerAddress
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+LIST_EVERY_S = 30.0  # also without news: a record that could not be read may be readable now
+_TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registrations:
+    """Servers by index; rollout workers by name, with their incarnation."""
+
+    servers: Mapping[int, Registered] = field(default_factory=dict)
+    rollout_workers: Mapping[str, str] = field(default_factory=dict)
+
+
+def registrations(store: NameResolve, keys: TrialKeys, *, token: str) -> Registrations:
+    """Those of one attempt. Raises StoreError."""
+    servers: dict[int, Registered] = {}
+    workers: dict[str, str] = {}
+    for kind in _TYPES:
+        for entry in store.get_subtree(f"{keys.workers}/{kind.value}"):
+            try:
+                record = loads(WorkerRecord, entry.value, where=entry.key)
+                index = int(record.worker.rpartition("/")[2])
+            except (RealsysError, ValueError) as error:
+                logger.warning("registration not understood key=%s error=%s", entry.key, error)
+                continue
+            incarnation = f"{record.host}:{record.pid}:{record.start}"
+            if record.token != token:
+                continue
+            if kind is WorkerType.GENERATION_SERVER:
+                address = ServerAddress(index=index, url=record.control)
+                servers[index] = Registered(address=address, incarnation=incarnation)
+            else:
+                workers[record.worker] = incarnation
+    return Registrations(servers=servers, rollout_workers=workers)
+
+
+class RegistrationWatch:
+    """Follows the store. Use as a context manager.
+
+    Args:
+        token: the attempt's; other attempts' registrations are not seen.
+        on_change: called on the watching thread with all registrations, first when it starts.
+    """
+
+    def __init__(
+        self,
+        store: NameResolve,
+        keys: TrialKeys,
+        *,
+        token: str,
+        on_change: Callable[[Registrations], None],
+    ) -> None:
+        self._store, self._keys, self._token, self._on_change = store, keys, token, on_change
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="registrations", daemon=True)
+
+    def __enter__(self) -> RegistrationWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+
+    def _follow(self) -> None:
+        told: Registrations | None = None
+        while not self._ended.is_set():
+            try:
+                # Watch first, then list: what comes in between is seen twice, not missed.
+                prefixes = [f"{self._keys.workers}/{kind.value}" for kind in _TYPES]
+                with self._store.watch(*prefixes) as watch:
+                    while not self._ended.is_set():
+                        found = registrations(self._store, self._keys, token=self._token)
+                        if found != told:
+                            told = found
+                            self._on_change(found)
+                        self._wait_for_news(watch)
+            except RealsysError as error:  # the store is away; servers are still checked meanwhile
+                logger.warning("registrations not read error=%s", error.what)
+                self._ended.wait(POLL_S)
+
+    def _wait_for_news(self, watch: Watch) -> None:
+        for _ in range(int(LIST_EVERY_S / POLL_S)):
+            if watch.poll(POLL_S) or self._ended.is_set():
+                return

@@ -1,0 +1,251 @@
+"""Which server goes on with a request, and who waits for one (pure).
+
+For manager.py. A request is counted in when it is placed and out when it is done, its server starts
+anew, or its worker is lost: by its id, so that each happens once and counters can't drift. What can't be
+placed waits in order of arrival; ``place`` gives out what has become free, oldest first. Whether a server
+is well is quarantine.py's decision.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_GROUPS = 8192  # whose server is remembered; an older group is placed like a new one
+MAX_ARRIVALS = 65536  # whose place in the order is remembered over repeated asking
+
+
+class Policy(StrEnum):
+    """How one of several servers is chosen. Names as in ``GserverManager.schedule_policy``."""
+
+    ROUND_ROBIN = "round_robin"
+    LEAST_REQUESTS = "least_requests"
+    LEAST_TOKENS = "least_tokens"
+    STICKY = "sticky"  # the server of the request's group; a new group: least_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request that needs a server. Fields as in ``rollout_messages.AskServer``."""
+
+    rid: str
+    group: str = ""
+    num_tokens: int = 0
+    min_version: int = 0
+    former: int = -1  # the server that had it before
+    worker: str = ""
+
+
+@dataclass(kw_only=True)
+class ServerLoad:
+    """One server as the router sees it.
+
+    Attributes:
+        version: of its weights; -1: not known.
+        unfit: why it takes nothing; empty: it is well.
+        draining: it takes nothing new for now.
+        limit: most requests at a time; 0: any number.
+    """
+
+    version: int = -1
+    unfit: str = "not registered"
+    draining: bool = False
+    limit: int = 0
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return 0 < self.limit <= self.num_requests
+
+    def refusal(self, asked: Asked) -> str:
+        """Why it can't take the request, apart from room; empty: it can."""
+        if self.unfit:
+            return self.unfit
+        if self.draining:
+            return "is being updated"
+        if self.version < asked.min_version:
+            return f"has version {self.version}, {asked.min_version} is needed"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Placed:
+    server: int
+    num_tokens: int
+    worker: str
+    since_s: float
+
+
+class Router:
+    """Servers, what runs on them, and what waits.
+
+    Call ``place`` after everything that may have made room; then the rule holds that nobody waits whom a
+    server with room could take.
+    """
+
+    def __init__(self, policy: Policy, *, num_servers: int) -> None:
+        self.policy = policy
+        self.servers: dict[int, ServerLoad] = {i: ServerLoad() for i in range(num_servers)}
+        self._placed: dict[str, _Placed] = {}
+        self._waiting: dict[str, tuple[int, Asked]] = {}
+        self._queue: list[tuple[int, str]] = []  # (arrival, rid), sorted
+        self._arrivals: OrderedDict[str, int] = OrderedDict()
+        self._num_arrivals = 0
+        self._homes: OrderedDict[str, int] = OrderedDict()  # group → server
+        self._last = -1  # of round_robin
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    def ask(self, asked: Asked) -> None:
+        """The request waits from now; ``place`` gives it a server.
+
+        Asked again, it keeps its place in the order, and where it was counted in it is out: whoever asks
+        has left the server it had.
+        """
+        self.done(asked.rid)
+        self.withdraw(asked.rid)
+        if asked.rid not in self._arrivals:
+            self._num_arrivals += 1
+        arrival = self._arrivals.setdefault(asked.rid, self._num_arrivals)
+        self._arrivals.move_to_end(asked.rid)
+        if len(self._arrivals) > MAX_ARRIVALS:
+            self._arrivals.popitem(last=False)
+        self._waiting[asked.rid] = (arrival, asked)
+        insort(self._queue, (arrival, asked.rid))
+
+    def place(self, *, now_s: float) -> list[tuple[str, int]]:
+        """Counts in whatever waits and can be placed, oldest first; (request id, server) of each."""
+        granted: list[tuple[str, int]] = []
+        open_ = {i: s.version for i, s in self.servers.items() if self._is_open(s)}
+        for _, rid in list(self._queue) if open_ else ():
+            asked = self._waiting[rid][1]
+            able = [i for i, version in open_.items() if version >= asked.min_version]
+            if not able:
+                continue
+            chosen = self._choose(asked, able)
+            self.withdraw(rid)
+            self._count_in(asked, chosen, now_s)
+            granted.append((rid, chosen))
+            if self.servers[chosen].is_full:
+                del open_[chosen]
+                if not open_:
+                    break
+        return granted
+
+    def withdraw(self, rid: str) -> bool:
+        """It waits no longer; True if it did. Its place in the order is kept, should it ask again."""
+        if (waiting := self._waiting.pop(rid, None)) is None:
+            return False
+        del self._queue[bisect_left(self._queue, (waiting[0], rid))]
+        return True
+
+    def done(self, rid: str, server: int = -1) -> bool:
+        """Counts it out; False if it was not in, or on another server than the one that is named."""
+        placed = self._placed.get(rid)
+        if placed is None or server not in (-1, placed.server):
+            return False
+        del self._placed[rid]
+        load = self.servers[placed.server]
+        load.num_requests -= 1
+        load.num_tokens -= placed.num_tokens
+        return True
+
+    def worker_lost(self, worker: str) -> list[str]:
+        """Nobody will say that this worker's requests are done: they are out. Ids of those that waited."""
+        for rid in [rid for rid, placed in self._placed.items() if placed.worker == worker]:
+            self.done(rid)
+        waiting = [rid for rid, (_, asked) in self._waiting.items() if asked.worker == worker]
+        for rid in waiting:
+            self.withdraw(rid)
+        return waiting
+
+    def forget_idle(self, server: int, *, before_s: float) -> int:
+        """Counts out what was placed there before a time; returns how many. For a server that says it
+        holds nothing: whoever asked never came."""
+        old = [
+            rid
+            for rid, placed in self._placed.items()
+            if placed.server == server and placed.since_s < before_s
+        ]
+        for rid in old:
+            self.done(rid)
+        return len(old)
+
+    # ---- servers --------------------------------------------------------------------------------
+
+    def starts_anew(self, server: int, *, why: str) -> None:
+        """A new process stands behind this index: what the former one held is gone."""
+        for rid in [rid for rid, placed in self._placed.items() if placed.server == server]:
+            self.done(rid)
+        self.servers[server] = ServerLoad(unfit=why)
+
+    def set_unfit(self, server: int, why: str) -> None:
+        """It takes nothing from now, because …; empty: it is well."""
+        self.servers[server].unfit = why
+
+    # ---- views ----------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a server."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> Mapping[int, int]:
+        """Server → requests counted in."""
+        return {i: server.num_requests for i, server in self.servers.items()}
+
+    def why_not(self, asked: Asked) -> str:
+        """What keeps each server from taking the request, in words."""
+        reasons = []
+        for index, server in sorted(self.servers.items()):
+            full = f"is full ({server.num_requests} of {server.limit})" if server.is_full else ""
+            why = server.refusal(asked) or full or "has room"
+            reasons.append(f"generation_server/{index}: {why}")
+        return "; ".join(reasons) or "there are no generation servers"
+
+    # ---- choice ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_open(server: ServerLoad) -> bool:
+        return not (server.unfit or server.draining or server.is_full)
+
+    def _choose(self, asked: Asked, able: list[int]) -> int:
+        if asked.former in able:  # its tokens may still be cached there
+            return asked.former
+        if self.policy is Policy.ROUND_ROBIN:
+            self._last = min((i for i in able if i > self._last), default=min(able))
+            return self._last
+        if self.policy is Policy.LEAST_REQUESTS:
+            return min(able, key=lambda i: (self.servers[i].num_requests, i))
+        if self.policy is Policy.STICKY:
+            return self._at_home(asked, able)
+        return self._lightest(able)
+
+    def _lightest(self, able: list[int]) -> int:
+        return min(
+            able, key=lambda i: (self.servers[i].num_tokens, self.servers[i].num_requests, i)
+        )
+
+    def _at_home(self, asked: Asked, able: list[int]) -> int:
+        home = self._homes.get(asked.group)
+        if home in able:
+            self._homes.move_to_end(asked.group)
+            return home
+        chosen = self._lightest(able)
+        # A home that is only full stays the home: the rest of the group still finds its prefix there.
+        if asked.group and (home is None or self.servers[home].refusal(asked)):
+            self._homes[asked.group] = chosen
+            if len(self._homes) > MAX_GROUPS:
+                self._homes.popitem(last=False)
+        return chosen
+
+    def _count_in(self, asked: Asked, server: int, now_s: float) -> None:
+        self._placed[asked.rid] = _Placed(server, asked.num_tokens, asked.worker, now_s)
+        load = self.servers[server]
+        load.num_requests += 1
+        load.num_tokens += asked.num_tokens

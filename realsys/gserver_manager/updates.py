@@ -1,0 +1,152 @@
+"""Brings servers to the newest weights: all at once, or a share of them at a time.
+
+For manager.py (new weights came) and checks.py (a server that comes is brought up before it gets requests).
+Each server is updated by one at a time, always to the newest source there is: one that was queued behind
+it is passed over. A server that fails is left out and its requests are told to go; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from realsys.api.errors import InternalError
+from realsys.gserver_manager.fleet import Fleet, Member, told
+from realsys.gserver_manager.record import Event
+from realsys.serving.api import WeightSource
+from realsys.transport.rollout_messages import ServersAt
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 5.0  # over the client's own deadline
+ABORT_S = 5.0
+
+
+class UpdateMode(StrEnum):
+    """Names as in ``GserverManager.update_mode``."""
+
+    ALL_AT_ONCE = "all_at_once"
+    ROLLING = "rolling"
+
+
+def waves(servers: Sequence[int], *, mode: UpdateMode, share: float) -> list[list[int]]:
+    """Which servers are updated together, one list after the other; ``share`` of all in each (pure)."""
+    if not servers:
+        return []
+    size = (
+        len(servers) if mode is UpdateMode.ALL_AT_ONCE else max(1, math.floor(share * len(servers)))
+    )
+    return [list(servers[i : i + size]) for i in range(0, len(servers), size)]
+
+
+class Updates:
+    """Knows the newest source.
+
+    Args:
+        timeout_s: for one server.
+        newest: what an earlier manager knew.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        mode: UpdateMode = UpdateMode.ALL_AT_ONCE,
+        share: float = 0.25,
+        timeout_s: float = 120.0,
+        newest: WeightSource | None = None,
+    ) -> None:
+        self._fleet, self._mode, self._share, self._timeout_s = fleet, mode, share, timeout_s
+        self.newest = newest
+
+    def take(self, source: WeightSource) -> bool:
+        """Makes it the one that servers are brought to; False if a newer one is known."""
+        if self.newest is not None and source.version < self.newest.version:
+            logger.info(
+                "weights passed over version=%d newest=%d", source.version, self.newest.version
+            )
+            return False
+        self.newest = source
+        now_s = self._fleet.now_s()
+        for index in self._fleet.quarantine.sick:  # it may have been the source that was wrong
+            self._fleet.quarantine.look_at(index, now_s)
+        self._fleet.on_change()
+        return True
+
+    async def bring_all(self, source: WeightSource) -> ServersAt:
+        """Returns when each server that takes requests has this version or a newer one."""
+        self.take(source)
+        fleet, began_s = self._fleet, self._fleet.now_s()
+        members = {member.index: member for member in fleet.well_members}
+        plan = waves(list(members), mode=self._mode, share=self._share)
+        fleet.record.write(Event.UPDATE_START, version=source.version, servers=list(members))
+        for wave in plan:
+            async with asyncio.TaskGroup() as group:
+                for index in wave:
+                    name = f"update generation_server/{index} to {source.version}"
+                    group.create_task(self.bring_up(members[index]), name=name)
+        seconds = fleet.now_s() - began_s
+        taken = [m.taken for m in members.values() if m.taken and m.taken.version >= source.version]
+        paused_s = max((t.paused_s for t in taken), default=0.0)
+        sick = fleet.sick_members
+        fleet.record.write(
+            Event.UPDATE_END,
+            version=source.version,
+            seconds=round(seconds, 3),
+            paused_s=round(paused_s, 3),
+            num_bytes=sum(t.num_bytes for t in taken),
+            failed={str(i): why for i, why in sick.items() if i in members},
+        )
+        logger.info("servers updated version=%d seconds=%.2f", source.version, seconds)
+        return ServersAt(
+            versions=fleet.versions,
+            sick=sick,
+            seconds=seconds,
+            paused_s=paused_s,
+            num_bytes=sum(t.num_bytes for t in taken),
+        )
+
+    async def bring_up(self, member: Member) -> bool:
+        """Brings one server to the newest source; False: it failed (and is sick) or was replaced."""
+        async with member.lock:
+            while self.newest is not None and self._fleet.version(member) < self.newest.version:
+                source = self.newest
+                why = await self._update(member, source)
+                if not self._fleet.is_current(member):
+                    return False
+                if why and self.newest is source:
+                    self._fleet.sick(member, f"update to version {source.version} failed: {why}")
+                    await self._send_away(member)
+                    return False
+        return self._fleet.is_current(member)
+
+    async def _update(self, member: Member, source: WeightSource) -> str:
+        """Why it failed; empty: it did not."""
+        member.num_updates += 1
+        if self._mode is UpdateMode.ROLLING:
+            self._fleet.drains(member, True)
+        try:
+            async with asyncio.timeout(self._timeout_s + GRACE_S):
+                taken = await member.client.update_weights(source, timeout_s=self._timeout_s)
+            if taken.version < source.version:
+                raise InternalError(f"it took version {taken.version}", where=member.name)
+        except Exception as error:  # whatever it is: the others go on, and this one is tried again
+            return told(error)
+        else:
+            if self._fleet.is_current(member):
+                self._fleet.took(member, taken)
+            return ""
+        finally:
+            if self._fleet.is_current(member):
+                self._fleet.drains(member, False)
+
+    async def _send_away(self, member: Member) -> None:
+        """Ends its requests, with the tokens they have: who waits for them asks for another server."""
+        try:
+            async with asyncio.timeout(ABORT_S):
+                await member.client.abort(every=True)
+        except Exception as error:  # then they find out by their own deadline
+            logger.info("requests not ended server=%d error=%s", member.index, told(error))

@@ -1,0 +1,123 @@
+"""What the policy minimises on one micro-batch: PPO's loss over its answer tokens, less the entropy bonus.
+
+Formulas are in realsys/algorithms/policy_loss.py; here is which keys of a batch they are fed with, which
+tokens count, and by what an engine weighs micro-batches so that their cut does not matter.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from realsys.algorithms.logprobs import entropy, gather_logprobs
+from realsys.algorithms.policy_loss import (
+    Aggregation,
+    aggregate,
+    aggregation_weight,
+    ppo_policy_loss,
+    sum_per_sequence,
+)
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.interfaces.answers import INPUT, answer_logits, answer_mask
+from realsys.interfaces.off_policy import WEIGHTS
+from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, PPOSettings
+
+_TOKENS = "tokens_per_weight"
+
+
+class PolicyObjective:
+    """The loss that the settings describe.
+
+    Attributes:
+        aggregation: how tokens add up.
+    """
+
+    def __init__(self, settings: PPOSettings) -> None:
+        self._settings = settings
+        # Its options are checked where it is used.
+        self.aggregation: Aggregation = settings.loss_aggregation  # type: ignore[assignment]
+
+    def mask(self, data: SequenceSample) -> torch.Tensor:
+        """bool ``[N]``: answer tokens that the policy learns from, before any is left out by its weight."""
+        mask_N = answer_mask(data)
+        if not self._settings.mask_truncated:
+            return mask_N
+        lengths = torch.tensor(data.piece_lengths(INPUT), device=mask_N.device)
+        truncated_N: torch.Tensor = data.data["seq_no_eos_mask"].repeat_interleave(lengths)
+        return mask_N & ~truncated_N
+
+    def weight(self, mb: SequenceSample) -> float:
+        """``loss_weight_fn``: what a micro-batch adds to the denominator of loss and figures."""
+        return self._weight(self.mask(mb), mb)
+
+    def loss(
+        self, logits: torch.Tensor, mb: SequenceSample
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+        """A micro-batch's mean loss, its figures, and the log-ratio of each of its R loss tokens.
+
+        Figures are for ``means_over_tokens``, once the engine has added them up.
+        """
+        settings, mask_N = self._settings, self.mask(mb)
+        logits_RV, tokens_R = answer_logits(logits, mb, mask_N)
+        logprob_R = gather_logprobs(logits_RV, tokens_R, temperature=settings.gen.temperature)
+        old = PROXIMAL if settings.needs_prox_logprobs else BEHAVIOUR
+        old_logprob_R = mb.data[old][mask_N]
+        every_R = torch.ones_like(logprob_R, dtype=torch.bool)
+        loss_R, found = ppo_policy_loss(
+            logprob_R,
+            old_logprob_R,
+            mb.data["advantages"][mask_N],
+            every_R,
+            eps_clip=settings.eps_clip,
+            eps_clip_higher=settings.eps_clip_higher,
+            dual_clip=settings.c_clip,
+            weights=mb.data[WEIGHTS][mask_N] if WEIGHTS in mb.keys else None,
+        )
+        with torch.set_grad_enabled(settings.entropy_coef > 0 and torch.is_grad_enabled()):
+            entropy_R = entropy(logits_RV, temperature=settings.gen.temperature)
+
+        weight, lengths_R = self._weight(mask_N, mb), self._lengths(mask_N, mb)
+
+        def mean(per_token: torch.Tensor, by: Aggregation) -> torch.Tensor:
+            return aggregate(per_token, every_R, by, denominator=weight, lengths=lengths_R)
+
+        loss = mean(loss_R, self.aggregation)
+        if settings.entropy_coef:
+            loss = loss - settings.entropy_coef * mean(entropy_R, self.aggregation)
+        figures = {
+            "importance_weight": mean(found["importance_ratio"], "token_mean"),
+            "clip_ratio": mean(found["clip_fraction"], "token_mean"),
+            "dual_clip_ratio": mean(found["dual_clip_fraction"], "token_mean"),
+            "approx_kl": mean(found["approx_kl_k3"], "token_mean"),
+            "entropy": mean(entropy_R.detach(), "token_mean"),
+        }
+        if self.aggregation != "token_mean":
+            figures[_TOKENS] = mean(torch.ones_like(loss_R), "token_mean")
+        return loss, figures, logprob_R.detach() - old_logprob_R
+
+    def means_over_tokens(self, stats: dict[str, float]) -> dict[str, float]:
+        """``stats`` of a whole step with the figures as means over tokens, however the loss adds up.
+
+        Sums over tokens were divided by numbers of sequences there; so was the number of tokens.
+        """
+        if self.aggregation == "token_mean":
+            return stats
+        tokens = stats[_TOKENS]
+        own = ("importance_weight", "clip_ratio", "dual_clip_ratio", "approx_kl", "entropy")
+        rest = {name: value for name, value in stats.items() if name != _TOKENS}
+        return {**rest, **{name: stats[name] / tokens for name in own}}
+
+    def _weight(self, mask_N: torch.Tensor, mb: SequenceSample) -> float:
+        return aggregation_weight(
+            mask_N,
+            self.aggregation,
+            lengths=mb.piece_lengths(INPUT),
+            norm_length=self._settings.gen.max_new_tokens,
+        )
+
+    def _lengths(self, mask_N: torch.Tensor, mb: SequenceSample) -> list[int] | None:
+        """Loss tokens of each sequence; None where nobody asks."""
+        if self.aggregation == "token_mean":
+            return None
+        counts_B = sum_per_sequence(mask_N.long(), mb.piece_lengths(INPUT))
+        lengths: list[int] = counts_B.tolist()
+        return lengths

@@ -1,0 +1,169 @@
+"""All that a master with rollout workers has beside one without: their desk, and the line to the servers.
+
+Owns its sockets and background tasks; the first of these that fails ends the master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from realsys.api.errors import RealsysError
+from realsys.api.experiment import RolloutControl
+from realsys.api.model import ModelShardID
+from realsys.api.trial import WorkerRecord
+from realsys.master.data_schedule import DataSchedule
+from realsys.master.manager_link import MANAGER, ManagerLink
+from realsys.master.master_state import Rollouts
+from realsys.master.model_workers import ModelWorkers, first_error
+from realsys.master.rollouts import RolloutDesk
+from realsys.master.server_weights import ServerWeights
+from realsys.rollout.staleness import StalenessLedger
+from realsys.transport import rollout_messages as rm
+from realsys.transport.channel import RequestServer
+from realsys.transport.keys import TrialKeypairs
+from realsys.transport.requests import ClearData
+from realsys.worker.runner import WorkerRunner
+
+CLEAR_TIMEOUT_S = 60.0
+LEAVE_TIMEOUT_S = 5.0
+
+
+class RolloutSide:
+    """Use as ``async with``; ``endpoint`` is known then, ``start`` gives prompts out."""
+
+    def __init__(self, runner: WorkerRunner, control: RolloutControl) -> None:
+        self._runner, self._control = runner, control
+        keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
+        who: dict[str, Any] = {
+            "trial": runner.plan.trial,
+            "attempt": runner.attempt.number,
+            "token": runner.attempt.token,
+            "keypairs": keypairs,
+        }
+        self.desk = RolloutDesk()
+        self.manager = ManagerLink(self._find_manager, sender=runner.name, **who)
+        self._server = RequestServer(
+            name=runner.name,
+            request_type=rm.ToMaster,
+            bind_host=runner.host,
+            ports=runner.ports,
+            **who,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
+        self.weights: ServerWeights | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where rollout workers connect."""
+        return self._server.endpoint
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._server)
+        await self._stack.enter_async_context(self.manager)
+        await self._stack.enter_async_context(first_error())
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._tasks = [
+            group.create_task(self._server.serve(self.desk.handle), name="rollout desk"),
+            group.create_task(self.manager.run(), name="weights to servers"),
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.desk.close()
+        if kind is None:
+            await asyncio.sleep(0.2)  # those who wait for prompts hear that it is over
+            with suppress(RealsysError):
+                await self.manager.call(rm.Leave(), timeout_s=LEAVE_TIMEOUT_S, what="goodbye")
+        for task in self._tasks:
+            task.cancel()
+        await self._stack.__aexit__(kind, error, trace)
+
+    def _find_manager(self, timeout_s: float) -> WorkerRecord:
+        (record,) = self._runner.peers("gserver_manager", 1, timeout_s=timeout_s)
+        return record
+
+    def make_ledger(self, *, batch_size: int, total_steps: int) -> StalenessLedger:
+        """The ledger of this run, at its beginning."""
+        control = self._control
+        return StalenessLedger(
+            batch_size=batch_size,
+            max_staleness=control.max_staleness,
+            policy=control.policy,
+            max_in_flight=control.max_in_flight,
+            total_steps=total_steps,
+        )
+
+    async def start(
+        self,
+        workers: ModelWorkers,
+        schedule: DataSchedule,
+        *,
+        holders: Sequence[int],
+        shards: Sequence[tuple[ModelShardID, int]],
+        trained_by: str,
+        version: int,
+        total_steps: int,
+        saved: Rollouts | None,
+    ) -> ServerWeights:
+        """Brings the servers the weights of now and gives prompts out.
+
+        Args:
+            holders: model workers that take what was made.
+            trained_by: the call that makes a new version.
+            version: of the weights now.
+            saved: from the checkpoint that the run goes on from.
+        """
+        control = self._control
+        ledger = self.make_ledger(batch_size=schedule.batch_size, total_steps=total_steps)
+        if saved is not None:
+            ledger.restore(saved.ledger)
+            self.desk.restore(saved)
+
+        async def clear(worker: int, ids: Sequence[str]) -> None:
+            body = ClearData(ids=tuple(ids))
+            await workers.tell(
+                [worker], body, timeout_s=CLEAR_TIMEOUT_S, what="clear unused rollouts"
+            )
+
+        mine = sorted({w for shard, w in shards if shard.model_name == control.model_name})
+        folder = self._runner.attempt_files.rendezvous / f"{self._runner.phase.name}.versions"
+        self.weights = ServerWeights(
+            control.model_name,
+            trained_by=trained_by,
+            holders=mine,
+            workers=workers,
+            manager=self.manager,
+            folder=folder if control.weights_through == "disk" else None,
+        )
+        await self.weights.publish(version)
+        endpoints = tuple(record.data for record in workers.records)
+        places = rm.Places(holders=tuple(holders), endpoints=endpoints)
+        await self.desk.open(ledger, schedule, places=places, clear=clear)
+        return self.weights
+
+    def ended(self, worker: str, reason: str) -> None:
+        """A worker has ended (from the event loop): ours are started again by the supervisor."""
+        if worker == MANAGER:
+            self.manager.fail(reason)
+        elif worker.startswith("rollout_worker/"):
+            self._lost = asyncio.ensure_future(self.desk.lost(worker))
+
+    def metrics(self) -> dict[str, float]:
+        """What rollouts, ledger and servers tell of the last step."""
+        row = self.desk.metrics()
+        if self.weights is not None:
+            row["time/publish_weights_s"] = self.weights.seconds
+        if (at := self.manager.newest_at_servers) is not None:
+            row["time/update_servers_s"] = at.seconds
+            row["time/servers_paused_s"] = at.paused_s
+        return row

@@ -1,0 +1,301 @@
+"""Prompts out, experience in: the master's side of rollout workers.
+
+Answers their requests, asks the staleness ledger (realsys/rollout/staleness.py, which decides everything)
+and gives each step its datapoints. Knows metadata only: tensors go from rollout workers to model workers.
+All of it runs in the master's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from realsys.api.errors import InternalError, RolloutError, WaitTimeout
+from realsys.master.data_schedule import DataSchedule
+from realsys.master.feeds import Held
+from realsys.master.master_state import Delivered, Rollouts
+from realsys.rollout.staleness import StalenessLedger
+from realsys.transport import rollout_messages as rm
+
+logger = logging.getLogger(__name__)
+
+BATCH_TIMEOUT_S = 4 * 3600.0
+SETUP_TIMEOUT_S = 1800.0
+SAY_EVERY_S = 60.0
+MAX_FAILURES = 5  # of one prompt: then it is not the worker's fault
+
+
+Clear = Callable[[int, Sequence[str]], Awaitable[None]]
+
+
+async def _nothing(worker: int, ids: Sequence[str]) -> None:
+    pass
+
+
+class RolloutDesk:
+    """Where rollout workers get prompts and hand in what they made."""
+
+    def __init__(self) -> None:
+        self._clear: Clear = _nothing
+        self._unused: list[tuple[int, str]] = []
+        self._changed = asyncio.Condition()
+        self._sizes: dict[str, int] = {}
+        self._places: rm.Places | None = None
+        self._ledger: StalenessLedger | None = None
+        self._schedule: DataSchedule | None = None
+        self._numbers: dict[str, int] = {}  # id of a datapoint that was given out → its place
+        self._delivered: dict[int, Delivered] = {}
+        self._failures: Counter[int] = Counter()
+        self._taken: tuple[int, ...] = ()
+        self._failed: RolloutError | None = None
+        self._stats: list[Mapping[str, float]] = []
+        self._targets = 0
+        self._over = False
+
+    # ---- set-up -----------------------------------------------------------------------------
+
+    async def dataset_size(self, *, timeout_s: float = SETUP_TIMEOUT_S) -> int:
+        """Records in the rollout workers' data set, once the first has said so.
+
+        Raises:
+            WaitTimeout: none has. RolloutError: they have different ones.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._sizes)
+        except TimeoutError:
+            raise WaitTimeout(
+                f"no rollout worker asked for work in {timeout_s:g} s",
+                where="rollout workers",
+                fix="see their logs: realsys logs rollout_worker/0",
+            ) from None
+        return next(iter(self._sizes.values()))
+
+    async def open(
+        self, ledger: StalenessLedger, schedule: DataSchedule, *, places: rm.Places, clear: Clear
+    ) -> None:
+        """From now on prompts are given out.
+
+        Args:
+            clear: lets a model worker forget datapoints that nobody will use.
+        """
+        async with self._changed:
+            self._ledger, self._schedule, self._places = ledger, schedule, places
+            self._clear = clear
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Tells everybody who asks that nothing more will come."""
+        async with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    # ---- requests of rollout workers --------------------------------------------------------
+
+    async def handle(self, request: Any) -> Any:
+        """Answers one request of a rollout worker."""
+        async with self._changed:
+            if isinstance(request, rm.AskPlaces):
+                return await self._ask_places(request)
+            if isinstance(request, rm.TakeWork):
+                return await self._take_work(request)
+            if isinstance(request, rm.Deliver):
+                return self._deliver(request)
+            return self._give_up(request)
+
+    async def _ask_places(self, request: rm.AskPlaces) -> rm.Places:
+        first = next(iter(self._sizes.values()), request.dataset_size)
+        if first != request.dataset_size:
+            raise RolloutError(
+                f"its data set has {request.dataset_size} records, another worker's has {first}",
+                where=request.worker,
+                fix="all rollout workers must see the same files",
+            )
+        self._sizes[request.worker] = request.dataset_size
+        self._changed.notify_all()
+        await self._changed.wait_for(lambda: self._places is not None)
+        self._lose(request.worker)
+        assert self._places is not None
+        return self._places
+
+    async def _take_work(self, request: rm.TakeWork) -> rm.Work:
+        tickets: list[rm.Ticket] = []
+        deadline = time.monotonic() + request.wait_s
+        while not self._over:
+            while len(tickets) < request.room and (ticket := self._next_ticket(request.worker)):
+                tickets.append(ticket)
+            left = deadline - time.monotonic()
+            if tickets or left <= 0:
+                break
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
+        return rm.Work(tickets=tuple(tickets), over=self._over)
+
+    def _next_ticket(self, worker: str) -> rm.Ticket | None:
+        if self._ledger is None or self._schedule is None or self._places is None:
+            return None
+        admitted = self._ledger.admit(worker)
+        if admitted is None:
+            return None
+        point = self._schedule.at(admitted.number)
+        self._numbers[point.id] = admitted.number
+        self._targets += 1
+        return rm.Ticket(
+            id=point.id,
+            index=point.index,
+            tries=admitted.tries,
+            min_version=admitted.min_version,
+            target=self._targets % len(self._places.holders),
+        )
+
+    def _deliver(self, request: rm.Deliver) -> rm.Verdict:
+        number = self._number(request.id)
+        if number is None or self._ledger is None:
+            return rm.Verdict(kept=False, why="nobody asked for it")
+        verdict = self._ledger.deliver(
+            number, request.tries, oldest=request.oldest, newest=request.newest
+        )
+        sample_id = rm.sample_id(request.id, request.tries)
+        if not verdict.kept:
+            logger.info("delivery refused id=%s why=%s", sample_id, verdict.why)
+            self._unused.append((request.holder, sample_id))
+        elif request.meta.ids != (sample_id,):
+            raise InternalError(
+                f"datapoint {sample_id} came as {request.meta.ids}", where=request.worker
+            )
+        else:
+            if (old := self._delivered.get(number)) is not None:  # it had got too old
+                self._unused.append((old.holder, old.meta.ids[0]))
+            self._delivered[number] = Delivered(
+                number=number, holder=request.holder, meta=request.meta, stats=request.stats
+            )
+        self._changed.notify_all()
+        return rm.Verdict(kept=verdict.kept, why=verdict.why)
+
+    def _give_up(self, request: rm.GiveUp) -> rm.Accepted:
+        number = self._number(request.id)
+        if number is not None and self._ledger is not None:
+            self._ledger.give_up(number, request.tries, filtered=request.filtered)
+            if request.filtered:
+                self._stats.append(request.stats)
+            else:
+                logger.warning(
+                    "rollout failed id=%s by=%s why=%s", request.id, request.worker, request.why
+                )
+                self._failures[number] += 1
+                if self._failures[number] >= MAX_FAILURES:
+                    self._failed = RolloutError(
+                        f"prompt {request.id} failed {MAX_FAILURES} times: {request.why}",
+                        where=request.worker,
+                        fix="see the rollout workers' logs; then realsys resume",
+                    )
+            self._changed.notify_all()
+        return rm.Accepted()
+
+    def _number(self, name: str) -> int | None:
+        return self._numbers.get(name)
+
+    async def lost(self, worker: str) -> None:
+        """A rollout worker has ended: what it was at is given out again."""
+        async with self._changed:
+            self._lose(worker)
+
+    def _lose(self, worker: str) -> None:
+        if self._ledger is not None and (numbers := self._ledger.lost(worker)):
+            logger.warning("prompts given out anew worker=%s num=%d", worker, len(numbers))
+            self._changed.notify_all()
+
+    # ---- for the steps ----------------------------------------------------------------------
+
+    async def load(self, step: int) -> list[Held]:
+        """The datapoints of step ``step``, in training order; waits until the ledger has a batch.
+
+        Raises:
+            WaitTimeout: says whom it waits for. RolloutError: a prompt failed again and again.
+        """
+        deadline = time.monotonic() + BATCH_TIMEOUT_S
+        async with self._changed:
+            ledger = self._open_ledger()
+            while (numbers := ledger.next_batch()) is None:
+                if self._failed is not None:
+                    raise self._failed
+                if time.monotonic() > deadline:
+                    raise WaitTimeout(
+                        f"no batch for step {step} in {BATCH_TIMEOUT_S:g} s; it waits for "
+                        + "; ".join(map(str, ledger.waits_for()[:5])),
+                        where="rollouts",
+                        fix="see the logs of those workers: realsys logs",
+                    )
+                try:
+                    async with asyncio.timeout(SAY_EVERY_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    logger.info(
+                        "waiting for rollouts step=%d for=%s why_no_more=%s",
+                        step,
+                        "; ".join(map(str, ledger.waits_for()[:5])),
+                        ledger.why_not(),
+                    )
+            ledger.batch_taken(numbers)
+            self._taken = tuple(numbers)
+            batch = [self._delivered[number] for number in numbers]
+            return [(delivered.meta, delivered.holder) for delivered in batch]
+
+    async def trained(self, step: int) -> None:
+        """The step is done: one version more, and room for new prompts."""
+        async with self._changed:
+            self._open_ledger().trained(self._taken)
+            for number in self._taken:
+                delivered = self._delivered.pop(number)
+                self._stats.append(delivered.stats)
+                self._numbers.pop(base_id(delivered.meta.ids[0]), None)
+                self._failures.pop(number, None)
+            unused, self._unused = self._unused, []
+            self._changed.notify_all()
+        for holder in sorted({holder for holder, _ in unused}):
+            await self._clear(holder, [name for at, name in unused if at == holder])
+
+    def metrics(self) -> dict[str, float]:
+        """Since the last call: means of what rollouts told of themselves, and the ledger's counts."""
+        rows, self._stats = self._stats, []
+        row: dict[str, float] = {f"rollout/{k}": v for k, v in self._open_ledger().counts().items()}
+        for key in sorted({key for stats in rows for key in stats}):
+            values = [stats[key] for stats in rows if key in stats]
+            row[f"rollout/{key}"] = sum(values) / len(values)
+        return row
+
+    def _open_ledger(self) -> StalenessLedger:
+        if self._ledger is None:
+            raise InternalError("no prompts have been given out yet", where="rollouts")
+        return self._ledger
+
+    # ---- for a checkpoint -------------------------------------------------------------------
+
+    def snapshot(self) -> Rollouts:
+        """Between two steps."""
+        return Rollouts(
+            ledger=self._open_ledger().snapshot(),
+            delivered=tuple(self._delivered[number] for number in sorted(self._delivered)),
+            dataset_size=next(iter(self._sizes.values())),
+        )
+
+    def restore(self, rollouts: Rollouts) -> None:
+        """Takes back what ``snapshot`` gave; before ``open``."""
+        self._delivered = {found.number: found for found in rollouts.delivered}
+
+
+def base_id(sample_id: str) -> str:
+    """The datapoint of a sample: without the number of tries."""
+    return sample_id.partition(".")[0]
+
+
+def base_ids(ids: Sequence[str]) -> list[str]:
+    """The datapoints of samples."""
+    return [base_id(name) for name in ids]

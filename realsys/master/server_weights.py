@@ -1,0 +1,94 @@
+"""New weights on their way to the generation servers: kept by the trainers, announced to the manager."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from realsys.api.model import ModelName
+from realsys.master.manager_link import ManagerLink
+from realsys.master.model_workers import ModelWorkers
+from realsys.serving.api import WeightPart, WeightSource
+from realsys.transport.requests import Published, PublishWeights, SaveModel
+
+PUBLISH_TIMEOUT_S = 1800.0
+KEPT = 3  # folders of versions that servers may still read
+
+
+class ServerWeights:
+    """Publishes versions of one model.
+
+    Args:
+        trained_by: the call that makes a new version.
+        holders: model workers with a part of the model.
+        folder: weights go through this folder, which all hosts see; None: from process to process.
+    """
+
+    def __init__(
+        self,
+        model: ModelName,
+        *,
+        trained_by: str,
+        holders: Sequence[int],
+        workers: ModelWorkers,
+        manager: ManagerLink,
+        folder: Path | None,
+    ) -> None:
+        self._model, self._trained_by = model, trained_by
+        self._holders, self._workers = list(holders), workers
+        self._manager, self._folder = manager, folder
+        self.seconds = 0.0  # that training stood still for it, the last time
+
+    async def after_call(self, call: str, step: int) -> None:
+        """Step ``step`` trained version ``step`` of the weights."""
+        if call == self._trained_by:
+            await self.publish(step)
+
+    async def publish(self, version: int) -> None:
+        """Keeps a copy of the weights where servers can get it, and says so. Does not wait for servers."""
+        make = self._to_folder if self._folder is not None else self._at_trainers
+        await self._manager.bring(await make(version))
+
+    async def _at_trainers(self, version: int) -> WeightSource:
+        request = partial(
+            PublishWeights,
+            call=self._trained_by,
+            step=version,
+            model=str(self._model),
+            version=version,
+        )
+        replies: dict[int, Published] = await self._workers.call(
+            dict.fromkeys(self._holders, request),
+            timeout_s=PUBLISH_TIMEOUT_S,
+            what=f"publish {self._model} version {version}",
+        )
+        self.seconds = max(reply.ended - reply.started for reply in replies.values())
+        parts = tuple(
+            WeightPart(endpoint=self._workers.records[worker].data, name=reply.name)
+            for worker, reply in replies.items()
+            if reply.name
+        )
+        return WeightSource(version=version, parts=parts)
+
+    async def _to_folder(self, version: int) -> WeightSource:
+        assert self._folder is not None
+        folder = self._folder / f"version-{version:06d}"
+        request = partial(SaveModel, model=str(self._model), folder=str(folder))
+        started = asyncio.get_running_loop().time()
+        await self._workers.call(
+            dict.fromkeys(self._holders, request),
+            timeout_s=PUBLISH_TIMEOUT_S,
+            what=f"write {self._model} version {version}",
+        )
+        self.seconds = asyncio.get_running_loop().time() - started
+        await asyncio.to_thread(self._forget_old, version)
+        return WeightSource(version=version, path=str(folder))
+
+    def _forget_old(self, version: int) -> None:
+        import shutil
+
+        assert self._folder is not None
+        for old in sorted(self._folder.glob("version-*"))[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)

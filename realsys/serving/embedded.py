@@ -1,0 +1,316 @@
+"""``ServedEngine`` over our own engine in this process: the asyncio side of engine_thread.py.
+
+Answers come from the engine's thread in one call a step. A reader that is slower than the engine sees
+the newest state of its answer only, so nothing piles up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from realsys.api.errors import ConfigError, DataError, WorkerLost
+from realsys.api.model import GenerationHyperparameters
+from realsys.generation.continuous import ContinuousEngine
+from realsys.generation.requests import GenerationOutput, GenerationRequest
+from realsys.generation.sampling import row_seed
+from realsys.serving.api import (
+    Finish,
+    GenerateRequest,
+    PauseMode,
+    Sampling,
+    ServerInfo,
+    WeightSource,
+    WeightsTaken,
+)
+from realsys.serving.embedded_settings import EmbeddedSettings
+from realsys.serving.engine_thread import EngineThread
+from realsys.serving.engines import Answer, Counters
+from realsys.serving.staged_weights import StagedWeights, read_folder, stage
+
+T = TypeVar("T")
+Fetch = Callable[[WeightSource], Mapping[str, Tensor]]
+
+
+@dataclass
+class _Open:
+    """A request on its way: its newest state, and who is to be woken for it."""
+
+    prompt_tokens: int
+    stream: bool
+    answer: Answer | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EmbeddedEngine:
+    """Serves ``module``, whose weights it replaces in place.
+
+    Args:
+        eos_token_ids: end an answer, unless its request ignores them.
+        model_path: where the first weights come from, for ``info``.
+        base_seed: of requests that bring no seed of their own.
+        fetch: gets the tensors of a ``WeightSource`` with parts; called in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        tokenizer: Any = None,
+        model_path: str = "",
+        base_seed: int = 1,
+        version: int = 0,
+        settings: EmbeddedSettings | None = None,
+        fetch: Fetch | None = None,
+        make_engine: Callable[..., ContinuousEngine] = ContinuousEngine,
+    ) -> None:
+        self.settings = settings or EmbeddedSettings()
+        self.counters = Counters()
+        self._module = module.requires_grad_(False).eval()
+        self._eos, self._pad, self._tokenizer = tuple(eos_token_ids), pad_token_id, tokenizer
+        self._model_path, self._base_seed, self._version = model_path, base_seed, version
+        self._fetch, self._make_engine = fetch, make_engine
+        self._open: dict[str, _Open] = {}
+        self._pause_mode: PauseMode | None = None
+        self._over: WorkerLost | None = None
+        self._thread = EngineThread(
+            self._make, on_outputs=self._step_made, on_end=self._thread_ended
+        )
+        # One at a time, and one core: the engine decodes beside it.
+        self._staging = ThreadPoolExecutor(
+            1, thread_name_prefix="weights", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._thread.start()
+        await self._call(lambda engine: None)
+
+    async def close(self) -> None:
+        if not self._ended.is_set():
+            await self.abort("", every=True)
+        await self._loop.run_in_executor(None, self._thread.stop)
+        self._staging.shutdown(wait=False, cancel_futures=True)
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+        if self._over is not None:
+            raise self._over
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        if request.rid in self._open:
+            raise DataError(
+                f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
+            )
+        entry = self._open[request.rid] = _Open(len(request.input_ids), stream)
+        asked = engine_request(request, eos_token_ids=self._eos, base_seed=self._base_seed)
+        finished = False
+        try:
+            await self._call(lambda engine: engine.submit(asked))
+            while not finished:
+                await entry.changed.wait()
+                entry.changed.clear()
+                if entry.answer is None:
+                    raise self._over or _closed()
+                answer = entry.answer
+                finished = answer.finish is not None
+                yield answer
+        finally:
+            if not finished:
+                self._thread.call(lambda engine: engine.abort(request.rid))
+            del self._open[request.rid]
+
+    async def abort(self, rid: str, *, every: bool = False) -> None:
+        def end(engine: ContinuousEngine) -> None:
+            ended = engine.abort_all() if every else [engine.abort(rid)]
+            self._step_made([output for output in ended if output is not None])
+
+        await self._call(end)
+
+    async def pause(self, mode: PauseMode) -> None:
+        def stand_still(engine: ContinuousEngine) -> None:
+            self._thread.paused = True
+            if mode is PauseMode.ABORT:
+                self._step_made(engine.abort_all())
+            elif mode is PauseMode.RETRACT:
+                engine.retract_all()
+
+        await self._call(stand_still)
+        self._pause_mode = mode
+
+    async def resume(self) -> None:
+        await self._call(lambda engine: setattr(self._thread, "paused", False))
+        self._pause_mode = None
+
+    async def flush(self) -> None:
+        await self._call(lambda engine: engine.flush_prefixes())
+
+    # ---- weights ----------------------------------------------------------------------------
+
+    async def update_weights(self, source: WeightSource) -> WeightsTaken:
+        began_s = time.perf_counter()
+        staged = await self._loop.run_in_executor(self._staging, self._stage, source)
+
+        def switch(engine: ContinuousEngine) -> float:
+            paused_from_s = time.perf_counter()
+            staged.switch()
+            engine.set_version(source.version, recompute=self._recompute)
+            self._version = source.version
+            return time.perf_counter() - paused_from_s
+
+        paused_s = await self._call(switch, fatal=True)
+        taken = WeightsTaken(
+            version=source.version,
+            seconds=time.perf_counter() - began_s,
+            paused_s=paused_s,
+            num_bytes=staged.num_bytes,
+        )
+        self.counters.count_update(taken)
+        return taken
+
+    async def set_version(self, version: int) -> None:
+        def rename(engine: ContinuousEngine) -> None:
+            engine.set_version(version, recompute=False)
+            self._version = version
+
+        await self._call(rename, fatal=True)
+
+    @property
+    def _recompute(self) -> bool:
+        """Whether running requests are read anew with new weights."""
+        if self._pause_mode is PauseMode.IN_PLACE:
+            return False
+        return self.settings.kv_on_update == "recompute"
+
+    def _stage(self, source: WeightSource) -> StagedWeights:
+        where = source.path or ", ".join(part.endpoint for part in source.parts)
+        if source.path:
+            return stage(self._module, read_folder(source.path, self._module), where=where)
+        if self._fetch is None:
+            raise ConfigError(
+                "this server can't fetch weights from trainers", where=where, fix="give a path"
+            )
+        return stage(self._module, self._fetch(source), where=where)
+
+    # ---- how it does ------------------------------------------------------------------------
+
+    async def info(self) -> ServerInfo:
+        if self._over is not None:
+            raise self._over
+        load = self._thread.load
+        return ServerInfo(
+            engine="embedded",
+            model_path=self._model_path,
+            weight_version=self._version,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_tokens=load.num_tokens,
+            max_running=self.settings.max_running,
+            paused=self._thread.paused,
+        )
+
+    # ---- the engine's thread ----------------------------------------------------------------
+
+    async def _call(self, command: Callable[[ContinuousEngine], T], *, fatal: bool = False) -> T:
+        return await asyncio.wrap_future(self._thread.call(command, fatal=fatal))
+
+    def _make(self) -> ContinuousEngine:
+        if self.settings.num_threads is not None:
+            torch.set_num_threads(self.settings.num_threads)
+        # Its EOS is each request's own stop token: a request may ignore it.
+        return self._make_engine(
+            self._module,
+            eos_token_ids=(),
+            pad_token_id=self._pad,
+            max_running=self.settings.max_running,
+            max_tokens=self.settings.max_tokens,
+            tokenizer=self._tokenizer,
+            version=self._version,
+            quantize=self.settings.quantize,
+        )
+
+    def _step_made(self, outputs: list[GenerationOutput]) -> None:
+        """In the engine's thread: copies what somebody waits for, and wakes the loop once."""
+        self.counters.progress += len(outputs)
+        news = []
+        for output in outputs:
+            entry = self._open.get(output.rid)
+            if entry is not None and (output.finish or entry.stream):
+                news.append((entry, answer_of(output, prompt_tokens=entry.prompt_tokens)))
+        if news:
+            self._loop.call_soon_threadsafe(self._tell, news)
+
+    def _tell(self, news: Sequence[tuple[_Open, Answer]]) -> None:
+        for entry, answer in news:
+            if answer.finish is not None:
+                self.counters.count(answer)
+            entry.answer = answer
+            entry.changed.set()
+
+    def _thread_ended(self, error: WorkerLost | None) -> None:
+        def tell() -> None:
+            self._over = error or _closed()
+            for entry in self._open.values():
+                if entry.answer is None or entry.answer.finish is None:
+                    entry.answer = None
+                    entry.changed.set()
+            self._ended.set()
+
+        self._loop.call_soon_threadsafe(tell)
+
+
+def engine_request(
+    request: GenerateRequest, *, eos_token_ids: Sequence[int], base_seed: int
+) -> GenerationRequest:
+    """What the engine is asked for a request of the API."""
+    sampling: Sampling = request.sampling
+    greedy = sampling.temperature == 0
+    gconfig = GenerationHyperparameters(
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        greedy=greedy,
+        temperature=1.0 if greedy else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=max(sampling.top_k, 0),
+    )
+    seed = sampling.sampling_seed
+    return GenerationRequest(
+        rid=request.rid,
+        prompt=request.input_ids,
+        gconfig=gconfig,
+        seed=row_seed(base_seed, request.rid, 0, 0) if seed is None else seed,
+        position=sampling.position,
+        stop_ids=frozenset(
+            {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+        ),
+        stop_texts=sampling.stop,
+    )
+
+
+def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> Answer:
+    """A copy of what the engine has so far."""
+    return Answer(
+        rid=output.rid,
+        output_ids=list(output.tokens),
+        logprobs=list(output.logprobs),
+        versions=list(output.versions),
+        finish=Finish(output.finish) if output.finish else None,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=output.cached_tokens,
+    )
+
+
+def _closed() -> WorkerLost:
+    return WorkerLost("the engine was closed", where="generation engine", fix="ask another server")

@@ -1,0 +1,65 @@
+"""``backend_args`` of an embedded generation server. No torch: they are checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+from realsys.api.errors import ConfigError, did_you_mean
+
+_CHOICES = {
+    "dtype": ("float32", "bfloat16", "float16", "float64"),
+    "kv_on_update": ("recompute", "keep"),
+    "quantize": ("none", "int8"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedSettings:
+    """How the embedded engine decodes.
+
+    Attributes:
+        max_running: requests decoded together.
+        max_tokens: tokens that they may come to hold together; None: no bound.
+        dtype: torch's name of the weights' type.
+        kv_on_update: what becomes of the caches of running requests when weights change: computed anew
+            with the new weights, or kept.
+        quantize: int8 weights in linear layers.
+        num_threads: of a decoding step; None: torch's own choice.
+    """
+
+    max_running: int = 64
+    max_tokens: int | None = None
+    dtype: str = "float32"
+    kv_on_update: Literal["recompute", "keep"] = "recompute"
+    quantize: Literal["none", "int8"] = "none"
+    device: str = "cpu"
+    num_threads: int | None = None
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, Any]) -> Self:
+        """Raises ConfigError: an unknown name, or a value that can't be."""
+        known = [f.name for f in fields(cls)]
+        for name in args:
+            if name not in known:
+                raise ConfigError(
+                    f"an embedded generation server has no setting {name!r}",
+                    where="backend_args",
+                    fix=did_you_mean(name, known),
+                )
+        return cls(**args)
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                _refuse(name, getattr(self, name), did_you_mean(str(getattr(self, name)), choices))
+        for name in ("max_running", "max_tokens", "num_threads"):
+            value = getattr(self, name)
+            optional = name != "max_running"
+            if not (value is None and optional) and not (type(value) is int and value >= 1):
+                _refuse(name, value, "use a whole number, 1 or more")
+
+
+def _refuse(name: str, value: Any, fix: str) -> None:
+    raise ConfigError(f"{name} is {value!r}", where=f"backend_args.{name}", fix=fix)

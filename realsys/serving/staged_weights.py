@@ -1,0 +1,90 @@
+"""New weights beside those in use: read, checked and converted first, then copied in one go.
+
+``stage`` runs while the engine decodes; ``switch`` between two of its steps. What does not fit is refused
+by ``stage``, when nothing has been touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from realsys.api.errors import DataError
+from realsys.api.progress import tick
+from realsys.models.hf import load_causal_lm
+from realsys.models.hf_directory import check_hf_directory, weight_files
+
+
+@dataclass(frozen=True)
+class StagedWeights:
+    """Parameters of the module and what they are to become: same shape, type and device."""
+
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of them."""
+        return sum(new.numel() * new.element_size() for _, new in self.pairs)
+
+    def switch(self) -> None:
+        """Copies them in place."""
+        with torch.no_grad():
+            for parameter, new in self.pairs:
+                parameter.copy_(new)
+
+
+def stage(module: nn.Module, weights: Mapping[str, Tensor], *, where: str) -> StagedWeights:
+    """``weights`` (Hugging Face names) made ready for ``module``.
+
+    Raises:
+        DataError: a parameter is missing, a name is unknown, or a shape is another; names them.
+    """
+    parameters = dict(module.named_parameters())
+    known = set(module.state_dict())  # with the second name of a tied weight
+    problems = [f"{name} is missing" for name in parameters if name not in weights]
+    problems += [f"{name} is unknown" for name in weights if name not in known]
+    problems += [
+        f"{name} has shape {list(weights[name].shape)}, the model's is {list(p.shape)}"
+        for name, p in parameters.items()
+        if name in weights and weights[name].shape != p.shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise DataError(
+            "the weights do not fit the model: " + "; ".join(problems[:3]) + more,
+            where=where,
+            fix="give weights of the model that this server was started with",
+        )
+    pairs = []
+    for name, parameter in parameters.items():
+        pairs.append((parameter, weights[name].to(parameter.device, parameter.dtype)))
+        tick()
+    return StagedWeights(tuple(pairs))
+
+
+def read_folder(path: str, module: nn.Module) -> dict[str, Tensor]:
+    """Weights of the Hugging Face folder ``path``, by the names of ``module``'s parameters.
+
+    Raises:
+        CheckpointError: a file is missing or torn.
+    """
+    check_hf_directory(path, need_tokenizer=False)
+    files = weight_files(path)
+    if not {name for name, _ in module.named_parameters()} <= set(files):
+        # Names in files of some families are not the module's: transformers knows how they turn.
+        state = load_causal_lm(path, dtype=str(next(module.parameters()).dtype)[6:]).state_dict()
+        return {name: state[name] for name, _ in module.named_parameters()}
+    weights: dict[str, Tensor] = {}
+    for file in sorted(set(files.values())):
+        weights.update(_read_file(file, {name for name, f in files.items() if f == file}))
+    return weights
+
+
+def _read_file(file: Path, names: set[str]) -> dict[str, Tensor]:
+    with safe_open(file, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in sorted(names)}

@@ -1,0 +1,88 @@
+"""Whether a worker that ended or hangs is started again by itself, and when (pure).
+
+For the types in RESTARTED_ALONE: they hold nothing that another could not make again. A worker that ends
+again and again costs a little more time each time, and in the end the trial. Times are seconds of one
+monotonic clock. What follows is done in worker_restarts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from realsys.api.scheduling import RESTARTED_ALONE
+from realsys.api.trial import WorkerStatus
+from realsys.supervisor.failure_report import suspects
+
+MAX_RESTARTS = 5
+WINDOW_S = 3600.0
+FIRST_PAUSE_S = 0.5
+RECOVERY_S = (
+    600.0  # who waits for a worker that was just started again does not stand still so long
+)
+
+
+def is_restarted_alone(worker: str) -> bool:
+    """Whether ``generation_server/1`` is of a type that is started again by itself."""
+    return worker.partition("/")[0] in RESTARTED_ALONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """At most ``max_restarts`` of a worker in any ``window_s``, each after twice the pause before."""
+
+    max_restarts: int = MAX_RESTARTS
+    window_s: float = WINDOW_S
+    first_pause_s: float = FIRST_PAUSE_S
+
+    def next_start_s(self, past_s: Sequence[float], *, now_s: float) -> float | None:
+        """When a worker that ends now is started again; None when it is not.
+
+        Args:
+            past_s: when it was started again so far.
+        """
+        recent = sum(now_s - at_s < self.window_s for at_s in past_s)
+        if recent >= self.max_restarts:
+            return None
+        return now_s + self.first_pause_s * 2.0**recent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalls:
+    """Who stands still: workers that are started again, or others, which end the trial."""
+
+    again: tuple[str, ...] = ()
+    fatal: bool = False
+
+
+def judge_stalls(statuses: Mapping[str, WorkerStatus], *, recovering: Set[str]) -> Stalls:
+    """What to do about workers that say that they do not get on.
+
+    Args:
+        statuses: of all workers, by name.
+        recovering: workers that are being started again or just were: excused is who waits for one of
+            them, or for somebody who does.
+    """
+    judged = {
+        worker: replace(status, stalled_s=0.0)
+        if recovering and not recovering.isdisjoint(_chain(worker, statuses)[1:])
+        else status
+        for worker, status in statuses.items()
+    }
+    if not any(status.stalled_s > 0 for status in judged.values()):
+        return Stalls()
+    named = suspects(judged)
+    if not all(is_restarted_alone(worker) for worker in named):
+        return Stalls(fatal=True)
+    return Stalls(again=tuple(worker for worker in named if worker not in recovering))
+
+
+def _chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> list[str]:
+    """The worker, the one that it waits for, the one that this one waits for, and so on."""
+    chain = [worker]
+    while (status := statuses.get(chain[-1])) is not None and status.waits_for:
+        other = status.waits_for.partition(": ")[0]
+        if other in chain:
+            break
+        chain.append(other)
+    return chain

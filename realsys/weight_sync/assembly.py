@@ -1,0 +1,114 @@
+"""Whole weights put together from buckets, on the CPU.
+
+Weights that an earlier version left are never written to, since an engine may be reading them: what has changed
+goes to other memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from realsys.param_realloc.boxes import Box
+from realsys.param_realloc.buckets import Bucket
+from realsys.param_realloc.views import Views, moves_of, pack, unpack
+from realsys.transport.codec import ProtocolError
+from realsys.weight_sync.checksum import checksum
+from realsys.weight_sync.manifest import GivenBucket, Manifest, WholeWeight
+from realsys.weight_sync.patches import apply_patch
+from realsys.weight_sync.warm_memory import WarmMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A version that is here whole, as it came: base weights and adapters apart."""
+
+    version: int
+    origins: Mapping[int, str]  # giver → its publisher
+    weights: Mapping[str, Tensor]
+
+    def version_from(self, part: Manifest) -> int | None:
+        """The version, if what is here came from the publisher of ``part``."""
+        return self.version if self.origins.get(part.giver) == part.origin else None
+
+    def bytes_of(self, part: Manifest, given: GivenBucket) -> Tensor:
+        """A bucket's bytes, read back from the weights: uint8 ``[num_bytes]``, a copy."""
+        bucket = part.bucket(given)
+        found = torch.empty(given.num_bytes, dtype=torch.uint8)
+        names = {piece.name for piece in bucket.pieces}
+        pack(moves_of(_views(self.weights, names), bucket, part.dtypes), found)
+        return found
+
+    def still_has(self, part: Manifest, given: GivenBucket) -> bool:
+        """Whether a bucket's bytes are here as they came: nobody has written to these weights."""
+        return checksum(self.bytes_of(part, given).numpy()) == given.checksum
+
+
+class Assembly:
+    """The weights of one version while they come.
+
+    Args:
+        weights: all of the model. kept: of these, those that are taken over from before as they are.
+    """
+
+    def __init__(
+        self, weights: Collection[WholeWeight], kept: Mapping[str, Tensor], memory: WarmMemory
+    ) -> None:
+        self._dtypes = {w.name: w.dtype for w in weights}
+        self.weights: dict[str, Tensor] = {}
+        for weight in weights:
+            x = kept.get(weight.name)
+            self.weights[weight.name] = _new(weight, memory) if x is None else x
+        self._views = _views(self.weights, self.weights.keys() - kept.keys())
+
+    def put(self, part: Manifest, given: GivenBucket, came: Tensor) -> None:
+        """Writes a bucket to its places.
+
+        Raises:
+            ProtocolError: it is not as long as was said, or its checksum is another.
+        """
+        if came.dtype != torch.uint8 or came.shape != (given.num_bytes,):
+            raise _damaged(part, given, f"{list(came.shape)} {came.dtype} came")
+        if checksum(came.numpy()) != given.checksum:
+            raise _damaged(part, given, "their checksum is another than when they were published")
+        bucket = self._new_in(part.bucket(given))
+        unpack(moves_of(self._views, bucket, self._dtypes), came, 1.0)
+
+    def patch(self, part: Manifest, given: GivenBucket, came: Tensor, base: Tensor) -> None:
+        """Writes a bucket that is ``base`` but for what came. Changes ``base``; raises as ``put``."""
+        apply_patch(came.numpy(), base.numpy())
+        self.put(part, given, base)
+
+    def needs(self, part: Manifest, given: GivenBucket) -> bool:
+        """Whether a bucket has a piece of a weight that is not taken over."""
+        return any(part.weights[piece.weight].name in self._views for piece in given.pieces)
+
+    def _new_in(self, bucket: Bucket) -> Bucket:
+        """Without the pieces of weights that were taken over."""
+        pairs = zip(bucket.pieces, bucket.offsets, strict=True)
+        new = [(piece, offset) for piece, offset in pairs if piece.name in self._views]
+        return Bucket(tuple(p for p, _ in new), tuple(o for _, o in new), bucket.num_bytes)
+
+
+def _new(weight: WholeWeight, memory: WarmMemory) -> Tensor:
+    dtype: torch.dtype = getattr(torch, weight.dtype)
+    num_bytes = math.prod(weight.shape) * dtype.itemsize
+    return memory.take(num_bytes).view(dtype).view(weight.shape)
+
+
+def _views(weights: Mapping[str, Tensor], names: Collection[str]) -> Views:
+    return {name: [(Box.whole(tuple(weights[name].shape)), weights[name])] for name in names}
+
+
+def _damaged(part: Manifest, given: GivenBucket, why: str) -> ProtocolError:
+    names = sorted({part.weights[piece.weight].name for piece in given.pieces})
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ProtocolError(
+        f"{given.num_bytes} bytes of {some} from model_worker/{part.giver} are damaged: {why}",
+        where=f"row {given.row}",
+        fix="fetch again; if it comes again, look at the memory of both hosts",
+    )

@@ -1,0 +1,211 @@
+"""A generation server's side: fetches a version from the trainers that give it, checks it and makes it whole.
+
+Lists first, then all buckets, several under way from each trainer, in whatever order they come. Needs no
+process group and nobody's leave: receivers come and go, any number of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
+from realsys.data_plane.tensor_client import TensorClient
+from realsys.data_plane.transfer_plan import Source
+from realsys.serving.api import WeightSource
+from realsys.transport.codec import ProtocolError
+from realsys.weight_sync.adapters import merged
+from realsys.weight_sync.assembly import Assembly, Held
+from realsys.weight_sync.hf_folder import read_folder
+from realsys.weight_sync.manifest import KEY, GivenBucket, Manifest, decode_manifest, giver_of
+from realsys.weight_sync.parts import Way, check_parts, way_of
+from realsys.weight_sync.warm_memory import WarmMemory
+
+IN_FLIGHT = 3  # buckets from each trainer: one being written, one on its way, one being read
+SILENCE_S = 30.0  # a trainer answers from a thread of its own, also while it computes
+
+E = TypeVar("E", bound=RealsysError)
+
+
+class _Wanted(NamedTuple):
+    """A bucket, who gives it (index of the part), and how it comes."""
+
+    part: int
+    given: GivenBucket
+    way: Way
+
+    @property
+    def row(self) -> str:
+        patch = self.given.patch
+        return patch.row if self.way is Way.PATCH and patch is not None else self.given.row
+
+
+class WeightReceiver:
+    """Fetches versions of one model, one at a time; any thread may ask.
+
+    Args:
+        make_client: endpoints → a client of the tensor servers there.
+        silence_s: raises when no trainer has sent anything for so long.
+        check_held: read back what is taken over from an earlier version, and fetch it anew if anybody
+            has written to it.
+    Attributes:
+        num_bytes: bytes that came with all versions so far.
+    """
+
+    def __init__(
+        self,
+        make_client: Callable[[tuple[str, ...]], TensorClient],
+        *,
+        in_flight: int = IN_FLIGHT,
+        silence_s: float = SILENCE_S,
+        check_held: bool = True,
+    ) -> None:
+        self._make_client, self._in_flight = make_client, in_flight
+        self._silence_s, self._check_held = silence_s, check_held
+        self._memory = WarmMemory()
+        self._client: tuple[tuple[str, ...], TensorClient] | None = None
+        self._held: Held | None = None
+        self._lock = threading.Lock()
+        self.num_bytes = 0
+
+    def fetch(self, source: WeightSource, *, timeout_s: float) -> Mapping[str, Tensor]:
+        """All weights of a version: whole tensors on the CPU, by their Hugging Face names, adapters merged.
+
+        They are the caller's to read, not to write to: the next version may share some. Their memory
+        is used again once nobody has them any more.
+
+        Raises:
+            WaitTimeout: a trainer did not send in time. RemoteError: it no longer has this version.
+            ProtocolError: what came is damaged or does not make one whole model. CheckpointError: the
+                folder is not whole.
+        """
+        if source.path:
+            return read_folder(source.path)
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            try:
+                return self._fetch(source, deadline_s)
+            except (WaitTimeout, RemoteError, ProtocolError) as error:
+                raise _told(error, source) from error
+
+    def close(self) -> None:
+        """Closes connections and forgets what was kept. Waits for a fetch that is under way."""
+        with self._lock:
+            self._held = None
+            self._memory.clear()
+            if self._client is not None:
+                self._client[1].close()
+                self._client = None
+
+    def _fetch(self, source: WeightSource, deadline_s: float) -> dict[str, Tensor]:
+        client, at = self._client_of(source)
+        parts = self._manifests(client, at, source, deadline_s)
+        check_parts(parts, version=source.version)
+        wanted = self._wanted(parts)
+        assembly = Assembly(parts[0].weights, self._kept(parts, wanted), self._memory)
+        self._take_over(assembly, parts, wanted)
+        coming = {(at[w.part], KEY, (w.row,)): w for w in wanted if w.way is not Way.HELD}
+        for asked, x in self._rows(client, list(coming), deadline_s):
+            self._put(assembly, parts, coming[asked], x)
+        weights = assembly.weights
+        if any(part.keep for part in parts):
+            origins = {part.giver: part.origin for part in parts}
+            self._held = Held(version=source.version, origins=origins, weights=weights)
+        else:
+            self._held = None
+        scale = parts[0].adapter_scale
+        return merged(weights, scale) if scale else weights
+
+    def _client_of(self, source: WeightSource) -> tuple[TensorClient, list[int]]:
+        """A client, and each part's place among its endpoints. It stays open for the next version."""
+        endpoints = tuple(dict.fromkeys(part.endpoint for part in source.parts))
+        if self._client is None or self._client[0] != endpoints:
+            if self._client is not None:
+                self._client[1].close()
+            self._client = endpoints, self._make_client(endpoints)
+        client = self._client[1]
+        names = {part.endpoint: giver_of(part.name) for part in source.parts}
+        client.names = [names[endpoint] for endpoint in endpoints]
+        return client, [endpoints.index(part.endpoint) for part in source.parts]
+
+    def _manifests(
+        self, client: TensorClient, at: Sequence[int], source: WeightSource, deadline_s: float
+    ) -> list[Manifest]:
+        asked = [(at[i], KEY, (part.name,)) for i, part in enumerate(source.parts)]
+        found = {
+            who: decode_manifest(x.numpy().tobytes())
+            for who, x in self._rows(client, asked, deadline_s)
+        }
+        return [found[who] for who in asked]
+
+    def _rows(
+        self, client: TensorClient, sources: Sequence[Source], deadline_s: float
+    ) -> Iterator[tuple[Source, Tensor]]:
+        """Single rows as they come."""
+        stream = client.stream(
+            sources,
+            timeout_s=max(0.0, deadline_s - time.monotonic()),
+            in_flight=self._in_flight,
+            silence_s=self._silence_s,
+        )
+        for source, (x,) in stream:
+            self.num_bytes += x.numel() * x.element_size()
+            yield source, x
+
+    def _wanted(self, parts: Sequence[Manifest]) -> list[_Wanted]:
+        """All buckets. What is said to be here is looked at."""
+        held, found = self._held, []
+        for number, part in enumerate(parts):
+            held_version = held.version_from(part) if held else None
+            for given in part.buckets:
+                way = way_of(given, version=part.version, held_version=held_version)
+                if (
+                    held
+                    and way is Way.HELD
+                    and self._check_held
+                    and not held.still_has(part, given)
+                ):
+                    way = Way.WHOLE
+                found.append(_Wanted(number, given, way))
+        return found
+
+    def _kept(self, parts: Sequence[Manifest], wanted: Sequence[_Wanted]) -> dict[str, Tensor]:
+        """Weights of which nothing comes."""
+        if self._held is None:
+            return {}
+        changed = {p.weight for w in wanted if w.way is not Way.HELD for p in w.given.pieces}
+        names = [w.name for i, w in enumerate(parts[0].weights) if i not in changed]
+        return {name: self._held.weights[name] for name in names}
+
+    def _take_over(
+        self, assembly: Assembly, parts: Sequence[Manifest], wanted: Sequence[_Wanted]
+    ) -> None:
+        """Buckets that are here, as far as they belong to weights of which other parts come."""
+        for number, given, way in wanted:
+            if self._held and way is Way.HELD and assembly.needs(parts[number], given):
+                base = self._held.bytes_of(parts[number], given)
+                assembly.put(parts[number], given, base)
+
+    def _put(
+        self, assembly: Assembly, parts: Sequence[Manifest], wanted: _Wanted, x: Tensor
+    ) -> None:
+        part = parts[wanted.part]
+        if wanted.way is Way.PATCH and self._held is not None:
+            base = self._held.bytes_of(part, wanted.given)
+            assembly.patch(part, wanted.given, x, base)
+        else:
+            assembly.put(part, wanted.given, x)
+
+
+def _told(error: E, source: WeightSource) -> E:
+    """The same error with what it means for the version."""
+    givers = ", ".join(giver_of(part.name) for part in source.parts)
+    return type(error)(
+        f"version {source.version} of the weights (from {givers}) did not come: {error.what}",
+        where=error.where,
+        fix=f"ask for the newest version, which trainers keep; {error.fix}",
+    )

@@ -1,0 +1,277 @@
+"""Which server goes on with a request: policies, rules for all, counters that can't drift."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from realsys.api.experiment import SCHEDULE_POLICIES
+from realsys.gserver_manager.routing import Asked, Policy, Router
+
+
+def router(policy: Policy = Policy.ROUND_ROBIN, *, servers: int = 3, limit: int = 0) -> Router:
+    """All servers well, at version 0."""
+    made = Router(policy, num_servers=servers)
+    for server in made.servers.values():
+        server.unfit, server.version, server.limit = "", 0, limit
+    return made
+
+
+def place(router: Router, rid: str, **asked: object) -> int | None:
+    """The server that a request gets at once."""
+    router.ask(Asked(rid=rid, **asked))  # type: ignore[arg-type]
+    return dict(router.place(now_s=0.0)).get(rid)
+
+
+def test_policies_are_those_that_an_experiment_may_name():
+    assert tuple(SCHEDULE_POLICIES) == tuple(Policy)
+
+
+# ---- policies ---------------------------------------------------------------------------------
+
+
+def test_round_robin_takes_turns_and_skips_who_may_not():
+    one = router()
+    assert [place(one, f"r{i}") for i in range(4)] == [0, 1, 2, 0]
+    one.set_unfit(1, "is sick")
+    assert [place(one, f"s{i}") for i in range(3)] == [2, 0, 2]
+
+
+def test_least_requests_counts_requests_not_tokens():
+    one = router(Policy.LEAST_REQUESTS, servers=2)
+    assert place(one, "a", num_tokens=1000) == 0
+    assert place(one, "b", num_tokens=1) == 1
+    assert place(one, "c", num_tokens=1) == 0  # one each: the lower index
+
+
+def test_least_tokens_counts_tokens_not_requests():
+    one = router(Policy.LEAST_TOKENS, servers=2)
+    assert place(one, "a", num_tokens=1000) == 0
+    assert [place(one, f"b{i}", num_tokens=400) for i in range(3)] == [1, 1, 1]  # 400, 800, 1200
+    assert place(one, "c", num_tokens=1) == 0  # 1000 against 1200
+
+
+def test_sticky_keeps_a_group_on_one_server():
+    one = router(Policy.STICKY)
+    assert place(one, "a", group="p", num_tokens=10) == 0
+    assert place(one, "b", group="q", num_tokens=10) == 1
+    assert [place(one, f"c{i}", group="p", num_tokens=10) for i in range(3)] == [0, 0, 0]
+
+
+def test_sticky_goes_elsewhere_while_the_home_is_full_and_returns():
+    one = router(Policy.STICKY, servers=2, limit=2)
+    assert [place(one, f"a{i}", group="p") for i in range(3)] == [0, 0, 1]
+    assert one.done("a0", 0)
+    assert place(one, "b", group="p") == 0
+
+
+def test_sticky_moves_the_group_when_its_home_may_not_be_used():
+    one = router(Policy.STICKY, servers=2)
+    assert place(one, "a", group="p") == 0
+    one.set_unfit(0, "is sick")
+    assert place(one, "b", group="p") == 1
+    one.set_unfit(0, "")
+    assert place(one, "c", group="p") == 1
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_continued_request_goes_where_it_was(policy):
+    one = router(policy)
+    place(one, "other", num_tokens=5, group="g")
+    assert place(one, "a", former=2, num_tokens=900, group="g") == 2
+    assert place(one, "a", former=2, num_tokens=950, group="g") == 2
+    one.set_unfit(2, "is sick")
+    assert place(one, "a", former=2, num_tokens=950, group="g") != 2
+
+
+# ---- rules for all ------------------------------------------------------------------------------
+
+
+def test_old_weights_draining_and_sickness_are_named():
+    one = router()
+    one.servers[0].version, one.servers[1].version = 3, 7
+    one.servers[1].draining = True
+    one.set_unfit(2, "is sick: no answer")
+    assert place(one, "a", min_version=5) is None
+    assert one.why_not(Asked(rid="a", min_version=5)) == (
+        "generation_server/0: has version 3, 5 is needed; "
+        "generation_server/1: is being updated; "
+        "generation_server/2: is sick: no answer"
+    )
+
+
+def test_who_waits_gets_what_becomes_free_in_order_of_arrival():
+    one = router(servers=1, limit=1)
+    assert place(one, "a") == 0
+    assert place(one, "b") is None
+    assert place(one, "c") is None
+    assert one.done("a", 0)
+    assert one.place(now_s=0.0) == [("b", 0)]
+    assert one.why_not(Asked(rid="c")) == "generation_server/0: is full (1 of 1)"
+
+
+def test_one_that_can_not_be_served_holds_up_nobody_behind_it():
+    one = router(servers=1)
+    assert place(one, "needs newer weights", min_version=1) is None
+    assert place(one, "does not") == 0
+    one.servers[0].version = 1
+    assert one.place(now_s=0.0) == [("needs newer weights", 0)]
+
+
+def test_asking_again_keeps_the_place_in_the_order():
+    one = router(servers=1, limit=1)
+    place(one, "a")
+    place(one, "first")
+    place(one, "second")
+    assert one.withdraw("first")  # its wait ended
+    place(one, "first")
+    one.done("a")
+    assert one.place(now_s=0.0) == [("first", 0)]
+
+
+# ---- counters -----------------------------------------------------------------------------------
+
+
+def test_chunks_of_one_request_count_once_each():
+    one = router(servers=1)
+    for tokens in (10, 20, 30):
+        place(one, "a", num_tokens=tokens, former=0)
+        assert (one.servers[0].num_requests, one.servers[0].num_tokens) == (1, tokens)
+    assert one.done("a", 0)
+    assert not one.done("a", 0)
+    assert (one.servers[0].num_requests, one.servers[0].num_tokens) == (0, 0)
+
+
+def test_what_a_dead_process_held_is_not_counted_out_twice():
+    one = router(servers=2)
+    place(one, "a")
+    one.starts_anew(0, why="is being checked")
+    assert one.servers[0].num_requests == 0
+    assert place(one, "a") == 1
+    assert not one.done("a", 0)  # told late, of the dead one
+    assert one.running == {0: 0, 1: 1}
+
+
+def test_a_lost_worker_holds_nothing_and_waits_no_more():
+    one = router(servers=1, limit=2)
+    for rid, worker in (("a", "w/0"), ("b", "w/1"), ("c", "w/0"), ("d", "w/1")):
+        place(one, rid, worker=worker)
+    assert one.worker_lost("w/0") == ["c"]
+    assert one.place(now_s=0.0) == [("d", 0)]
+    assert one.running == {0: 2}
+
+
+def test_what_never_came_is_forgotten_and_what_is_new_is_not():
+    one = router(servers=1)
+    one.ask(Asked(rid="old"))
+    one.place(now_s=10.0)
+    one.ask(Asked(rid="new"))
+    one.place(now_s=100.0)
+    assert one.forget_idle(0, before_s=50.0) == 1
+    assert one.running == {0: 1}
+    assert one.done("new")
+
+
+RIDS = st.sampled_from([f"r{i}" for i in range(12)])
+SERVERS = st.integers(0, 3)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Anything in any order, against a plain model: which request is where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: dict[str, tuple[int, int, str]] = {}  # rid → server, tokens, worker
+        self.waiting: dict[str, Asked] = {}
+
+    @initialize(policy=st.sampled_from(Policy), limit=st.integers(0, 3))
+    def start(self, policy: Policy, limit: int) -> None:
+        self.router = router(policy, servers=4, limit=limit)
+
+    @rule(
+        rid=RIDS,
+        group=st.sampled_from("pq"),
+        num_tokens=st.integers(0, 50),
+        min_version=st.integers(0, 3),
+        former=st.integers(-1, 3),
+        worker=st.sampled_from("vw"),
+    )
+    def ask(self, rid: str, num_tokens: int, **rest: object) -> None:
+        asked = Asked(rid=rid, num_tokens=num_tokens, **rest)  # type: ignore[arg-type]
+        self.where.pop(rid, None)
+        self.waiting[rid] = asked
+        self.router.ask(asked)
+        self.give_out()
+
+    @rule(rid=RIDS, server=st.integers(-1, 3))
+    def done(self, rid: str, server: int) -> None:
+        known = self.where.get(rid)
+        counts = known is not None and server in (-1, known[0])
+        assert self.router.done(rid, server) == counts
+        if counts:
+            del self.where[rid]
+        self.give_out()
+
+    @rule(rid=RIDS)
+    def wait_ends(self, rid: str) -> None:
+        assert self.router.withdraw(rid) == (self.waiting.pop(rid, None) is not None)
+
+    @rule(worker=st.sampled_from("vw"))
+    def worker_dies(self, worker: str) -> None:
+        waited = [rid for rid, asked in self.waiting.items() if asked.worker == worker]
+        assert sorted(self.router.worker_lost(worker)) == sorted(waited)
+        for rid in waited:
+            del self.waiting[rid]
+        self.where = {r: at for r, at in self.where.items() if at[2] != worker}
+        self.give_out()
+
+    @rule(server=SERVERS)
+    def server_starts_anew(self, server: int) -> None:
+        self.router.starts_anew(server, why="is being checked")
+        self.where = {r: at for r, at in self.where.items() if at[0] != server}
+        self.give_out()
+
+    @rule(server=SERVERS, unfit=st.sampled_from(["", "is sick"]))
+    def health_changes(self, server: int, unfit: str) -> None:
+        self.router.set_unfit(server, unfit)
+        self.give_out()
+
+    @rule(server=SERVERS, on=st.booleans())
+    def drains(self, server: int, on: bool) -> None:
+        self.router.servers[server].draining = on
+        self.give_out()
+
+    @rule(server=SERVERS, version=st.integers(-1, 3))
+    def version_changes(self, server: int, version: int) -> None:
+        self.router.servers[server].version = version
+        self.give_out()
+
+    def give_out(self) -> None:
+        for rid, server in self.router.place(now_s=0.0):
+            asked, load = self.waiting.pop(rid), self.router.servers[server]
+            assert not load.refusal(asked)
+            self.where[rid] = (server, asked.num_tokens, asked.worker)
+
+    @invariant()
+    def counters_are_those_of_the_model(self) -> None:
+        for index, load in self.router.servers.items():
+            here = [tokens for server, tokens, _ in self.where.values() if server == index]
+            assert (load.num_requests, load.num_tokens) == (len(here), sum(here))
+            assert load.limit == 0 or load.num_requests <= load.limit
+        assert self.router.num_waiting == len(self.waiting)
+
+    @invariant()
+    def nobody_waits_whom_a_server_could_take(self) -> None:
+        for asked in self.waiting.values():
+            for load in self.router.servers.values():
+                assert load.is_full or load.refusal(asked)
+
+    def teardown(self) -> None:
+        for rid, (server, _, _) in list(self.where.items()):
+            assert self.router.done(rid, server)
+        for load in self.router.servers.values():
+            assert (load.num_requests, load.num_tokens) == (0, 0)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_any_order = AnyOrder.TestCase
