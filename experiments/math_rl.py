@@ -31,6 +31,7 @@ from experiments.placement import (
     place_models,
     with_copies,
 )
+from experiments.replay import replay_problems, replayed_ledger, replayed_rollouts
 from experiments.rollouts import MADE_BY_ROLLOUTS, ROLLOUT_KEYS, RolloutOptions
 from experiments.sft_math import SFTMathExperiment, math_scheduling
 from realsys.api import registry
@@ -130,6 +131,11 @@ class MathRLExperiment(Experiment):
         ge=0,
     )
     rollout: RolloutOptions = option(RolloutOptions(), "servers and rollout workers of mode=async")
+    replay_from: str | None = option(
+        None,
+        "main phase's folder of an asynchronous trial: train on what it trained on, in its order, without "
+        "servers (realsys replay)",
+    )
     weights_through: str = option(
         "memory",
         "how copies of a model get their weights: in memory, from process to process; or through "
@@ -200,6 +206,8 @@ class MathRLExperiment(Experiment):
         )
 
     def _mode_problems(self) -> Iterator[ConfigError]:
+        if self.replay_from is not None:
+            yield from replay_problems(self.replay_from, is_async=self.is_async)
         if self.is_async:
             yield from self.rollout.problems()
         elif self.staleness > 1 or (self.mode == "one_step_off" and self.staleness != 1):
@@ -221,6 +229,10 @@ class MathRLExperiment(Experiment):
         return replace(self, actor=replace(self.actor, path=path))
 
     def scheduling_setup(self) -> ExperimentScheduling:
+        """Tasks of all worker types."""
+        return self._scheduling()
+
+    def _scheduling(self) -> ExperimentScheduling:
         """One master, the model workers that pools and layouts need, and what mode async adds."""
         base = math_scheduling(
             self._allocated.n_workers,
@@ -228,7 +240,7 @@ class MathRLExperiment(Experiment):
             gpu=self.gpus_per_model_worker,
             mem=self.mem_per_model_worker,
         )
-        return self.rollout.scheduling(base) if self.is_async else base
+        return self.rollout.scheduling(base) if self.has_servers else base
 
     def initial_setup(self) -> ExperimentConfig:
         """Roles on their workers, calls on their copies."""
@@ -247,7 +259,7 @@ class MathRLExperiment(Experiment):
                 base_seed=self.seed,
                 # The copy that samples answers the held-out questions too: it has whole weights.
                 evaluated=[c.model_name for c in calls if c.name == self._sampled_by],
-                datasets=() if self.is_async else (prompts,),
+                datasets=() if self.has_servers else (self._fed_from(prompts),),
                 tokenizer_name_or_path=absolute(self.actor.path),
                 shuffle_dataset=self.dataset.shuffle,
                 num_threads=self.cpus_per_model_worker,
@@ -257,8 +269,14 @@ class MathRLExperiment(Experiment):
             max_staleness=0 if self.is_async else self.staleness,
             weights_through=self.weights_through,
             pools=self._allocated.pools,
-            **(self._rollout_side(prompts) if self.is_async else {}),
+            replay=replayed_ledger(self.replay_from),
+            **(self._rollout_side(prompts) if self.has_servers else {}),
         )
+
+    def _fed_from(self, prompts: DatasetAbstraction) -> DatasetAbstraction:
+        if self.replay_from is None:
+            return prompts
+        return replayed_rollouts(self.replay_from, keys=ROLLOUT_KEYS)
 
     def _rollout_side(self, prompts: DatasetAbstraction) -> dict[str, Any]:
         """Fields of an asynchronous run's configuration."""
@@ -287,8 +305,13 @@ class MathRLExperiment(Experiment):
 
     @property
     def is_async(self) -> bool:
-        """Whether generation servers sample."""
+        """Whether answers come from rollout workers, now or in a run that is replayed."""
         return self.mode == "async"
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether generation servers sample."""
+        return self.is_async and self.replay_from is None
 
     @property
     def staleness(self) -> int:
@@ -330,13 +353,18 @@ class MathRLExperiment(Experiment):
                 n_model_workers=self.n_model_workers,
             ),
             roles={
-                role: (m.parallel, m.pool) if (m := models.get(role)) else (None, None)
+                role: (self._layout(role), m.pool) if (m := models.get(role)) else (None, None)
                 for role in self._roles
             },
             right_roles=self._right_roles,
             trained={call.role: call.name for call in calls if call.is_train},
             rules=RULES,
         )
+
+    def _layout(self, role: str) -> str | None:
+        """The role's parallel layout, as set."""
+        given: str | None = getattr(self, role).parallel
+        return given
 
     @cached_property
     def _copies(self) -> Copies:

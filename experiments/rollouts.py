@@ -91,6 +91,9 @@ class RolloutOptions:
     filter_by_success: bool = option(
         False, "leave out questions outside success_rate_lb … success_rate_ub (dynamic sampling)"
     )
+    dump: bool = option(
+        True, "keep what was trained on in the trial's folder, so that it can be replayed"
+    )
     cpus_per_server: int = option(1, "cores and compute threads of a generation server", ge=1)
     gpus_per_server: float = option(0.0, "GPUs of a generation server", ge=0)
     mem_per_server: int = option(4096, "memory of a generation server", unit="MiB", ge=1)
@@ -181,6 +184,7 @@ class RolloutOptions:
             success_rate_lb=self.success_rate_lb if self.filter_by_success else None,
             success_rate_ub=self.success_rate_ub if self.filter_by_success else None,
             datasets=(dataset,),
+            dump=self.dump,
         )
         return (worker,) * self.workers
 

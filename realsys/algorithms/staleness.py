@@ -49,7 +49,7 @@ def token_lags(
     found = [
         (b, lag[mask].max(), lag[mask].min())
         for b, (lag, mask) in enumerate(
-            zip(lag_N.split(list(lengths)), mask_N.split(list(lengths)), strict=True)
+            zip(torch.split(lag_N, list(lengths)), torch.split(mask_N, list(lengths)), strict=True)
         )
         if bool(mask.any())
     ]

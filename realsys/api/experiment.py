@@ -159,6 +159,7 @@ class GserverManager:
         update_mode: one of ``UPDATE_MODES``; ``rolling`` updates ``update_share`` of them at a time,
             which take no new requests meanwhile.
         server_limit: most requests that one server gets at a time; 0: twice what it runs at a time.
+        routes: rollout worker → the servers that it may use; those without an entry may use all.
         sick_after: requests that break in a row before a server is left out.
         check_every_s: seconds between two health checks of a server.
     """
@@ -175,6 +176,7 @@ class GserverManager:
     update_mode: str = option("all_at_once", "which servers at a time", choices=UPDATE_MODES)
     update_share: float = option(0.25, "of the servers at a time", gt=0, le=1)
     server_limit: int = option(0, "requests of one server", ge=0)
+    routes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     sick_after: int = option(3, "requests that break in a row", ge=1)
     check_every_s: float = option(5.0, "between two checks", unit="seconds", gt=0)
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
@@ -199,6 +201,7 @@ class RolloutWorker:
         success_rate_lb, success_rate_ub: a group whose mean reward is outside is not trained on (0.01 and
             0.99 leave out what is all wrong or all right); None: no bound.
         dump_texts: groups for each version of the weights whose texts are written to ``rollouts``.
+        dump: keep the tensors of all that was delivered, for a replay.
     """
 
     base_seed: int = 1
@@ -216,12 +219,32 @@ class RolloutWorker:
     success_rate_lb: float | None = None
     success_rate_ub: float | None = None
     dump_texts: int = option(2, "groups a version whose texts are kept", ge=0)
+    dump: bool = False
     datasets: tuple[DatasetAbstraction, ...] = ()
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
     def __post_init__(self) -> None:
         for problem in range_problems(self, path="rollout_worker."):
             raise problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakerRoute:
+    """One maker of a detached run: its processes, where its experience goes, whose weights it takes.
+
+    Attributes:
+        rollout_workers, servers: indices of its own; it uses no other servers.
+        holders: model workers that it sends experience to.
+        sources: model workers that its servers take weights from.
+        tickets: most prompts that each of its rollout workers takes in the whole run; None: any number.
+    """
+
+    name: str
+    rollout_workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    holders: tuple[int, ...]
+    sources: tuple[int, ...]
+    tickets: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +259,9 @@ class RolloutControl:
             too old is made again.
         max_in_flight: most prompts given out at a time; None: as many as the staleness allows.
         weights_through: ``stream`` (from process to process) or ``disk``.
+        update_steps: the servers get every so-many-th version.
+        makers: of a detached run; none: every rollout worker uses every server.
+        buffer_limit: most prompts that wait for one model worker, those in the making among them.
     """
 
     model_name: ModelName = ModelName("actor")
@@ -243,6 +269,9 @@ class RolloutControl:
     policy: str = "wait"
     max_in_flight: int | None = None
     weights_through: str = "stream"
+    update_steps: int = 1
+    makers: tuple[MakerRoute, ...] = ()
+    buffer_limit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +285,7 @@ class MasterWorker:
     max_staleness: int = 0
     rollout: RolloutControl | None = None
     n_rollout_workers: int = 0
+    replay: str | None = None
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
     model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
@@ -293,6 +323,7 @@ class ExperimentConfig:
     steps generation may run ahead of the update; ``pools`` are named groups of model workers, for
     those who read a plan; ``weights_through`` is ``memory`` or ``disk``: how copies are filled.
     With ``rollout`` the datapoints come from rollout workers, not from a data set on model workers.
+    ``replay`` is the ledger of an earlier run: each step trains on the datapoints of that run's step.
     """
 
     exp_ctrl: ExperimentSaveEvalControl
@@ -310,6 +341,7 @@ class ExperimentConfig:
     max_staleness: int = 0
     weights_through: str = "memory"
     rollout: RolloutControl | None = None
+    replay: str | None = None
     pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resolved: Resolution | None = None
 
@@ -361,6 +393,7 @@ class ExperimentConfig:
             max_staleness=self.max_staleness,
             rollout=self.rollout,
             n_rollout_workers=len(self.rollout_worker),
+            replay=self.replay,
         )
         return replace(self, master_worker=(master,), resolved=resolved)
 

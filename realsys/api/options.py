@@ -177,7 +177,9 @@ class PPOHyperparameters:
         5.0, "skip the rest of a batch when the mean ratio exceeds this; none is off", gt=1
     )
     early_stop_kl: float | None = option(
-        None, "skip the rest of a batch when the KL to the sampling policy exceeds this", gt=0
+        None,
+        "skip the rest of a batch when the KL to the policy before the update exceeds this",
+        gt=0,
     )
     critic_warmup_steps: int = option(0, "first steps that update the critic only", ge=0)
     loss_aggregation: str = option(

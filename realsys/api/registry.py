@@ -47,6 +47,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "dataset": {
         "math_prompts": "realsys.datasets.math:MathPrompts",
         "math_sft": "realsys.datasets.math:MathSFT",
+        "rollout_dump": "realsys.datasets.rollout_dump:RolloutDumpData",
     },
     "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
     "agent": {
@@ -63,6 +64,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "grpo-math-async": "experiments.grpo_math_async:GRPOMathAsyncExperiment",
         "ppo-math": "experiments.ppo_math:PPOMathExperiment",
         "ppo-math-async": "experiments.ppo_math_async:PPOMathAsyncExperiment",
+        "ppo-math-detached": "experiments.ppo_math_detached:PPOMathDetachedExperiment",
         "ppo-math-split": "experiments.ppo_math_split:PPOMathSplitExperiment",
         "sft-math": "experiments.sft_math:SFTMathExperiment",
     },

@@ -50,6 +50,9 @@ class _Under:
         return root.joinpath(*self.parts)
 
 
+RUN_FILE = "run.json"  # in the folder of dumped rollouts: the length of the run
+
+
 @dataclass(frozen=True)
 class PhaseFiles:
     """Files of one phase."""
@@ -66,6 +69,7 @@ class PhaseFiles:
     checkpoints = _Under("checkpoints")
     recover = _Under("recover")
     graph_picture = _Under("dataflow_graph.png")
+    rollout_dump = _Under("rollout_dump")  # what rollout workers delivered, to be trained on again
 
     def rows_of(self, attempt: int) -> PhaseFiles:
         """Where one attempt's own metrics, events, ledger and samples are; those above point to the

@@ -3,7 +3,8 @@
 The giver (``SegmentPool``) writes rows into a slot of a segment and tells where they lie; the taker
 (``SegmentMaps``) maps the segment once and uses the rows where they are. The slot is the taker's
 until the last tensor over it is gone: then its flag in the segment's first page falls, and the giver may
-use the place again. No message is needed for that.
+use the place again. No message is needed for that. A taker that was killed leaves its flags up: when room
+is short, the giver looks which takers are dead.
 
 A segment is an anonymous file (memfd_create(2)): it has no name, so nothing stays behind however the
 processes end. The taker opens it through /proc of the giver, which the kernel grants to processes of
@@ -21,12 +22,13 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from realsys.data_plane.free_ranges import FreeRanges
 from realsys.data_plane.transfer_messages import SharedSlot
-from realsys.name_resolve.process_identity import this_process
+from realsys.name_resolve.process_identity import is_known_dead, this_process
 from realsys.transport.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -62,23 +64,28 @@ class SegmentPool:
         """The segments that there are."""
         return tuple(self._segments)
 
-    def take(self, num_bytes: int) -> tuple[SharedSlot, torch.Tensor]:
+    def take(
+        self, num_bytes: int, taker: tuple[int, int] = (0, 0)
+    ) -> tuple[SharedSlot, torch.Tensor]:
         """A slot, and its bytes (uint8 ``[num_bytes]``) to be written before the slot is told.
 
+        Args:
+            taker: PID and start (clock ticks after boot) of who gets it; 0: it is not known.
         Raises:
             OSError: the system gives no memory.
         """
-        for segment in self._segments.values():
-            segment.collect()
-        for segment in self._segments.values():
-            if (slot := segment.take(num_bytes)) is not None:
-                return slot, segment.bytes_of(slot)
+        for with_dead in (False, True):
+            for segment in self._segments.values():
+                segment.collect(with_dead=with_dead)
+            for segment in self._segments.values():
+                if (slot := segment.take(num_bytes, taker)) is not None:
+                    return slot, segment.bytes_of(slot)
         self._let_go()
         size = _PAGE + max(self._segment_bytes, _whole_pages(num_bytes))
         segment = _Segment(self._next_number, size)
         self._segments[segment.number] = segment
         self._next_number += 1
-        slot = segment.take(num_bytes)
+        slot = segment.take(num_bytes, taker)
         assert slot is not None
         return slot, segment.bytes_of(slot)
 
@@ -125,24 +132,30 @@ class _Segment:
             raise
         self._ranges = FreeRanges(size - _PAGE)
         self._taken: dict[int, tuple[int, int]] = {}  # index → start, bytes
+        self._takers: dict[int, tuple[int, int]] = {}  # index → PID, start
         self._pinned: bool | None = None
 
     @property
     def is_unused(self) -> bool:
         return not self._taken
 
-    def collect(self) -> None:
-        """Finds the slots whose flag has fallen."""
+    def collect(self, *, with_dead: bool = False) -> None:
+        """Finds the slots whose flag has fallen, or whose taker is dead."""
+        if with_dead:
+            dead = {taker for taker in set(self._takers.values()) if _is_dead(*taker)}
+            for index in [i for i in self._taken if self._takers[i] in dead]:
+                self.release(index)
         flags = self._map[:_PAGE]
         for index in [i for i in self._taken if flags[i] == _FREE]:
             self._ranges.give_back(*self._taken.pop(index))
+            del self._takers[index]
 
-    def take(self, num_bytes: int) -> SharedSlot | None:
+    def take(self, num_bytes: int, taker: tuple[int, int]) -> SharedSlot | None:
         length = _whole_pages(num_bytes)
         if len(self._taken) == _PAGE or (start := self._ranges.take(length)) is None:
             return None
         index = next(i for i in range(_PAGE) if i not in self._taken)
-        self._taken[index] = (start, length)
+        self._taken[index], self._takers[index] = (start, length), taker
         self._map[index] = _IN_USE
         self.written = max(self.written, start + length)
         return SharedSlot(
@@ -211,6 +224,12 @@ class SegmentMaps:
     def close(self) -> None:
         """Forgets all; rows in use stay."""
         self._maps.clear()
+
+
+def _is_dead(pid: int, start_ticks: int) -> bool:
+    """Whether a taker has ended for certain. It calls its host what we call ours: its PID is one of ours."""
+    here = this_process()
+    return is_known_dead(msgspec.structs.replace(here, pid=pid, start_ticks=start_ticks))
 
 
 def _open(slot: SharedSlot) -> mmap.mmap:

@@ -30,6 +30,7 @@ from realsys.data_plane.transfer_messages import (
     joined,
 )
 from realsys.data_plane.transfer_plan import Source
+from realsys.name_resolve.process_identity import this_process
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 
@@ -69,6 +70,7 @@ class TensorClient:
         self.trial, self.attempt, self._token = trial, attempt, token
         self._store = store
         self._host = host_name() if may_share else ""
+        self._me = this_process()
         self._no_sharing: set[int] = set()  # workers whose memory can't be opened from here
         self._maps = SegmentMaps()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -202,6 +204,8 @@ class TensorClient:
             ids=tuple(ids),
             host="" if worker in self._no_sharing else self._host,
             give_back=give_back,
+            pid=self._me.pid,
+            start_ticks=self._me.start_ticks,
         )
         self._socket(worker).send_multipart([request_id, encode(request)])
         return request_id

@@ -200,17 +200,23 @@ class TensorServer:
         header = header_of(rows)
         num_bytes = sum(x.numel() * x.element_size() for x in rows)
         mine = request.host == self._host_name != ""
-        if mine and num_bytes >= MIN_SHARED_BYTES and (taken := self._slot(num_bytes, rows)):
+        if (
+            mine
+            and num_bytes >= MIN_SHARED_BYTES
+            and (taken := self._slot(num_bytes, rows, request))
+        ):
             segments = self._pool.numbers if self._pool is not None else ()
             return msgspec.structs.replace(header, slot=taken, segments=segments), []
         return header, frames_of(packed_bytes(rows))
 
-    def _slot(self, num_bytes: int, rows: Sequence[torch.Tensor]) -> SharedSlot | None:
+    def _slot(
+        self, num_bytes: int, rows: Sequence[torch.Tensor], request: TensorRequest
+    ) -> SharedSlot | None:
         """A slot with ``rows`` in it; None where the system gives no memory to share."""
         if self._pool is None:
             return None
         try:
-            slot, memory = self._pool.take(num_bytes)
+            slot, memory = self._pool.take(num_bytes, (request.pid, request.start_ticks))
         except OSError as error:
             logger.warning("tensors go through sockets only name=%s error=%s", self.name, error)
             self._pool = None

@@ -40,6 +40,8 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         host: what the client calls its host, so that one who calls his the same may answer through
             memory; empty to get frames.
         give_back: (segment, index) of slots that the client got and can't open.
+        pid, start_ticks: of the client's process on that host, so that what it has can be had back when
+            it is dead.
     """
 
     trial: str
@@ -49,6 +51,8 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ids: tuple[str, ...]
     host: str = ""
     give_back: tuple[tuple[int, int], ...] = ()
+    pid: int = 0
+    start_ticks: int = 0
 
 
 class TensorPut(msgspec.Struct, frozen=True, kw_only=True, tag=True):

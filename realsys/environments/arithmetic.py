@@ -49,7 +49,7 @@ def evaluate(text: str) -> str:
 
 
 def _value(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         if not math.isfinite(node.value):
             raise NotArithmetic(f"more than {MAX_DIGITS} digits")
         # A float's shortest text is what was written: 0.1 is a tenth, not its nearest binary number.

@@ -1,4 +1,4 @@
-"""A tool that works out what the policy writes between ``<<`` and ``>>``; what comes without a call is scored."""
+"""Works out what the policy writes between ``<<`` and ``>>``; what comes without a call is scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores a text by a registered reward rule, beside the event loop: for environments whose end is a score."""
+"""Scores a text by a registered reward rule, beside the event loop: for environments that end so."""
 
 from __future__ import annotations
 

@@ -1,22 +1,63 @@
 """Continuous batching: requests join and leave the batch at every decoding step.
 
-For the generation server and, through engine.py, for generation inside a trainer.
+For the generation server, and through engine.py for generation inside a trainer. Here it is decided who
+runs, and when an answer has ended; slots.py computes, sampling.py picks.
+
+    submit → waiting ──admitted, read──▶ running ──a token a step──▶ ended, forgotten
+                ▲                          │
+                └────────retract_all───────┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
+from realsys.api.errors import DataError
+from realsys.generation.decoder import FastForward, fast_path_obstacle
+from realsys.generation.generic_slots import GenericSlots
 from realsys.generation.requests import GenerationOutput, GenerationRequest
+from realsys.generation.sampling import Picking, SlotSampler
+from realsys.generation.slots import FastSlots, Slots
+from realsys.generation.stop_texts import StopTexts
+
+# Rows go to lower slots once so small a part of the computed ones is in use: it copies their caches.
+_COMPACT_BELOW = 0.75
+_WHERE = "generation request"
+
+
+@dataclass
+class _Row:
+    """A request and what has become of it."""
+
+    request: GenerationRequest
+    output: GenerationOutput
+    stop_ids: frozenset[int]
+    stop_texts: StopTexts | None
+    most: int  # tokens that it may come to hold
+    slot: int = -1
+    version: int = -1  # of the weights that all its keys and values come from; -1: of several
+    text: list[int] = field(default_factory=list)  # prompt and answer
+
+    @property
+    def number(self) -> int:
+        """Index in the whole answer of the next token."""
+        return self.request.position + len(self.output.tokens)
 
 
 class ContinuousEngine:
     """Answers requests with the weights of ``module``, up to ``max_running`` at once.
 
-    Not thread-safe: one thread calls it. It has no clock and does no I/O.
+    Not thread-safe: one thread calls it. It has no clock and does no I/O. A model without a fast path
+    (decoder.py) is computed row by row, which is slow. With one, in float32 on a CPU, tokens and log-probs
+    of a request are the same, bit for bit, whoever else runs and whenever they come, whether an answer is
+    made in one request or in several, and however often it is retracted.
 
     Args:
         module: causal LM of transformers with whole weights; read in place, see ``set_version``.
@@ -24,10 +65,13 @@ class ContinuousEngine:
             ``gconfig.stop_token_ids``.
         pad_token_id: any token; stands where nothing is read.
         max_running: rows decoded together; more requests wait, first come first served.
-        max_tokens: tokens that running requests may come to hold together; None: as many as there are.
+        max_tokens: most cells of the cache, rows times the most tokens that the longest of them may come to
+            hold; None: no bound.
         tokenizer: needed for ``stop_texts``.
         version: of the weights.
-        quantize: ``int8`` keeps an int8 copy of the linear layers.
+        quantize: ``int8`` keeps an int8 copy of the linear layers; only with a fast path.
+        prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
+        keep_answers: also remember answers that ended for their length: they may be gone on with.
     """
 
     def __init__(
@@ -41,7 +85,36 @@ class ContinuousEngine:
         tokenizer: Any = None,
         version: int = 0,
         quantize: Literal["none", "int8"] = "none",
-    ) -> None: ...
+        prefix_bytes: int = 1 << 28,
+        keep_answers: bool = True,
+    ) -> None:
+        self.module: Any = module
+        self.device = next(module.parameters()).device
+        self.version = version
+        self.max_running, self.max_tokens = max_running, max_tokens
+        self.tokenizer, self.keep_answers = tokenizer, keep_answers
+        self._eos = frozenset(eos_token_ids)
+        self._vocabulary: int = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        with torch.inference_mode():
+            self.slots: Slots = self._make_slots(quantize, prefix_bytes)
+            self._tokens = torch.full((max_running,), pad_token_id, device=self.device)
+        self._sampler = SlotSampler(self.device)
+        self._waiting: deque[_Row] = deque()
+        self._running: dict[int, _Row] = {}  # by slot, in the order of their admission
+        self._free = list(range(max_running))  # a heap: low slots first
+        self._rows: dict[str, _Row] = {}
+
+    def _make_slots(self, quantize: str, prefix_bytes: int) -> Slots:
+        if (obstacle := fast_path_obstacle(self.module)) is None:
+            forward = FastForward(self.module, int8=quantize == "int8")
+            return FastSlots(forward, max_rows=self.max_running, prefix_bytes=prefix_bytes)
+        if quantize != "none":
+            raise DataError(
+                f"int8 weights need a fast path, which this model has not: {obstacle}",
+                where="ContinuousEngine",
+                fix='use quantize="none", or a Llama, Qwen2 or Qwen3',
+            )
+        return GenericSlots(self.module)
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -52,6 +125,18 @@ class ContinuousEngine:
             DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, more
                 tokens than the model or ``max_tokens`` has room for, stop texts without a tokenizer.
         """
+        self._check(request)
+        stops = StopTexts(request.stop_texts, self.tokenizer) if request.stop_texts else None
+        row = _Row(
+            request=request,
+            output=GenerationOutput(rid=request.rid),
+            stop_ids=self._eos | request.stop_ids | frozenset(request.gconfig.stop_token_ids),
+            stop_texts=stops,
+            most=len(request.prompt) + request.gconfig.max_new_tokens,
+            text=list(request.prompt),
+        )
+        self._rows[request.rid] = row
+        self._waiting.append(row)
 
     def step(self) -> list[GenerationOutput]:
         """Admits what fits, then makes one token for each running request.
@@ -60,18 +145,62 @@ class ContinuousEngine:
         engine's own objects, which grow in the next step: copy what outlives it (``output`` copies).
         One whose ``finish`` is set has ended; the engine has forgotten it. Empty when nothing runs.
         """
+        if not self._running and not self._waiting:
+            return []
+        with torch.inference_mode():
+            lengths = {slot: len(row.text) - 1 for slot, row in self._running.items()}
+            logits = self.slots.step(self._tokens, lengths) if lengths else None
+            if admitted := self._admit():
+                logits = self._read(admitted, logits)
+            assert logits is not None
+            num_slots = max(self._running) + 1
+            tokens, logprobs = self._sampler.pick(logits[:num_slots], list(self._banned()))
+            self._tokens[:num_slots] = tokens
+            # Together, because each is a wait for a GPU. float64 holds both exactly.
+            picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
+            rows = list(self._running.values())
+            ended = [row for row in rows if self._append(row, *picked_of(picked, row.slot))]
+            self._remove(ended)
+            if not self._waiting:
+                self._compact()
+        return [row.output for row in rows]
 
     def abort(self, rid: str) -> GenerationOutput | None:
         """Ends a request: what it has, with finish ``abort``. None if it is not (or no longer) here."""
+        if (row := self._rows.get(rid)) is None:
+            return None
+        row.output.finish = "abort"
+        if row.slot < 0:
+            self._waiting.remove(row)
+            del self._rows[rid]
+        else:
+            self._remove([row])
+        return row.output
 
     def abort_all(self) -> list[GenerationOutput]:
         """As ``abort`` for each, running ones first."""
+        rows = [*self._running.values(), *self._waiting]
+        self._remove(list(self._running.values()))
+        self._waiting.clear()
+        self._rows.clear()
+        for row in rows:
+            row.output.finish = "abort"
+        return [row.output for row in rows]
 
     def retract_all(self) -> None:
         """Running requests wait again, in front, with their tokens kept: they'll be read anew."""
+        rows = list(self._running.values())
+        self._vacate(rows)
+        self._waiting.extendleft(reversed(rows))
 
     def output(self, rid: str) -> GenerationOutput | None:
         """A copy of what a running or waiting request has so far; None if it is not here."""
+        if (row := self._rows.get(rid)) is None:
+            return None
+        o = row.output
+        return replace(
+            o, tokens=list(o.tokens), logprobs=list(o.logprobs), versions=list(o.versions)
+        )
 
     # ---- weights ------------------------------------------------------------------------------
 
@@ -82,20 +211,165 @@ class ContinuousEngine:
             recompute: running requests are read anew with the new weights (as after
                 ``retract_all``); else they keep what the old weights cached.
         """
+        if recompute:
+            self.retract_all()
+        for row in self._running.values():
+            row.version = -1
+        self.version = version
+        self.flush_prefixes()
+        with torch.inference_mode():
+            self.slots.reload()
 
     def flush_prefixes(self) -> None:
         """Forgets cached prompts."""
+        self.slots.forget_prefixes()
 
     # ---- counters -----------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
         """Requests that get a token in each step."""
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
         """Requests that were not admitted yet, or were retracted."""
+        return len(self._waiting)
 
     @property
     def num_tokens(self) -> int:
         """Prompt and answer tokens held by running and waiting requests."""
+        return sum(len(row.text) for row in self._rows.values())
+
+    # ---- within a step ------------------------------------------------------------------------
+
+    def _admit(self) -> list[_Row]:
+        """Those that run from now on, taken from the front: nobody overtakes."""
+        admitted = []
+        longest = max((row.most for row in self._running.values()), default=0)
+        while self._waiting and self._free:
+            longest = max(longest, self._waiting[0].most)
+            if self.max_tokens and (len(self._running) + 1) * longest > self.max_tokens:
+                break
+            row = self._waiting.popleft()
+            row.slot, row.version = heapq.heappop(self._free), self.version
+            self._running[row.slot] = row
+            request = row.request
+            picking = Picking.of(request.gconfig)
+            self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
+            admitted.append(row)
+        return admitted
+
+    def _read(self, rows: Sequence[_Row], logits: torch.Tensor | None) -> torch.Tensor:
+        """The logits by slot, with those after the texts of ``rows`` put in."""
+        slots = [row.slot for row in rows]
+        new, cached = self.slots.read([tuple(row.text) for row in rows], slots)
+        for row, num in zip(rows, cached, strict=True):
+            if not row.output.tokens:  # else it was retracted, and has been read before
+                row.output.cached_tokens = num
+        num_slots = max(self._running) + 1
+        if logits is None or len(logits) < num_slots:
+            more = new.new_zeros(num_slots, new.shape[1])
+            if logits is not None:
+                more[: len(logits)] = logits
+            logits = more
+        logits[torch.tensor(slots, device=self.device)] = new
+        return logits
+
+    def _banned(self) -> Iterator[tuple[int, int]]:
+        """(slot, token): the stop tokens of rows that must not end yet."""
+        for slot, row in self._running.items():
+            if len(row.output.tokens) < row.request.gconfig.min_new_tokens:
+                for token in row.stop_ids:
+                    if token < self._vocabulary:
+                        yield slot, token
+
+    def _append(self, row: _Row, token: int, logprob: float) -> bool:
+        """Whether the row has ended with this token."""
+        output, gconfig = row.output, row.request.gconfig
+        output.tokens.append(token)
+        output.logprobs.append(logprob)
+        output.versions.append(self.version)
+        row.text.append(token)
+        num = len(output.tokens)
+        if token in row.stop_ids:
+            output.finish = "stop"
+        elif row.stop_texts is not None and num > gconfig.min_new_tokens:
+            begin = len(row.request.prompt) - row.request.position  # of the answer's earlier part
+            if row.stop_texts.completed(row.text[begin:]):
+                output.finish = "stop"
+        if not output.finish and num >= gconfig.max_new_tokens:
+            output.finish = "length"
+        return bool(output.finish)
+
+    def _remove(self, rows: Sequence[_Row]) -> None:
+        """Running rows that have ended."""
+        for row in rows:
+            del self._rows[row.request.rid]
+            known = row.version == self.version  # else its keys and values are of older weights
+            if self.keep_answers and known and row.output.finish != "stop":
+                self.slots.keep(row.slot, tuple(row.text[:-1]))  # the last was not read
+        self._vacate(rows)
+
+    def _vacate(self, rows: Sequence[_Row]) -> None:
+        if not rows:
+            return
+        with torch.inference_mode():
+            self.slots.free([row.slot for row in rows])
+        for row in rows:
+            self._sampler.free(row.slot)
+            del self._running[row.slot]
+            heapq.heappush(self._free, row.slot)
+            row.slot = -1
+
+    def _compact(self) -> None:
+        """With nobody waiting, slots without a row would only be computed for nothing."""
+        num = len(self._running)
+        if not num or num > _COMPACT_BELOW * (max(self._running) + 1):
+            return
+        high = sorted(slot for slot in self._running if slot >= num)
+        low = sorted(set(range(num)) - set(self._running))
+        self.slots.move(high, low)
+        self._tokens[low] = self._tokens[high]
+        for old, new in zip(high, low, strict=True):
+            self._sampler.move(old, new)
+            self._running[old].slot = new
+        self._running = {row.slot: row for row in self._running.values()}
+        self._free = list(range(num, self.max_running))
+
+    def _check(self, request: GenerationRequest) -> None:
+        def refuse(what: str, fix: str) -> None:
+            raise DataError(what, where=f"{_WHERE} {request.rid}", fix=fix)
+
+        if request.rid in self._rows:
+            refuse("there is a request of this rid already", "choose another rid")
+        if not request.prompt:
+            refuse("the prompt has no tokens", "begin prompts with a BOS token")
+        lowest, highest = min(request.prompt), max(request.prompt)
+        if lowest < 0 or highest >= self._vocabulary:
+            bad = lowest if lowest < 0 else highest
+            refuse(
+                f"token {bad} is not one of the model's {self._vocabulary}",
+                "use the tokenizer of this model",
+            )
+        num = len(request.prompt) + request.gconfig.max_new_tokens
+        limit = getattr(self.module.config, "max_position_embeddings", None)
+        for room, whose in ((limit, "max_position_embeddings"), (self.max_tokens, "max_tokens")):
+            if room is not None and num > room:
+                refuse(
+                    f"a prompt of {len(request.prompt)} tokens and max_new_tokens="
+                    f"{request.gconfig.max_new_tokens} do not fit {whose}={room}",
+                    "lower max_new_tokens, or shorten the prompt",
+                )
+        if not 0 <= request.position < len(request.prompt) + 1:
+            refuse(
+                f"position {request.position} with a prompt of {len(request.prompt)} tokens",
+                "count the tokens of the answer that the prompt ends with",
+            )
+        if request.stop_texts and self.tokenizer is None:
+            refuse("stop texts, but the engine has no tokenizer", "use stop token ids")
+
+
+def picked_of(picked: Sequence[Sequence[float]], slot: int) -> tuple[int, float]:
+    """Token and log-prob of a slot, from the two lists by slot."""
+    return int(picked[0][slot]), picked[1][slot]

@@ -1,16 +1,16 @@
 """Answers prompts with the weights of a module in this process.
 
-Used by the backends' ``PipelinableEngine.generate`` and by evaluation. Rows of a batch advance
-together, padded on the left; finished ones leave it. What a row gets depends on the weights, its
-prompt and its seed, not on its neighbours, up to rounding of floating-point sums. Knows tokens
-only: no tokenizer, no ``SequenceSample``, no process group.
+Used by the backends' ``PipelinableEngine.generate`` and by evaluation. A thin use of ``ContinuousEngine``,
+so that a generation server's answers are these, bit for bit. Models without a fast path (decoder.py)
+are decoded in batches that stay together until all rows have ended, padded on the left: there a row
+depends on its neighbours by the rounding of floating-point sums. Knows tokens only: no tokenizer, no
+``SequenceSample``, no process group.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,10 @@ from torch.distributed.tensor import DTensor
 from realsys.api.errors import DataError, InternalError
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.progress import tick
-from realsys.generation.decoder import Decoder, FastDecoder, fast_path_obstacle
-from realsys.generation.generic_decoder import GenericDecoder
+from realsys.generation.continuous import ContinuousEngine
+from realsys.generation.decoder import fast_path_obstacle
+from realsys.generation.generic_decoder import GenericDecoder, without_dropout
+from realsys.generation.requests import GenerationOutput, GenerationRequest
 from realsys.generation.sampling import Sampler, uniforms
 
 logger = logging.getLogger(__name__)
@@ -71,21 +73,76 @@ def generate(
         DataError: an empty prompt, or one too long for the model's positions.
     """
     _check(module, prompts, gconfig, row_seeds)
+    stop_ids = frozenset(eos_token_ids) | frozenset(gconfig.stop_token_ids)
+    # Rows of like length are read together, which saves padding.
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    num_rows = max_batch or max(len(prompts), 1)
+    if (obstacle := fast_path_obstacle(module)) is None:
+        return _generate_continuously(
+            module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows
+        )
+    logger.debug("generic decoder chosen reason=%r", obstacle)
+    return _generate_in_batches(
+        module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows
+    )
+
+
+def _generate_continuously(
+    module: nn.Module,
+    prompts: Sequence[Tensor],
+    gconfig: GenerationHyperparameters,
+    stop_ids: frozenset[int],
+    pad_token_id: int,
+    row_seeds: Tensor,
+    order: Sequence[int],
+    max_batch: int,
+) -> GenerationResult:
+    engine = ContinuousEngine(
+        module,
+        eos_token_ids=sorted(stop_ids),
+        pad_token_id=pad_token_id,
+        max_running=max_batch,
+        keep_answers=False,
+    )
+    seeds = row_seeds.tolist()
+    for i in order:
+        prompt = tuple(prompts[i].tolist())
+        engine.submit(GenerationRequest(rid=str(i), prompt=prompt, gconfig=gconfig, seed=seeds[i]))
+    ended: dict[int, GenerationOutput] = {}
+    while engine.num_running or engine.num_waiting:
+        ended.update((int(o.rid), o) for o in engine.step() if o.finish)
+        tick()
     device = next(module.parameters()).device
-    stop_ids = torch.tensor(sorted({*eos_token_ids, *gconfig.stop_token_ids}), device=device).long()
-    # Rows of like length share a batch, which saves padding.
-    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    size = max_batch or max(len(prompts), 1)
+    outputs = [ended[i] for i in range(len(prompts))]
+    return GenerationResult(
+        [torch.tensor(o.tokens, device=device) for o in outputs],
+        [torch.tensor(o.logprobs, device=device, dtype=torch.float32) for o in outputs],
+        torch.tensor([o.finish != "stop" for o in outputs], dtype=torch.bool, device=device),
+    )
+
+
+def _generate_in_batches(
+    module: nn.Module,
+    prompts: Sequence[Tensor],
+    gconfig: GenerationHyperparameters,
+    stop_ids: frozenset[int],
+    pad_token_id: int,
+    row_seeds: Tensor,
+    order: Sequence[int],
+    max_batch: int,
+) -> GenerationResult:
+    device = next(module.parameters()).device
+    stops = torch.tensor(sorted(stop_ids), device=device).long()
     tokens: list[Tensor] = [torch.empty(0)] * len(prompts)
     logprobs = list(tokens)
     truncated = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    with torch.inference_mode(), _without_dropout(module):
-        decoder = _make_decoder(module)
-        for start in range(0, len(prompts), size):
-            rows = by_length[start : start + size]
-            batch = _Batch(decoder, Sampler(gconfig, stop_ids), pad_token_id, device)
+    with torch.inference_mode(), without_dropout(module):
+        decoder = GenericDecoder(module)
+        for start in range(0, len(prompts), max_batch):
+            rows = list(order[start : start + max_batch])
+            batch = _Batch(decoder, Sampler(gconfig, stops), pad_token_id, device)
             answers, answer_logprobs = batch.run([prompts[i] for i in rows], row_seeds[rows])
-            ended, lengths = _lengths(answers, stop_ids)
+            ended, lengths = _lengths(answers, stops)
             truncated[rows] = ~ended
             for i, length, a, b in zip(rows, lengths, answers, answer_logprobs, strict=True):
                 tokens[i], logprobs[i] = a[:length], b[:length]
@@ -121,24 +178,6 @@ def _check(
         )
 
 
-def _make_decoder(module: nn.Module) -> Decoder:
-    if (obstacle := fast_path_obstacle(module)) is None:
-        return FastDecoder(module)
-    logger.debug("generic decoder chosen reason=%r", obstacle)
-    return GenericDecoder(module)
-
-
-@contextmanager
-def _without_dropout(module: nn.Module) -> Iterator[None]:
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
 def _lengths(answers: Tensor, stop_ids: Tensor) -> tuple[Tensor, list[int]]:
     """Which rows hold a stop token (bool ``[B]``), and the length up to it or the whole."""
     is_stop = torch.isin(answers, stop_ids)
@@ -151,7 +190,7 @@ class _Batch:
     """Rows that are decoded together, from their prompts to the last stop token."""
 
     def __init__(
-        self, decoder: Decoder, sampler: Sampler, pad_token_id: int, device: torch.device
+        self, decoder: GenericDecoder, sampler: Sampler, pad_token_id: int, device: torch.device
     ) -> None:
         self.decoder, self.sampler, self.device = decoder, sampler, device
         self.pad_token_id = pad_token_id
@@ -164,7 +203,7 @@ class _Batch:
         uniform = uniforms(row_seeds.to(self.device), room)
         live = torch.arange(len(prompts), device=self.device)  # row of the result, by batch row
         done = torch.zeros_like(live, dtype=torch.bool)
-        logits = self._read(prompts, room)
+        logits = self._read(prompts)
         check_every = _STEPS_BETWEEN_CHECKS.get(self.device.type, 1)
         for t in range(room):
             token, logprob = self.sampler.pick(logits, uniform[live, t], t)
@@ -183,7 +222,7 @@ class _Batch:
             logits = self.decoder.step(token)
         return tokens, logprobs
 
-    def _read(self, prompts: Sequence[Tensor], room: int) -> Tensor:
+    def _read(self, prompts: Sequence[Tensor]) -> Tensor:
         """Logits after each prompt. The answers to one prompt share the reading of it."""
         keys = [tuple(p.tolist()) for p in prompts]
         distinct = list(dict.fromkeys(keys))
@@ -191,7 +230,7 @@ class _Batch:
         padded = [[self.pad_token_id] * (length - len(key)) + list(key) for key in distinct]
         real = [[False] * (length - len(key)) + [True] * len(key) for key in distinct]
         logits = self.decoder.prefill(
-            torch.tensor(padded, device=self.device), torch.tensor(real, device=self.device), room
+            torch.tensor(padded, device=self.device), torch.tensor(real, device=self.device)
         )
         if len(distinct) == len(keys):
             return logits

@@ -1,12 +1,15 @@
 """The forward pass of generation through a Hugging Face model's own code and cache.
 
 For every causal language model that decoder.py has no fast path for. Slower, because the cache
-grows by copying and each step goes through the library's bookkeeping.
+grows by copying and each step goes through the library's bookkeeping. Not batch invariant: rows of a
+batch are padded on the left, and its sums come in the kernels' order.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 
 class GenericDecoder:
-    """Decoder (see decoder.py) over any module with the forward of a transformers causal LM."""
+    """Turns tokens into the logits of the next ones, remembering what it has seen of each row."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
@@ -23,7 +26,13 @@ class GenericDecoder:
         # Without it prefill computes the logits of every prompt token, only to drop them.
         self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
-    def prefill(self, input_ids: Tensor, real: Tensor, room: int) -> Tensor:
+    def prefill(self, input_ids: Tensor, real: Tensor) -> Tensor:
+        """Forgets all, reads prompts, and returns the logits ``[B, V]`` of their next tokens.
+
+        Args:
+            input_ids: int64 ``[B, P]``, padded on the left.
+            real: bool ``[B, P]``, False on padding.
+        """
         self.cache: Any = None
         self.attention_mask = real.long()
         positions = (self.attention_mask.cumsum(dim=1) - 1).clamp_(min=0)
@@ -31,12 +40,14 @@ class GenericDecoder:
         return self._forward(input_ids, positions)
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Appends one token to each row (int64 ``[B]``); logits ``[B, V]`` of the next."""
         seen = self.attention_mask.new_ones(len(tokens), 1)
         self.attention_mask = torch.cat([self.attention_mask, seen], dim=1)
         positions, self.next_position = self.next_position, self.next_position + 1
         return self._forward(tokens[:, None], positions)
 
     def select(self, rows: Tensor) -> None:
+        """Goes on with these rows (int64), in this order; one may come twice."""
         self.cache.batch_select_indices(rows)
         self.attention_mask = self.attention_mask[rows]
         self.next_position = self.next_position[rows]
@@ -55,3 +66,15 @@ class GenericDecoder:
         self.cache = output.past_key_values
         logits: Tensor = output.logits[:, -1]
         return logits
+
+
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, for each part that was training."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

@@ -8,22 +8,21 @@ data-parallel layout or on what was sampled before, so a run can be repeated and
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from realsys.api.model import GenerationHyperparameters
 
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-# splitmix64 (Steele, Lea and Flood, OOPSLA 2014); torch multiplies int64 modulo 2^64.
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+# splitmix64 (Steele, Lea and Flood, OOPSLA 2014), modulo 2^64.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 # Probabilities become integers in units of 2^-52: their running sum is exact, hence the same for
 # every order of summation (CPU, CUDA, any batch), and never moves at a token of weight 0. The sum
@@ -52,20 +51,29 @@ def uniforms(row_seeds: Tensor, num_positions: int) -> Tensor:
     Args:
         row_seeds: int64 ``[B]``; any values, neighbouring ones too.
     """
-    positions = torch.arange(1, num_positions + 1, device=row_seeds.device)
-    bits = _mix(_mix(row_seeds)[:, None] + positions * _GAMMA)
-    return _shift_right(bits, 11).double() * 2.0**-53
+    keys = stream_keys(row_seeds.cpu().numpy())
+    numbers = uniforms_at(keys[:, None], np.arange(num_positions, dtype=np.uint64))
+    return torch.from_numpy(numbers).to(row_seeds.device)
 
 
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift_right(x, 30)) * _MIX_1
-    x = (x ^ _shift_right(x, 27)) * _MIX_2
-    return x ^ _shift_right(x, 31)
+def stream_keys(row_seeds: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """What ``uniforms_at`` needs of each seed."""
+    return _mix(row_seeds.view(np.uint64))
 
 
-def _shift_right(x: Tensor, count: int) -> Tensor:
-    """Logical shift: torch's own keeps the sign."""
-    return (x >> count) & ((1 << (64 - count)) - 1)
+def uniforms_at(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Random numbers of streams at positions (from 0); the two shapes broadcast.
+
+    In numpy, on the host: some rows a step, where each call of torch would cost more than the numbers.
+    """
+    bits = _mix(keys + (positions + np.uint64(1)) * _GAMMA)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True)
@@ -103,28 +111,178 @@ class Sampler:
         return token, logprob_BV.gather(1, token[:, None])[:, 0]
 
 
-def sample(probs: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def sample(
+    probs: Tensor,
+    uniform: Tensor,
+    *,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+) -> Tensor:
     """Inverse-CDF draw (int64 ``[B]``). Never a token of probability 0, never out of range.
 
     ``top_k`` (0: off) keeps the most probable tokens, the first of equals; ``top_p`` then keeps the
-    fewest whose share of what is left reaches it, at least one.
+    fewest whose share of what is left reaches it, at least one. One number for all rows, or a
+    tensor ``[B]``.
 
     Args:
         probs: float32 ``[B, V]``; need not sum to 1, at most to a little more.
         uniform: float64 ``[B]`` in [0, 1).
     """
     order = None
-    if top_k or top_p < 1:
+    if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or top_k or top_p < 1:
         probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        if top_k:
-            probs = probs[:, :top_k]
-    weight = (probs.double() * _WEIGHT_ONE).long()
+        probs = _only_first(probs, top_k)
+    # A power of two scales a float32 exactly.
+    weight = (probs.float() * _WEIGHT_ONE).long()
     running = weight.cumsum(dim=-1)
-    total = running[:, -1:]
-    if top_p < 1:
-        kept = running - weight < total.double() * top_p
-        total = (running * kept).amax(dim=-1, keepdim=True)
+    total = running[:, -1:].double()
+    if isinstance(top_p, Tensor) or top_p < 1:
+        share = top_p[:, None] if isinstance(top_p, Tensor) else top_p
+        kept = running - weight < total * share
+        total = (running * kept).amax(dim=-1, keepdim=True).double()
     # uniform < 1 and total < 2^53: the product rounds to less than total.
-    target = (uniform[:, None] * total.double()).long()
+    target = (uniform[:, None] * total).long()
     index = torch.searchsorted(running, target, right=True)
     return (index if order is None else order.gather(1, index))[:, 0]
+
+
+def _only_first(probs: Tensor, top_k: int | Tensor) -> Tensor:
+    """Sorted probabilities, with 0 for what ``top_k`` leaves out."""
+    if not isinstance(top_k, Tensor):
+        return probs[:, :top_k] if top_k else probs
+    rank = torch.arange(probs.shape[1], device=probs.device)
+    return probs.masked_fill((top_k[:, None] > 0) & (rank >= top_k[:, None]), 0)
+
+
+@dataclass(frozen=True)
+class Picking:
+    """How one row's tokens are picked: what the rows of a batch can be grouped by."""
+
+    temperature: float
+    greedy: bool
+    top_k: int
+    top_p: float
+
+    @classmethod
+    def of(cls, gconfig: GenerationHyperparameters) -> Picking:
+        """Greedy rows don't look at ``top_k`` and ``top_p``."""
+        if gconfig.greedy:
+            return cls(gconfig.temperature, True, 0, 1.0)
+        return cls(gconfig.temperature, False, gconfig.top_k, gconfig.top_p)
+
+
+class SlotSampler:
+    """Picks the next tokens of rows by slot, each row in its own way.
+
+    What a row gets depends on its own logits, settings, seed and position, as with ``Sampler``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._keys = np.zeros(0, dtype=np.uint64)
+        self._positions = np.zeros(0, dtype=np.uint64)
+        self._pickings: dict[int, Picking] = {}
+        self._count: Counter[Picking] = Counter()
+        self._vectors: _Vectors | None = None  # of the present rows, if they differ
+
+    def add(self, slot: int, picking: Picking, *, seed: int, position: int) -> None:
+        """A row begins in ``slot``; its next token is number ``position`` of the answer."""
+        if slot >= len(self._keys):
+            more = np.zeros(max(2 * slot, 16) + 1 - len(self._keys), dtype=np.uint64)
+            self._keys = np.concatenate([self._keys, more])
+            self._positions = np.concatenate([self._positions, more])
+        self._keys[slot] = stream_keys(np.array([seed], dtype=np.int64))[0]
+        self._positions[slot] = position
+        self._pickings[slot] = picking
+        self._count[picking] += 1
+        self._vectors = None
+
+    def free(self, slot: int) -> None:
+        """The row in ``slot`` is gone."""
+        picking = self._pickings.pop(slot)
+        self._count[picking] -= 1
+        if not self._count[picking]:
+            del self._count[picking]
+        self._vectors = None
+
+    def move(self, from_slot: int, to_slot: int) -> None:
+        self._pickings[to_slot] = self._pickings.pop(from_slot)
+        self._keys[to_slot] = self._keys[from_slot]
+        self._positions[to_slot] = self._positions[from_slot]
+        self._vectors = None
+
+    def pick(self, logits: Tensor, banned: Iterable[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:
+        """Tokens (int64 ``[B]``) and log-probs (float32 ``[B]``) of slots 0 … B - 1.
+
+        Those of slots without a row mean nothing, but are valid tokens. Each row's position moves on.
+
+        Args:
+            logits: ``[B, V]``.
+            banned: (slot, token) that must not be picked; log-probs stay those over all tokens.
+        """
+        num_rows = len(logits)
+        uniform = torch.from_numpy(uniforms_at(self._keys[:num_rows], self._positions[:num_rows]))
+        self._positions[:num_rows] += np.uint64(1)
+        uniform = uniform.to(self.device)
+        logits = logits.float()
+        if len(self._count) == 1:
+            picking = next(iter(self._count))
+            if picking.temperature != 1:
+                logits = logits / picking.temperature
+            token = self._alike(_without(logits, banned), uniform, picking)
+        else:
+            vectors = self._vectors_of(num_rows)
+            logits = logits / vectors.temperature[:, None]
+            token = _each_its_own(_without(logits, banned), uniform, vectors)
+        logprobs = torch.log_softmax(logits, dim=-1)
+        return token, logprobs.gather(1, token[:, None])[:, 0]
+
+    def _alike(self, logits: Tensor, uniform: Tensor, picking: Picking) -> Tensor:
+        if picking.greedy:
+            return logits.argmax(dim=-1)
+        probs = torch.softmax(logits, dim=-1)
+        return sample(probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
+
+    def _vectors_of(self, num_rows: int) -> _Vectors:
+        if self._vectors is None or len(self._vectors.temperature) != num_rows:
+            nobody = Picking(1.0, False, 0, 1.0)
+            rows = [self._pickings.get(slot, nobody) for slot in range(num_rows)]
+            self._vectors = _Vectors.of(rows, self.device)
+        return self._vectors
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    temperature: Tensor  # float32 [B]
+    greedy: Tensor  # bool [B]
+    filtered: Tensor  # int64: rows with a top_k or top_p
+    top_k: Tensor  # of those
+    top_p: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Picking], device: torch.device) -> _Vectors:
+        filtered = [i for i, row in enumerate(rows) if row.top_k or row.top_p < 1]
+        return cls(
+            temperature=torch.tensor([row.temperature for row in rows], device=device),
+            greedy=torch.tensor([row.greedy for row in rows], device=device),
+            filtered=torch.tensor(filtered, dtype=torch.int64, device=device),
+            top_k=torch.tensor([rows[i].top_k for i in filtered], device=device),
+            top_p=torch.tensor([rows[i].top_p for i in filtered], device=device).double(),
+        )
+
+
+def _each_its_own(logits: Tensor, uniform: Tensor, vectors: _Vectors) -> Tensor:
+    probs = torch.softmax(logits, dim=-1)
+    token = sample(probs, uniform)
+    if len(rows := vectors.filtered):
+        token[rows] = sample(probs[rows], uniform[rows], top_k=vectors.top_k, top_p=vectors.top_p)
+    return torch.where(vectors.greedy, logits.argmax(dim=-1), token)
+
+
+def _without(logits: Tensor, banned: Iterable[tuple[int, int]]) -> Tensor:
+    if not (pairs := list(banned)):
+        return logits
+    slots, tokens = zip(*pairs, strict=True)
+    logits = logits.clone()
+    logits[list(slots), list(tokens)] = -torch.inf
+    return logits

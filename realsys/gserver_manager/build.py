@@ -13,7 +13,6 @@ from realsys.gserver_manager.quarantine import Quarantine, Rules
 from realsys.gserver_manager.record import Event, GenerationRecord
 from realsys.gserver_manager.registrations import Registrations, RegistrationWatch
 from realsys.gserver_manager.routing import Policy, Router
-from realsys.gserver_manager.source_note import SourceNote
 from realsys.gserver_manager.updates import UpdateMode, Updates
 from realsys.serving.api import GenerationClient, ServerAddress
 from realsys.serving.client import HttpGenerationClient
@@ -37,14 +36,9 @@ def run(runner: WorkerRunner) -> int:
 async def _run(runner: WorkerRunner) -> int:
     keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
     record = GenerationRecord(runner.phase_files.generation, attempt=runner.attempt.number)
-    note = SourceNote(runner.attempt_files.rendezvous / f"{runner.phase.name}.newest-weights.json")
+    make_client = partial(_make_client, bearer_key(keypairs))
     try:
-        manager = make_manager(
-            runner.config,
-            make_client=partial(_make_client, bearer_key(keypairs)),
-            record=record,
-            note=note,
-        )
+        manager = make_manager(runner.config, make_client=make_client, record=record)
         await _serve(runner, manager, keypairs)
     finally:
         record.close()
@@ -52,16 +46,13 @@ async def _run(runner: WorkerRunner) -> int:
 
 
 def make_manager(
-    config: GserverManager,
-    *,
-    make_client: MakeClient,
-    record: GenerationRecord,
-    note: SourceNote,
+    config: GserverManager, *, make_client: MakeClient, record: GenerationRecord
 ) -> Manager:
     """The manager that a configuration asks for. Needs a running event loop, which owns it."""
-    newest = note.read()
     fleet = Fleet(
-        Router(Policy(config.schedule_policy), num_servers=config.n_servers),
+        Router(
+            Policy(config.schedule_policy), num_servers=config.n_servers, routes=dict(config.routes)
+        ),
         Quarantine(Rules(failures=config.sick_after, check_every_s=config.check_every_s)),
         make_client=make_client,
         record=record,
@@ -72,10 +63,9 @@ def make_manager(
         mode=UpdateMode(config.update_mode),
         share=config.update_share,
         timeout_s=config.flush_request_timeout,
-        newest=newest,
     )
-    record.write(Event.MANAGER_UP, version=newest.version if newest else None)
-    return Manager(fleet, updates, remember=note.write)
+    record.write(Event.MANAGER_UP)
+    return Manager(fleet, updates)
 
 
 def _make_client(key: str, address: ServerAddress) -> GenerationClient:

@@ -4,8 +4,8 @@
     master ─ NewWeights, AskManager, Leave ─▶
 
 One event loop; all state is touched by it alone. Nothing here is needed by anybody after its death: a
-manager that is started again asks the servers, starts with zero counters, and what it does not know to be
-running is ignored when it ends.
+manager that is started again asks the servers which weights they have, hears of the newest from the
+master, starts with zero counters, and ignores the end of what it does not know to be running.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
 from realsys.api.progress import tick
@@ -34,21 +33,10 @@ IDLE_S = 1.0  # the loop wakes this often at least, and ticks
 
 
 class Manager:
-    """Answers ``ToManager`` messages (``handle``) and looks after the servers (``run``).
+    """Answers ``ToManager`` messages (``handle``) and looks after the servers (``run``)."""
 
-    Args:
-        remember: notes the newest source for a manager that is started again.
-    """
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        updates: Updates,
-        *,
-        remember: Callable[[WeightSource], None] = lambda source: None,
-    ) -> None:
-        self.fleet, self.updates = fleet, updates
-        self._router, self._remember = fleet.router, remember
+    def __init__(self, fleet: Fleet, updates: Updates) -> None:
+        self.fleet, self.updates, self._router = fleet, updates, fleet.router
         self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # of requests that wait
         self._rollout_workers: dict[str, str] = {}
         self._news, self._leaving = asyncio.Event(), False
@@ -64,10 +52,7 @@ class Manager:
         if isinstance(request, rm.DoneWith):
             return self._done_with(request)
         if isinstance(request, rm.NewWeights):
-            source = decode(request.source, WeightSource)
-            if self.updates.take(source):
-                self._remember(source)
-            return await self.updates.bring_all(source)
+            return await self.updates.bring_all(decode(request.source, WeightSource))
         if isinstance(request, rm.AskManager):
             return self.view()
         self.leave()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -85,10 +85,20 @@ class Router:
 
     Call ``place`` after everything that may have made room; then the rule holds that nobody waits whom a
     server with room could take.
+
+    Args:
+        routes: worker → servers that its requests may use; those of a worker without an entry: all.
     """
 
-    def __init__(self, policy: Policy, *, num_servers: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        num_servers: int,
+        routes: Mapping[str, Collection[int]] | None = None,
+    ) -> None:
         self.policy = policy
+        self._routes = {worker: frozenset(servers) for worker, servers in (routes or {}).items()}
         self.servers: dict[int, ServerLoad] = {i: ServerLoad() for i in range(num_servers)}
         self._placed: dict[str, _Placed] = {}
         self._waiting: dict[str, tuple[int, Asked]] = {}
@@ -123,7 +133,12 @@ class Router:
         open_ = {i: s.version for i, s in self.servers.items() if self._is_open(s)}
         for _, rid in list(self._queue) if open_ else ():
             asked = self._waiting[rid][1]
-            able = [i for i, version in open_.items() if version >= asked.min_version]
+            route = self._routes.get(asked.worker)
+            able = [
+                i
+                for i, version in open_.items()
+                if version >= asked.min_version and (route is None or i in route)
+            ]
             if not able:
                 continue
             chosen = self._choose(asked, able)
@@ -204,11 +219,16 @@ class Router:
         reasons = []
         for index, server in sorted(self.servers.items()):
             full = f"is full ({server.num_requests} of {server.limit})" if server.is_full else ""
-            why = server.refusal(asked) or full or "has room"
+            why = self._refusal(asked, index) or full or "has room"
             reasons.append(f"generation_server/{index}: {why}")
         return "; ".join(reasons) or "there are no generation servers"
 
     # ---- choice ---------------------------------------------------------------------------------
+
+    def _refusal(self, asked: Asked, server: int) -> str:
+        if server not in self._routes.get(asked.worker, self.servers):
+            return f"is not for {asked.worker}"
+        return self.servers[server].refusal(asked)
 
     @staticmethod
     def _is_open(server: ServerLoad) -> bool:
@@ -238,7 +258,7 @@ class Router:
             return home
         chosen = self._lightest(able)
         # A home that is only full stays the home: the rest of the group still finds its prefix there.
-        if asked.group and (home is None or self.servers[home].refusal(asked)):
+        if asked.group and (home is None or self._refusal(asked, home)):
             self._homes[asked.group] = chosen
             if len(self._homes) > MAX_GROUPS:
                 self._homes.popitem(last=False)

@@ -47,7 +47,6 @@ class Updates:
 
     Args:
         timeout_s: for one server.
-        newest: what an earlier manager knew.
     """
 
     def __init__(
@@ -57,28 +56,26 @@ class Updates:
         mode: UpdateMode = UpdateMode.ALL_AT_ONCE,
         share: float = 0.25,
         timeout_s: float = 120.0,
-        newest: WeightSource | None = None,
     ) -> None:
         self._fleet, self._mode, self._share, self._timeout_s = fleet, mode, share, timeout_s
-        self.newest = newest
+        self.newest: WeightSource | None = None
 
-    def take(self, source: WeightSource) -> bool:
-        """Makes it the one that servers are brought to; False if a newer one is known."""
+    def _take(self, source: WeightSource) -> None:
+        """Makes it the one that servers are brought to, unless a newer one is known."""
         if self.newest is not None and source.version < self.newest.version:
             logger.info(
                 "weights passed over version=%d newest=%d", source.version, self.newest.version
             )
-            return False
+            return
         self.newest = source
         now_s = self._fleet.now_s()
         for index in self._fleet.quarantine.sick:  # it may have been the source that was wrong
             self._fleet.quarantine.look_at(index, now_s)
         self._fleet.on_change()
-        return True
 
     async def bring_all(self, source: WeightSource) -> ServersAt:
         """Returns when each server that takes requests has this version or a newer one."""
-        self.take(source)
+        self._take(source)
         fleet, began_s = self._fleet, self._fleet.now_s()
         members = {member.index: member for member in fleet.well_members}
         plan = waves(list(members), mode=self._mode, share=self._share)
@@ -112,22 +109,32 @@ class Updates:
     async def bring_up(self, member: Member) -> bool:
         """Brings one server to the newest source; False: it failed (and is sick) or was replaced."""
         async with member.lock:
-            while self.newest is not None and self._fleet.version(member) < self.newest.version:
-                source = self.newest
-                why = await self._update(member, source)
-                if not self._fleet.is_current(member):
-                    return False
-                if why and self.newest is source:
-                    self._fleet.sick(member, f"update to version {source.version} failed: {why}")
-                    await self._send_away(member)
-                    return False
-        return self._fleet.is_current(member)
+            if not self._is_behind(member):
+                return self._fleet.is_current(member)
+            self._drain(member, True)
+            try:
+                is_up = await self._up_to_newest(member)
+            finally:
+                # Only now: one that failed must be known as sick before it could get a request.
+                self._drain(member, False)
+        if not is_up and self._fleet.is_current(member):
+            await self._send_away(member)
+        return is_up and self._fleet.is_current(member)
+
+    async def _up_to_newest(self, member: Member) -> bool:
+        while self._is_behind(member) and self.newest is not None:
+            source = self.newest
+            why = await self._update(member, source)
+            if not self._fleet.is_current(member):
+                return False
+            if why and self.newest is source:  # else what failed is not wanted any more
+                self._fleet.sick(member, f"update to version {source.version} failed: {why}")
+                return False
+        return True
 
     async def _update(self, member: Member, source: WeightSource) -> str:
         """Why it failed; empty: it did not."""
         member.num_updates += 1
-        if self._mode is UpdateMode.ROLLING:
-            self._fleet.drains(member, True)
         try:
             async with asyncio.timeout(self._timeout_s + GRACE_S):
                 taken = await member.client.update_weights(source, timeout_s=self._timeout_s)
@@ -135,13 +142,18 @@ class Updates:
                 raise InternalError(f"it took version {taken.version}", where=member.name)
         except Exception as error:  # whatever it is: the others go on, and this one is tried again
             return told(error)
-        else:
-            if self._fleet.is_current(member):
-                self._fleet.took(member, taken)
-            return ""
-        finally:
-            if self._fleet.is_current(member):
-                self._fleet.drains(member, False)
+        if self._fleet.is_current(member):
+            self._fleet.took(member, taken)
+        return ""
+
+    def _is_behind(self, member: Member) -> bool:
+        if self.newest is None or not self._fleet.is_current(member):
+            return False
+        return self._fleet.version(member) < self.newest.version
+
+    def _drain(self, member: Member, on: bool) -> None:
+        if self._mode is UpdateMode.ROLLING and self._fleet.is_current(member):
+            self._fleet.drains(member, on)
 
     async def _send_away(self, member: Member) -> None:
         """Ends its requests, with the tokens they have: who waits for them asks for another server."""

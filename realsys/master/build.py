@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from realsys.api.dataflow import DataflowGraph
@@ -16,7 +17,7 @@ from realsys.api.trial import StopRequest
 from realsys.master import recover
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
-from realsys.master.feeds import DataSetFeed, Feed
+from realsys.master.feeds import DataSetFeed, Feed, ReplayFeed, recorded_steps
 from realsys.master.function_executor import AfterCall, FunctionExecutor
 from realsys.master.idle import pools_of
 from realsys.master.master_state import MasterState, read_state
@@ -140,6 +141,7 @@ async def _make_loop(
         timeout_s=SETUP_TIMEOUT_S,
         what="initialize",
     )
+    total_steps = spec.total_train_steps
     publisher = Publisher(runner)
     step, state = await _resume(runner, workers, publisher)
     schedule = DataSchedule(
@@ -148,14 +150,16 @@ async def _make_loop(
         seed=runner.config.base_seed,
         shuffle=runner.config.shuffle_dataset,
     )
-    progress = ProgressBoard(runner, total_steps=spec.total_train_steps)
-    progress.step = step or 0
-    progress.publish("starting")
     feed: Feed
     after_call = None
     if side is None:
         data_workers = _data_workers(graph, runner.config.msid2mwid)
-        feed = DataSetFeed(schedule, workers=workers, data_workers=data_workers)
+        if (replay := runner.config.replay) is not None:
+            steps = await asyncio.to_thread(recorded_steps, Path(replay))
+            total_steps = min(total_steps, len(steps))
+            feed = ReplayFeed(steps, workers=workers, data_workers=data_workers)
+        else:
+            feed = DataSetFeed(schedule, workers=workers, data_workers=data_workers)
     else:
         feed = side.desk
         weights = await side.start(
@@ -165,17 +169,20 @@ async def _make_loop(
             shards=runner.config.msid2mwid,
             trained_by=_trained_by(graph, runner.config.rollout.model_name),
             version=step or 0,
-            total_steps=spec.total_train_steps,
+            total_steps=total_steps,
             saved=state.rollouts,
         )
         after_call = weights.after_call
+    progress = ProgressBoard(runner, total_steps=total_steps)
+    progress.step = step or 0
+    progress.publish("starting")
     executor = _make_executor(
         runner,
         workers,
         graph,
         feed,
         progress,
-        last_step=spec.total_train_steps,
+        last_step=total_steps,
         after_call=after_call,
     )
     if state.ahead is not None:
@@ -191,7 +198,7 @@ async def _make_loop(
         rollouts=side,
         saved_models=tuple(n.model_name for n in graph.nodes if n.is_train),
         evaluated=_evaluated(runner),
-        total_steps=spec.total_train_steps,
+        total_steps=total_steps,
         step=step or 0,
     )
 

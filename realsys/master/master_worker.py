@@ -13,6 +13,7 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from realsys.api.experiment import ExperimentSaveEvalControl
 from realsys.api.model import ModelName
@@ -163,7 +164,10 @@ class MasterWorkerLoop:
                         num_bytes=move.bytes_received,
                     )
         self.files.events.step(report.step, report.started, report.ended)
-        self.files.ledger.append({"step": report.step, "ids": base_ids(report.ids)})
+        row_ids: dict[str, Any] = {"step": report.step, "ids": base_ids(report.ids)}
+        if row_ids["ids"] != list(report.ids):
+            row_ids["samples"] = list(report.ids)  # under which names their rollouts were dumped
+        self.files.ledger.append(row_ids)
         self.files.metrics.write(report.step, row)
         point_to_newest(self._phase)
         self.publisher.step(report.step)

@@ -6,6 +6,7 @@ Owns its sockets and background tasks; the first of these that fails ends the ma
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
@@ -14,12 +15,13 @@ from typing import Any, Self
 from realsys.api.errors import RealsysError
 from realsys.api.experiment import RolloutControl
 from realsys.api.model import ModelShardID
-from realsys.api.trial import WorkerRecord
+from realsys.api.trial import RUN_FILE, WorkerRecord
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.manager_link import MANAGER, ManagerLink
 from realsys.master.master_state import Rollouts
 from realsys.master.model_workers import ModelWorkers, first_error
 from realsys.master.rollouts import RolloutDesk
+from realsys.master.routes import Routes
 from realsys.master.server_weights import ServerWeights
 from realsys.rollout.staleness import StalenessLedger
 from realsys.transport import rollout_messages as rm
@@ -143,13 +145,25 @@ class RolloutSide:
             holders=mine,
             workers=workers,
             manager=self.manager,
+            every=control.update_steps,
             folder=folder if control.weights_through == "disk" else None,
         )
+        await asyncio.to_thread(self._note_run, schedule.dataset_size)
         await self.weights.publish(version)
-        endpoints = tuple(record.data for record in workers.records)
-        places = rm.Places(holders=tuple(holders), endpoints=endpoints)
-        await self.desk.open(ledger, schedule, places=places, clear=clear)
+        routes = Routes(
+            holders=holders,
+            endpoints=[record.data for record in workers.records],
+            makers=control.makers,
+            buffer_limit=control.buffer_limit,
+        )
+        await self.desk.open(ledger, schedule, routes=routes, clear=clear)
         return self.weights
+
+    def _note_run(self, dataset_size: int) -> None:
+        """For a replay: the run's length follows from it."""
+        folder = self._runner.phase_files.rollout_dump
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RUN_FILE).write_text(json.dumps({"dataset_size": dataset_size}) + "\n")
 
     def ended(self, worker: str, reason: str) -> None:
         """A worker has ended (from the event loop): ours are started again by the supervisor."""

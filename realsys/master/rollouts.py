@@ -18,6 +18,7 @@ from realsys.api.errors import InternalError, RolloutError, WaitTimeout
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.feeds import Held
 from realsys.master.master_state import Delivered, Rollouts
+from realsys.master.routes import Routes
 from realsys.rollout.staleness import StalenessLedger
 from realsys.transport import rollout_messages as rm
 
@@ -44,7 +45,7 @@ class RolloutDesk:
         self._unused: list[tuple[int, str]] = []
         self._changed = asyncio.Condition()
         self._sizes: dict[str, int] = {}
-        self._places: rm.Places | None = None
+        self._routes: Routes | None = None
         self._ledger: StalenessLedger | None = None
         self._schedule: DataSchedule | None = None
         self._numbers: dict[str, int] = {}  # id of a datapoint that was given out → its place
@@ -53,7 +54,6 @@ class RolloutDesk:
         self._taken: tuple[int, ...] = ()
         self._failed: RolloutError | None = None
         self._stats: list[Mapping[str, float]] = []
-        self._targets = 0
         self._over = False
 
     # ---- set-up -----------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class RolloutDesk:
         return next(iter(self._sizes.values()))
 
     async def open(
-        self, ledger: StalenessLedger, schedule: DataSchedule, *, places: rm.Places, clear: Clear
+        self, ledger: StalenessLedger, schedule: DataSchedule, *, routes: Routes, clear: Clear
     ) -> None:
         """From now on prompts are given out.
 
@@ -84,7 +84,9 @@ class RolloutDesk:
             clear: lets a model worker forget datapoints that nobody will use.
         """
         async with self._changed:
-            self._ledger, self._schedule, self._places = ledger, schedule, places
+            self._ledger, self._schedule, self._routes = ledger, schedule, routes
+            for found in self._delivered.values():
+                routes.took(found.number, found.holder)
             self._clear = clear
             self._changed.notify_all()
 
@@ -117,10 +119,10 @@ class RolloutDesk:
             )
         self._sizes[request.worker] = request.dataset_size
         self._changed.notify_all()
-        await self._changed.wait_for(lambda: self._places is not None)
+        await self._changed.wait_for(lambda: self._routes is not None)
         self._lose(request.worker)
-        assert self._places is not None
-        return self._places
+        assert self._routes is not None
+        return self._routes.places(request.worker)
 
     async def _take_work(self, request: rm.TakeWork) -> rm.Work:
         tickets: list[rm.Ticket] = []
@@ -139,20 +141,24 @@ class RolloutDesk:
         return rm.Work(tickets=tuple(tickets), over=self._over)
 
     def _next_ticket(self, worker: str) -> rm.Ticket | None:
-        if self._ledger is None or self._schedule is None or self._places is None:
+        if self._ledger is None or self._schedule is None or self._routes is None:
             return None
-        admitted = self._ledger.admit(worker)
-        if admitted is None:
+        offer = self._ledger.offer()
+        if offer is None:
             return None
-        point = self._schedule.at(admitted.number)
-        self._numbers[point.id] = admitted.number
-        self._targets += 1
+        urgent = offer.target_step == self._ledger.next_step  # the next step can't do without it
+        target = self._routes.target(worker, urgent=urgent)
+        if target is None or self._ledger.admit(worker) is None:
+            return None
+        self._routes.gave(offer.number, worker, target)
+        point = self._schedule.at(offer.number)
+        self._numbers[point.id] = offer.number
         return rm.Ticket(
             id=point.id,
             index=point.index,
-            tries=admitted.tries,
-            min_version=admitted.min_version,
-            target=self._targets % len(self._places.holders),
+            tries=offer.tries,
+            min_version=offer.min_version,
+            target=target,
         )
 
     def _deliver(self, request: rm.Deliver) -> rm.Verdict:
@@ -171,8 +177,8 @@ class RolloutDesk:
                 f"datapoint {sample_id} came as {request.meta.ids}", where=request.worker
             )
         else:
-            if (old := self._delivered.get(number)) is not None:  # it had got too old
-                self._unused.append((old.holder, old.meta.ids[0]))
+            if self._routes is not None:
+                self._routes.took(number, request.holder)
             self._delivered[number] = Delivered(
                 number=number, holder=request.holder, meta=request.meta, stats=request.stats
             )
@@ -182,7 +188,9 @@ class RolloutDesk:
     def _give_up(self, request: rm.GiveUp) -> rm.Accepted:
         number = self._number(request.id)
         if number is not None and self._ledger is not None:
-            self._ledger.give_up(number, request.tries, filtered=request.filtered)
+            done = self._ledger.give_up(number, request.tries, filtered=request.filtered)
+            if done.kept and self._routes is not None:
+                self._routes.left(number)
             if request.filtered:
                 self._stats.append(request.stats)
             else:
@@ -199,6 +207,12 @@ class RolloutDesk:
             self._changed.notify_all()
         return rm.Accepted()
 
+    def _forget_delivered(self, number: int) -> None:
+        old = self._delivered.pop(number)
+        if self._routes is not None:
+            self._routes.left(number)
+        self._unused.append((old.holder, old.meta.ids[0]))
+
     def _number(self, name: str) -> int | None:
         return self._numbers.get(name)
 
@@ -210,6 +224,9 @@ class RolloutDesk:
     def _lose(self, worker: str) -> None:
         if self._ledger is not None and (numbers := self._ledger.lost(worker)):
             logger.warning("prompts given out anew worker=%s num=%d", worker, len(numbers))
+            for number in numbers:
+                if self._routes is not None:
+                    self._routes.left(number)
             self._changed.notify_all()
 
     # ---- for the steps ----------------------------------------------------------------------
@@ -243,7 +260,8 @@ class RolloutDesk:
                         "; ".join(map(str, ledger.waits_for()[:5])),
                         ledger.why_not(),
                     )
-            ledger.batch_taken(numbers)
+            for late in ledger.batch_taken(numbers):  # made again
+                self._forget_delivered(late)
             self._taken = tuple(numbers)
             batch = [self._delivered[number] for number in numbers]
             return [(delivered.meta, delivered.holder) for delivered in batch]
@@ -257,6 +275,8 @@ class RolloutDesk:
                 self._stats.append(delivered.stats)
                 self._numbers.pop(base_id(delivered.meta.ids[0]), None)
                 self._failures.pop(number, None)
+                if self._routes is not None:
+                    self._routes.left(number)
             unused, self._unused = self._unused, []
             self._changed.notify_all()
         for holder in sorted({holder for holder, _ in unused}):

@@ -23,6 +23,7 @@ class ServerWeights:
     Args:
         trained_by: the call that makes a new version.
         holders: model workers with a part of the model.
+        every: servers get every so-many-th version.
         folder: weights go through this folder, which all hosts see; None: from process to process.
     """
 
@@ -34,16 +35,17 @@ class ServerWeights:
         holders: Sequence[int],
         workers: ModelWorkers,
         manager: ManagerLink,
+        every: int = 1,
         folder: Path | None,
     ) -> None:
         self._model, self._trained_by = model, trained_by
         self._holders, self._workers = list(holders), workers
-        self._manager, self._folder = manager, folder
+        self._manager, self._folder, self._every = manager, folder, every
         self.seconds = 0.0  # that training stood still for it, the last time
 
     async def after_call(self, call: str, step: int) -> None:
         """Step ``step`` trained version ``step`` of the weights."""
-        if call == self._trained_by:
+        if call == self._trained_by and step % self._every == 0:
             await self.publish(step)
 
     async def publish(self, version: int) -> None:

@@ -23,48 +23,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from realsys.api.errors import ConfigError, InternalError, did_you_mean
 from realsys.rollout import due_steps
-
-
-class Policy(StrEnum):
-    """Which of the answers make a batch."""
-
-    WAIT = "wait"  # exactly the prompts whose turn it is
-    WINDOW = "window"  # those finished first, as long as all can be trained in time
-    DROP = "drop"  # those finished first; what gets too old meanwhile is made anew
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admitted:
-    """A prompt to give out. No token of its answers may come from weights older than ``min_version``."""
-
-    number: int
-    tries: int  # how often it was given out before
-    min_version: int
-    target_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether something was accepted, and why not."""
-
-    kept: bool
-    why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchStaleness:
-    """Of the samples of one step: steps behind, and how many had their oldest token from which version."""
-
-    step: int
-    min: int
-    mean: float
-    max: int
-    by_version: Mapping[int, int]
+from realsys.rollout.tickets import Admitted, BatchStaleness, Policy, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +128,11 @@ class StalenessLedger:
             self._next += 1
         self._in_flight[offer.number] = _InFlight(holder, offer.tries, offer.min_version)
         return offer
+
+    def offer(self) -> Admitted | None:
+        """The prompt that ``admit`` would give out now; None when none may begin."""
+        offer = self._offer()
+        return None if isinstance(offer, str) else offer
 
     def why_not(self) -> str:
         """Why no prompt may begin; empty if one may."""

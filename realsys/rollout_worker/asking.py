@@ -134,7 +134,7 @@ class _Answering:
     async def _result(self, request: GenerateRequest, use: UseServer) -> GenerateResult:
         async with self._caller.clients.using(use) as client:
             # Half of what is left: a server that hangs must leave time to try another.
-            result = await client.generate(request, timeout_s=self._left_s / 2)
+            result = await client.generate(request, timeout_s=max(self._left_s / 2, 0.001))
         if fault := fault_of(result, request, min_version=self._ticket.min_version):
             raise RemoteError(
                 f"{server_name(use.server)} gave nothing that can be used: {fault}",
@@ -155,28 +155,36 @@ class _Answering:
 
     async def _server(self, request: GenerateRequest) -> UseServer:
         """The server that is to have ``request``, from the manager."""
-        manager, why = self._caller.manager, "it did not say why"
-        while (left_s := self._left_s) > 0:
-            ask = AskServer(
-                worker=self._caller.worker,
-                rid=request.rid,
-                group=self._ticket.id,
-                num_tokens=len(request.input_ids) + request.sampling.max_new_tokens,
-                min_version=self._ticket.min_version,
-                server=self._former,
-                wait_s=min(ASK_S, left_s),
+        try:
+            why = "it did not say why"
+            while (left_s := self._left_s) > 0:
+                use = await self._question(request, left_s)
+                if use.url:
+                    return use
+                why = use.why or why
+                tick()
+            raise self._late(f"waited for a server from {self._caller.manager.name}: {why}")
+        except BaseException:  # we are given up, or cancelled: a server found now would be lost
+            await self._tell(DoneWith(rid=request.rid, server=-1))
+            raise
+
+    async def _question(self, request: GenerateRequest, left_s: float) -> UseServer:
+        ask = AskServer(
+            worker=self._caller.worker,
+            rid=request.rid,
+            group=self._ticket.id,
+            num_tokens=len(request.input_ids) + request.sampling.max_new_tokens,
+            min_version=self._ticket.min_version,
+            server=self._former,
+            wait_s=min(ASK_S, left_s),
+        )
+        try:
+            use: UseServer = await self._caller.manager.call(
+                ask, what="a question for a server", timeout_s=left_s, try_s=ASK_S + GRACE_S
             )
-            try:
-                use: UseServer = await manager.call(
-                    ask, what="a question for a server", timeout_s=left_s, try_s=ASK_S + GRACE_S
-                )
-            except WaitTimeout as error:
-                raise self._late(error.what) from error
-            if use.url:
-                return use
-            why = use.why or why
-            tick()
-        raise self._late(f"waited for a server from {manager.name}: {why}")
+        except WaitTimeout as error:
+            raise self._late(error.what) from error
+        return use
 
     async def _tell(self, done: DoneWith) -> None:
         """A manager that does not hear it counts anew after its restart."""
@@ -194,4 +202,3 @@ class _Answering:
             where=self._caller.worker,
             fix="see the logs of those named; raise rollout_request_timeout if they are only slow",
         )
-

@@ -11,32 +11,38 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from realsys.api.errors import ConfigError, DataError, WorkerLost
-from realsys.api.model import GenerationHyperparameters
+from realsys.api.errors import DataError, WorkerLost
 from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.requests import GenerationOutput, GenerationRequest
-from realsys.generation.sampling import row_seed
+from realsys.generation.requests import GenerationOutput
 from realsys.serving.api import (
-    Finish,
     GenerateRequest,
     PauseMode,
-    Sampling,
     ServerInfo,
     WeightSource,
     WeightsTaken,
 )
+from realsys.serving.embedded_requests import answer_of, engine_request
 from realsys.serving.embedded_settings import EmbeddedSettings
 from realsys.serving.engine_thread import EngineThread
 from realsys.serving.engines import Answer, Counters
-from realsys.serving.staged_weights import StagedWeights, read_folder, stage
+from realsys.serving.staged_weights import StagedWeights, stage
 
 T = TypeVar("T")
-Fetch = Callable[[WeightSource], Mapping[str, Tensor]]
+
+
+class Fetched(NamedTuple):
+    """Weights by their Hugging Face names, and how many bytes had to be read for them."""
+
+    weights: Mapping[str, Tensor]
+    num_bytes: int
+
+
+Fetch = Callable[[WeightSource], Fetched]
 
 
 @dataclass
@@ -56,7 +62,9 @@ class EmbeddedEngine:
         eos_token_ids: end an answer, unless its request ignores them.
         model_path: where the first weights come from, for ``info``.
         base_seed: of requests that bring no seed of their own.
-        fetch: gets the tensors of a ``WeightSource`` with parts; called in a thread of its own.
+        fetch: gets the weights of a ``WeightSource``; called in a thread of its own, one at a time.
+            What it gives is only read, and let go of after the switch.
+        make_engine: for tests.
     """
 
     def __init__(
@@ -70,7 +78,7 @@ class EmbeddedEngine:
         base_seed: int = 1,
         version: int = 0,
         settings: EmbeddedSettings | None = None,
-        fetch: Fetch | None = None,
+        fetch: Fetch,
         make_engine: Callable[..., ContinuousEngine] = ContinuousEngine,
     ) -> None:
         self.settings = settings or EmbeddedSettings()
@@ -161,7 +169,7 @@ class EmbeddedEngine:
 
     async def update_weights(self, source: WeightSource) -> WeightsTaken:
         began_s = time.perf_counter()
-        staged = await self._loop.run_in_executor(self._staging, self._stage, source)
+        staged, num_bytes = await self._loop.run_in_executor(self._staging, self._stage, source)
 
         def switch(engine: ContinuousEngine) -> float:
             paused_from_s = time.perf_counter()
@@ -175,7 +183,7 @@ class EmbeddedEngine:
             version=source.version,
             seconds=time.perf_counter() - began_s,
             paused_s=paused_s,
-            num_bytes=staged.num_bytes,
+            num_bytes=num_bytes,
         )
         self.counters.count_update(taken)
         return taken
@@ -194,15 +202,10 @@ class EmbeddedEngine:
             return False
         return self.settings.kv_on_update == "recompute"
 
-    def _stage(self, source: WeightSource) -> StagedWeights:
+    def _stage(self, source: WeightSource) -> tuple[StagedWeights, int]:
         where = source.path or ", ".join(part.endpoint for part in source.parts)
-        if source.path:
-            return stage(self._module, read_folder(source.path, self._module), where=where)
-        if self._fetch is None:
-            raise ConfigError(
-                "this server can't fetch weights from trainers", where=where, fix="give a path"
-            )
-        return stage(self._module, self._fetch(source), where=where)
+        fetched = self._fetch(source)
+        return stage(self._module, fetched.weights, where=where), fetched.num_bytes
 
     # ---- how it does ------------------------------------------------------------------------
 
@@ -269,47 +272,6 @@ class EmbeddedEngine:
             self._ended.set()
 
         self._loop.call_soon_threadsafe(tell)
-
-
-def engine_request(
-    request: GenerateRequest, *, eos_token_ids: Sequence[int], base_seed: int
-) -> GenerationRequest:
-    """What the engine is asked for a request of the API."""
-    sampling: Sampling = request.sampling
-    greedy = sampling.temperature == 0
-    gconfig = GenerationHyperparameters(
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.min_new_tokens,
-        greedy=greedy,
-        temperature=1.0 if greedy else sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=max(sampling.top_k, 0),
-    )
-    seed = sampling.sampling_seed
-    return GenerationRequest(
-        rid=request.rid,
-        prompt=request.input_ids,
-        gconfig=gconfig,
-        seed=row_seed(base_seed, request.rid, 0, 0) if seed is None else seed,
-        position=sampling.position,
-        stop_ids=frozenset(
-            {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
-        ),
-        stop_texts=sampling.stop,
-    )
-
-
-def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> Answer:
-    """A copy of what the engine has so far."""
-    return Answer(
-        rid=output.rid,
-        output_ids=list(output.tokens),
-        logprobs=list(output.logprobs),
-        versions=list(output.versions),
-        finish=Finish(output.finish) if output.finish else None,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=output.cached_tokens,
-    )
 
 
 def _closed() -> WorkerLost:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from realsys.api.errors import (
+    CheckpointError,
     ConfigError,
     DataError,
     RealsysError,
@@ -178,7 +179,7 @@ def version_number(text: str | int) -> int:
 
 def status_of(error: RealsysError) -> int:
     """HTTP status of an error: 400 where the caller can repair it."""
-    if isinstance(error, DataError | ConfigError):
+    if isinstance(error, DataError | ConfigError | CheckpointError):
         return 400
     if isinstance(error, WaitTimeout):
         return 504

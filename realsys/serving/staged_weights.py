@@ -1,4 +1,4 @@
-"""New weights beside those in use: read, checked and converted first, then copied in one go.
+"""New weights beside those in use: checked and converted first, then copied in one go.
 
 ``stage`` runs while the engine decodes; ``switch`` between two of its steps. What does not fit is refused
 by ``stage``, when nothing has been touched.
@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from realsys.api.errors import DataError
 from realsys.api.progress import tick
-from realsys.models.hf import load_causal_lm
-from realsys.models.hf_directory import check_hf_directory, weight_files
 
 
 @dataclass(frozen=True)
@@ -65,26 +61,3 @@ def stage(module: nn.Module, weights: Mapping[str, Tensor], *, where: str) -> St
         pairs.append((parameter, weights[name].to(parameter.device, parameter.dtype)))
         tick()
     return StagedWeights(tuple(pairs))
-
-
-def read_folder(path: str, module: nn.Module) -> dict[str, Tensor]:
-    """Weights of the Hugging Face folder ``path``, by the names of ``module``'s parameters.
-
-    Raises:
-        CheckpointError: a file is missing or torn.
-    """
-    check_hf_directory(path, need_tokenizer=False)
-    files = weight_files(path)
-    if not {name for name, _ in module.named_parameters()} <= set(files):
-        # Names in files of some families are not the module's: transformers knows how they turn.
-        state = load_causal_lm(path, dtype=str(next(module.parameters()).dtype)[6:]).state_dict()
-        return {name: state[name] for name, _ in module.named_parameters()}
-    weights: dict[str, Tensor] = {}
-    for file in sorted(set(files.values())):
-        weights.update(_read_file(file, {name for name, f in files.items() if f == file}))
-    return weights
-
-
-def _read_file(file: Path, names: set[str]) -> dict[str, Tensor]:
-    with safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in sorted(names)}

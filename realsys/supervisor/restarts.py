@@ -74,7 +74,7 @@ def judge_stalls(statuses: Mapping[str, WorkerStatus], *, recovering: Set[str]) 
     named = suspects(judged)
     if not all(is_restarted_alone(worker) for worker in named):
         return Stalls(fatal=True)
-    return Stalls(again=tuple(worker for worker in named if worker not in recovering))
+    return Stalls(again=tuple(named))
 
 
 def _chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> list[str]:

@@ -26,7 +26,8 @@ from realsys.supervisor.components import (
     named,
     not_there,
 )
-from realsys.supervisor.slurm_steps import END_S, STRICT_TASKS
+from realsys.supervisor.slurm_step import STRICT_TASKS
+from realsys.supervisor.slurm_steps import END_S
 from realsys.supervisor.steps import Steps, Task
 from realsys.worker import exit_codes
 
@@ -147,9 +148,9 @@ class SplitSteps:
         assert isinstance(task, SplitTask)
         if task.local is None:
             raise ClusterError(
-                f"{task.worker} belongs to {self._named(task.component)}, and this one can't start it",
+                f"{self._named(task.component)} starts no worker again",
                 where="layout split",
-                fix="resume the trial; with layout single or het such workers are started again",
+                fix="resume the trial; in the layouts single and het such workers are started again",
             )
         return task.local
 

@@ -34,7 +34,6 @@ from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.supervisor.failure_report import FailureReporter, suspects
 from realsys.supervisor.first_failure import order_failures
 from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
-from realsys.supervisor.restarts import judge_stalls
 from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
 from realsys.supervisor.stop_watch import StopWatch
@@ -210,28 +209,16 @@ class Supervisor:
             lost = self._without_restarted(self.leases.lost(up), Op.LOST) if not bad else []
             if bad or lost:
                 return self._collect_failures(tasks, lost)
-            if self.leases.stalled() and not self._restart_hung(up):
+            if self.leases.stalled() and not self.restarts.take_hung(up):
                 self._collect_stalls(tasks, self.leases.statuses)
                 return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
 
     def _without_restarted(self, tasks: list[Task], op: Op) -> list[Task]:
         """Those whose end is the trial's; the others will be started again."""
-        return [t for t in tasks if not (self.restarts.is_down(t.worker) or self.restarts.take(t, op))]
-
-    def _restart_hung(self, up: list[Task]) -> bool:
-        """Whether all who stand still, and do not just wait for another, will be started again."""
-        statuses = {w: s for w, s in self.leases.statuses.items() if not self.restarts.is_down(w)}
-        stalls = judge_stalls(statuses, recovering=self.restarts.recovering())
-        running = {t.worker: t for t in up if t.poll() is None}
-        if stalls.fatal or not running.keys() >= set(stalls.again):
-            return False
-        if stalls.again:
-            ask_for_stacks(self.store, self.keys, self.attempt, stalls.again)
-        return all(
-            self.restarts.take(running[worker], Op.LOST, stall=statuses[worker])
-            for worker in stalls.again
-        )
+        return [
+            t for t in tasks if not (self.restarts.is_down(t.worker) or self.restarts.take(t, op))
+        ]
 
     def _refuse_if_requeued(self) -> None:
         if self.plan.job is None or time.monotonic() < self._next_requeue_look:

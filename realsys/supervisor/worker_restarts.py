@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 
 from realsys.api.errors import ClusterError, StoreError
@@ -19,7 +19,13 @@ from realsys.name_resolve.store import NameResolve
 from realsys.observability.history import HistoryLog, Op
 from realsys.observability.jsonl import JsonlAppender
 from realsys.supervisor.failure_report import FailureReporter
-from realsys.supervisor.restarts import RECOVERY_S, RestartPolicy, is_restarted_alone
+from realsys.supervisor.restarts import (
+    RECOVERY_S,
+    RestartPolicy,
+    is_restarted_alone,
+    judge_stalls,
+)
+from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
 from realsys.supervisor.worker_leases import WorkerLeases
 
@@ -101,6 +107,18 @@ class WorkerRestarts:
         why, times = failure.why.partition("\n")[0], len(past_s)
         logger.warning("worker down worker=%s restarts=%d why=%s", task.worker, times, why)
         return True
+
+    def take_hung(self, up: Iterable[Task]) -> bool:
+        """Takes on those who stand still and do not just wait for another; False when one of them ends
+        the trial."""
+        statuses = {w: s for w, s in self.leases.statuses.items() if not self.is_down(w)}
+        stalls = judge_stalls(statuses, recovering=self.recovering())
+        running = {t.worker: t for t in up if t.poll() is None}
+        if stalls.fatal or not running.keys() >= set(stalls.again):
+            return False
+        if stalls.again:
+            ask_for_stacks(self.store, self.keys, self.attempt, stalls.again)
+        return all(self.take(running[w], Op.LOST, stall=statuses[w]) for w in stalls.again)
 
     def told_of(self, failure: Failure) -> Failure:
         """``failure``, with how often its worker had been started again."""

@@ -28,7 +28,7 @@ def adapted(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 @torch.no_grad()
 def merged(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Weights without adapters: ``W + scale · B · A`` in new memory where there are some, else the same tensors.
+    """Weights without adapters: ``W + scale · B · A``, or the same tensor where there are none.
 
     Worked out in float32 and rounded to the dtype of W once.
     """

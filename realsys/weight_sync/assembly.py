@@ -1,7 +1,7 @@
 """Whole weights put together from buckets, on the CPU.
 
-Weights that an earlier version left are never written to, since an engine may be reading them: what has changed
-goes to other memory.
+Weights that an earlier version left are never written to, since an engine may be reading them: what has
+changed goes to other memory.
 """
 
 from __future__ import annotations

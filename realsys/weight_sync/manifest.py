@@ -8,7 +8,7 @@ trainer's tensor store; a bucket that has not changed keeps the row of the versi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import msgspec
 
@@ -29,7 +29,7 @@ class WholeWeight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GivenPiece(msgspec.Struct, frozen=True, array_like=True):
-    """A box of a weight. ``weight``: its index in the list; ``offset``: where its bytes begin in the bucket."""
+    """A box of a weight (by its index in the list), and where its bytes begin in the bucket."""
 
     weight: int
     start: tuple[int, ...]
@@ -127,7 +127,7 @@ def decode_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _problems(manifest: Manifest) -> Iterable[str]:
+def _problems(manifest: Manifest) -> Iterator[str]:
     names = [w.name for w in manifest.weights]
     if len(set(names)) != len(names):
         yield "a weight is named twice"
@@ -143,7 +143,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
             yield f"bucket {number}: {problem}"
 
 
-def _problems_of(bucket: GivenBucket, manifest: Manifest) -> Iterable[str]:
+def _problems_of(bucket: GivenBucket, manifest: Manifest) -> Iterator[str]:
     if not 0 <= bucket.changed_in <= manifest.version:
         yield f"it changed in version {bucket.changed_in} of {manifest.version}"
     if bucket.patch is not None and not 0 <= bucket.patch.base < bucket.changed_in:

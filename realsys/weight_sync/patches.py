@@ -1,8 +1,8 @@
 """What has changed between two versions of a bucket, as positions and new values (no torch).
 
 Words of 16 bits: after a small step most bfloat16 numbers are what they were. Layout, little endian:
-number of words n (uint32), n gaps between their positions (uint16), n values (uint16). Where a gap would not
-fit, a word that did not change is named in between.
+number of words n (uint32), n gaps between their positions (uint16), n values (uint16). Where a gap would
+not fit, a word that did not change is named in between.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _STRIDE = 0xFFFF
 
 
 def make_patch(old: Bytes, new: Bytes, *, max_bytes: int) -> Bytes | None:
-    """What makes ``new`` of ``old`` (uint8 of one even length), or None where it needs more than ``max_bytes``.
+    """What makes ``new`` of ``old`` (uint8 of one even length), empty where they are equal.
 
-    Empty where they are equal.
+    None where it needs more than ``max_bytes``.
     """
     mask = _words(old) != _words(new)
     changed = int(np.count_nonzero(mask))
@@ -43,14 +43,14 @@ def apply_patch(patch: Bytes, bucket: Bytes) -> None:
     Raises:
         ProtocolError: it is no patch, or one of something longer.
     """
-    count = int(patch[:4].view("<u4")[0]) if len(patch) >= 4 else -1
-    if len(patch) != 4 + 4 * count:
+    count = int(patch[:4].view("<u4")[0]) if len(patch) >= 4 else 0
+    if not count or len(patch) != 4 + 4 * count:
         raise _refusal(f"{len(patch)} bytes are no patch")
     gaps = np.frombuffer(patch[4 : 4 + 2 * count].tobytes(), "<u2")
     values = np.frombuffer(patch[4 + 2 * count :].tobytes(), "<u2")
     positions = np.cumsum(gaps, dtype=np.int64)
     words = _words(bucket)
-    if count and positions[-1] >= len(words):
+    if positions[-1] >= len(words):
         raise _refusal(f"it changes word {positions[-1]} of {len(words)}")
     words[positions] = values
 

@@ -1,4 +1,4 @@
-"""A trainer's side: keeps a copy of its part of a version, which its tensor server gives while it trains on.
+"""A trainer's side: keeps a copy of its part of a version, which servers fetch while it trains on.
 
 Training stops for the copy and its checksums only. What was published is never written to again: a version
 that a receiver has begun to fetch stays that version, until it is forgotten.

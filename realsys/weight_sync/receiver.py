@@ -1,4 +1,4 @@
-"""A generation server's side: fetches a version from the trainers that give it, checks it and makes it whole.
+"""A generation server's side: fetches a version from its trainers, checks it and makes it whole.
 
 Lists first, then all buckets, several under way from each trainer, in whatever order they come. Needs no
 process group and nobody's leave: receivers come and go, any number of them.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.transfer_plan import Source
-from realsys.serving.api import WeightSource
 from realsys.transport.codec import ProtocolError
 from realsys.weight_sync.adapters import merged
 from realsys.weight_sync.assembly import Assembly, Held
@@ -24,6 +23,9 @@ from realsys.weight_sync.hf_folder import read_folder
 from realsys.weight_sync.manifest import KEY, GivenBucket, Manifest, decode_manifest, giver_of
 from realsys.weight_sync.parts import Way, check_parts, way_of
 from realsys.weight_sync.warm_memory import WarmMemory
+
+if TYPE_CHECKING:  # a value that is only read
+    from realsys.serving.api import WeightSource
 
 IN_FLIGHT = 3  # buckets from each trainer: one being written, one on its way, one being read
 SILENCE_S = 30.0  # a trainer answers from a thread of its own, also while it computes
@@ -108,7 +110,9 @@ class WeightReceiver:
         wanted = self._wanted(parts)
         assembly = Assembly(parts[0].weights, self._kept(parts, wanted), self._memory)
         self._take_over(assembly, parts, wanted)
-        coming = {(at[w.part], KEY, (w.row,)): w for w in wanted if w.way is not Way.HELD}
+        coming: dict[Source, _Wanted] = {
+            (at[w.part], KEY, (w.row,)): w for w in wanted if w.way is not Way.HELD
+        }
         for asked, x in self._rows(client, list(coming), deadline_s):
             self._put(assembly, parts, coming[asked], x)
         weights = assembly.weights

@@ -1,6 +1,6 @@
 """A ledger played against everything that may happen to a run, and what must hold after each event.
 
-What was given out, delivered and trained is written down here a second time, from the ledger's answers only.
+What was given out, delivered and trained is written down here a second time, from the ledger's answers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from realsys.rollout.staleness import Admitted, StalenessLedger
+from realsys.rollout.staleness import StalenessLedger
+from realsys.rollout.tickets import Admitted
 
 Make = Callable[..., StalenessLedger]
 

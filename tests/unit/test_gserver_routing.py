@@ -129,6 +129,20 @@ def test_asking_again_keeps_the_place_in_the_order():
     assert one.place(now_s=0.0) == [("first", 0)]
 
 
+def test_a_worker_with_a_route_uses_its_servers_only():
+    one = Router(Policy.ROUND_ROBIN, num_servers=3, routes={"w/0": (1,), "w/1": (1, 2)})
+    for server in one.servers.values():
+        server.unfit, server.version, server.limit = "", 0, 2
+    assert [place(one, f"a{i}", worker="w/0", former=0) for i in range(3)] == [1, 1, None]
+    assert [place(one, f"b{i}", worker="w/1") for i in range(2)] == [2, 2]
+    assert place(one, "c", worker="w/2") == 0
+    assert one.why_not(Asked(rid="a2", worker="w/0")) == (
+        "generation_server/0: is not for w/0; "
+        "generation_server/1: is full (2 of 2); "
+        "generation_server/2: is not for w/0"
+    )
+
+
 # ---- counters -----------------------------------------------------------------------------------
 
 
@@ -274,4 +288,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-test_any_order = AnyOrder.TestCase
+TestAnyOrder = AnyOrder.TestCase

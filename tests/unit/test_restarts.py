@@ -38,9 +38,9 @@ def test_pauses_grow_and_the_sixth_end_within_an_hour_is_the_last():
 
 
 @given(
-    lives_s=st.lists(st.floats(0, 4000), max_size=60),
+    lives_s=st.lists(st.integers(0, 4000), max_size=60),
     most=st.integers(1, 5),
-    window_s=st.floats(10, 4000),
+    window_s=st.integers(10, 4000),
 )
 def test_it_is_started_again_while_fewer_than_allowed_were_in_the_window(lives_s, most, window_s):
     policy = RestartPolicy(max_restarts=most, window_s=window_s, first_pause_s=0.5)

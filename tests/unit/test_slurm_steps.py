@@ -18,7 +18,7 @@ from stand_in_slurm import make_plan, program, wait_until, write_plan
 from realsys.api.errors import ClusterError
 from realsys.api.job import Layout
 from realsys.api.trial import WorkerExit, process_start, write_record
-from realsys.supervisor import slurm_steps
+from realsys.supervisor import slurm_step, slurm_steps
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
 
 WHEN_TOLD = 'while [ ! -e "$SLURM_HOSTFILE.go" ]; do sleep 0.01; done'
@@ -167,7 +167,7 @@ def test_an_srun_that_fails_ends_all_tasks_with_its_code_and_its_words(make):
 
 
 def test_of_thousands_of_tasks_that_ended_well_one_record_is_looked_at(make, monkeypatch):
-    monkeypatch.setattr(slurm_steps, "STRICT_TASKS", 1)
+    monkeypatch.setattr(slurm_step, "STRICT_TASKS", 1)
     trial = make().srun(WHEN_TOLD)
     trial.start()
     trial.told(0, 0)
@@ -300,6 +300,108 @@ def test_an_srun_that_does_not_listen_is_killed(make, monkeypatch, caplog):
     assert time.monotonic() - began < 5
     assert [task.returncode for task in tasks] == [-9, -9]
     assert caplog.messages == ["srun killed step=model_worker after_s=0.2"]
+
+
+# ---- one task alone --------------------------------------------------------------------------------
+
+
+def killed(trial: Started, index: int) -> None:
+    """The task's wrapper does as it was asked."""
+    end = trial.files.end_of(f"model_worker/{index}", "main", 0)
+    wait_until(end.exists)
+    trial.told(index, -9)
+
+
+def test_one_task_is_killed_by_its_wrapper_and_srun_need_not_know(make):
+    trial = make().srun(LATER)
+    first, second = trial.start()
+    trial.steps.kill(second)
+    assert second.poll() is None
+    killed(trial, 1)
+    wait_until(lambda: second.poll() is not None)
+    assert (second.returncode, first.poll()) == (-9, None)
+
+
+def test_a_task_is_started_again_in_a_step_of_its_own_beside_the_others(make):
+    trial = make(step=GPUS).srun(LATER)
+    first, second = trial.start()
+    trial.steps.kill(second)
+    killed(trial, 1)
+    wait_until(lambda: second.poll() is not None)
+    again = trial.steps.restart(second)
+    trial.tasks.append(again)
+    assert (again.worker, again.host, again.poll(), first.poll()) == (
+        "model_worker/1",
+        "n2",  # Slurm's name of the node, not the worker's own of its host
+        None,
+        None,
+    )
+    assert not trial.files.exit_of("model_worker/1").exists(), "that was the former one's end"
+    assert (trial.files.hosts / "main-model_worker-1").read_text() == "n2\n"
+    old, new = [json.loads(line)["argv"] for line in trial.files.steps.read_text().splitlines()]
+    removed, added = [w for w in old if w not in new], [w for w in new if w not in old]
+    logs = trial.files.logs
+    assert removed == [
+        "--nodes=2",
+        "--ntasks=2",
+        "--exact",
+        "--cpus-per-task=1",
+        "--gres=gpu:1",
+        f"--output={logs}/model_worker-%t.log",
+    ]
+    assert added == [
+        "--nodes=1",
+        "--ntasks=1",
+        "--overlap",  # without --gres it sees all GPUs that the job has there
+        f"--output={logs}/model_worker-1.log",
+        "--first-index=1",
+        "--restart=1",
+    ]
+
+
+GPUS = {"gpus_per_task": 1.0, "gpus_per_node": 1, "gpu_binding": "visible"}
+
+
+def test_a_worker_without_gpus_takes_none_when_it_is_started_again(make):
+    trial = make().srun("true")
+    first, _ = trial.start()
+    trial.ends()
+    trial.tasks.append(trial.steps.restart(first))
+    old, new = [json.loads(line)["argv"] for line in trial.files.steps.read_text().splitlines()]
+    assert "--gres=none" in old
+    assert "--gres=none" in new
+
+
+def test_the_second_restart_is_told_apart_and_srun_has_a_log_of_its_own(make):
+    trial = make().srun(f"echo '{FAILED}'; exit 3")
+    trial.start()
+    trial.ends()
+    trial.srun("echo 'srun: error: n2: task 0: Exited with exit code 5'; exit 5")
+    again = trial.steps.restart(trial.tasks[1])
+    wait_until(lambda: again.poll() is not None)
+    assert (again.returncode, again.hint) == (5, "srun: Exited with exit code 5 on n2")
+    third = trial.steps.restart(again)
+    wait_until(lambda: third.poll() is not None)
+    argv = json.loads(trial.files.steps.read_text().splitlines()[-1])["argv"]
+    assert argv[-2:] == ["--first-index=1", "--restart=2"]
+    assert "task 0" not in (trial.files.logs / "srun-model_worker.log").read_text()
+    trial.steps.kill(third)
+    assert trial.files.end_of("model_worker/1", "main", 2).exists()
+
+
+def test_a_step_of_which_all_tasks_were_started_again_is_ended_as_well(make):
+    trial = make().srun(LATER)
+    trial.start()
+    old = list(trial.tasks)
+    for index, task in enumerate(old):
+        trial.steps.kill(task)
+        killed(trial, index)
+        wait_until(lambda task=task: task.poll() is not None)
+        trial.tasks[index] = trial.steps.restart(task)
+    assert old[0].step.process.poll() is None, "srun waits for its step"
+    trial.steps.end(trial.tasks, grace_s=0.0)
+    processes = {t.step.process for t in (*old, *trial.tasks)}
+    assert [p.poll() is None for p in processes] == [False] * 3
 
 
 # ---- where we are ----------------------------------------------------------------------------------

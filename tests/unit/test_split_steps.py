@@ -407,7 +407,10 @@ def test_a_remote_task_that_fails_is_told_by_its_own_record(trial: Trial):
     told = read_record(WorkerExit, trial.attempt_files.exit_of("rollout_worker/1"))
     assert (first.worker, first.host) == ("rollout_worker/1", "n2")
     assert (first.pid, first.at) == (told.pid, told.at)
-    assert first.why == "killed by SIGSEGV (signal 11): a crash in native code"
+    assert first.why == (
+        "killed by SIGSEGV (signal 11): a crash in native code; it can't be started again: "
+        "job 121 of component rollout starts no worker again"
+    )
     assert trial.told() == [True]
     assert fake_srun.cancelled(trial.bin) == []
     assert set(trial.report().ended) == {"rollout_worker/0", "rollout_worker/1"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from staleness_schedules import Run, Schedule
 
 from realsys.api.errors import InternalError
-from realsys.rollout import due_steps, staleness
+from realsys.rollout import staleness
 
 POLICIES = ("wait", "window", "drop")
 runs = st.builds(

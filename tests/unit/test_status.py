@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher import output
+from launcher.explain import explain
 from launcher.liveness import Liveness, Process, liveness, processes_of
+from launcher.render import picture
 from launcher.status import TrialReader, keys_of, trial_view
 from launcher.submission import Submission
+from launcher.tables import print_status
 from launcher.trial_state import Facts, State, decide
 from launcher.trial_view import Records, view_of
 from realsys.api.plan import LaunchPlan, plan_text
@@ -332,3 +338,28 @@ def test_a_reused_pid_is_another_process() -> None:
 
 def test_our_own_process_is_never_among_those_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PID not in [p.pid for p in processes_of(Path("/no/such/trial"))]
+
+
+def test_a_worker_that_was_started_again_says_how_often(
+    files: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(files.attempt(1).record, attempt())
+    first, second = (
+        json.dumps({"worker": "model_worker/0", "number": n, "why": why})
+        for n, why in ((1, "exited with code 3"), (2, "stands still"))
+    )
+    files.attempt(1).restarts.write_text(f"{first}\n{second}\n" + '{"worker": "mod')  # torn
+    view = trial_view(files)
+    row, *others = view.workers
+    assert (row.worker, row.restarts, row.restart_why) == ("model_worker/0", 2, "stands still")
+    assert {other.restarts for other in others} == {0}
+    print_status(view)
+    table = [line for line in capsys.readouterr().out.splitlines() if "model_worker/0" in line]
+    assert "restarted 2 times" in table[0]
+    told = [line for line in explain(view) if "restarted" in line]
+    assert told == ["model_worker/0 was restarted 2 times, the last time because: stands still"]
+    screen = output.console(sys.stdout)
+    screen.print(picture(view, []))
+    assert "restarted 2 times" in capsys.readouterr().out
+    files.attempt(1).restarts.write_text("no json\n{}\n")
+    assert [note for note in trial_view(files).notes if "damaged" in note]

@@ -5,6 +5,7 @@ The worker is a shell command here; ``main`` runs in this process, but where its
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from stand_in_slurm import make_plan, write_plan
 
 from realsys.api.plan import plan_hash, plan_text
+from realsys.api.scheduling import WorkerType
 from realsys.api.trial import Failure, WorkerExit, read_record
 from realsys.worker import task
 from realsys.worker.environment import write_exports
@@ -36,15 +38,17 @@ class Wrapper:
         self.hash = plan_hash(plan_text(self.plan))
         self.monkeypatch, self.asked = monkeypatch, {}
         self.seen = root / "environment"
+        self.worker, self.more = "model_worker/1", list[str]()
 
     @property
     def argv(self) -> list[str]:
         return [
-            "model_worker",
+            self.worker.partition("/")[0],
             f"--trial-dir={self.plan.trial_dir}",
             f"--plan-hash={self.hash}",
             "--phase=main",
             "--attempt=3",
+            *self.more,
         ]
 
     def run(self, shell: str = "true") -> int:
@@ -63,10 +67,10 @@ class Wrapper:
         return dict(entry.split("=", 1) for entry in entries if entry)
 
     def told(self) -> WorkerExit | None:
-        return read_record(WorkerExit, self.files.exit_of("model_worker/1"))
+        return read_record(WorkerExit, self.files.exit_of(self.worker))
 
     def words(self) -> Failure | None:
-        return read_record(Failure, self.files.words("model_worker/1"))
+        return read_record(Failure, self.files.words(self.worker))
 
 
 @pytest.fixture
@@ -134,6 +138,83 @@ def test_gloo_and_nccl_use_the_interface_that_we_listen_on(make):
     assert wrapper.run() == 0
     seen = wrapper.environment()
     assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("lo", "ib7")
+
+
+# ---- started again by itself -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_server(make, monkeypatch):
+    """The wrapper of generation_server/1, which may be started again."""
+
+    def made(**step: object):
+        wrapper = make(step={"worker_type": WorkerType.GENERATION_SERVER, **step})
+        wrapper.worker = "generation_server/1"
+        monkeypatch.setattr(task, "LOOK_S", 0.02)
+        monkeypatch.setenv("SLURM_STEP_GPUS", "5,7")  # CUDA counts them otherwise: 4,6
+        return wrapper
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("step", "ids", "devices"),
+    [
+        (VISIBLE, ["7"], "1"),
+        ({**VISIBLE, "gpu_binding": "per_task", "gpus_per_task": 2.0}, ["5", "7"], "0,1"),
+        ({}, [], ""),
+    ],
+)
+def test_one_that_is_started_again_keeps_its_index_its_gpus_and_its_cpus(
+    make_server, monkeypatch, step, ids, devices
+):
+    wrapper = make_server(**step)
+    assert wrapper.run() == 0
+    cpus = sorted(os.sched_getaffinity(0))
+    place = json.loads(wrapper.files.place_of(wrapper.worker).read_text())
+    assert (place["gpu_ids"], place["cpus"]) == (ids, cpus)
+    # A step of its own: it is task 0 there, and sees all GPUs of the job, counted from 0.
+    for name in ("SLURM_PROCID", "SLURM_LOCALID"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("SLURM_STEP_GPUS", "5,7,1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    place["cpus"] = cpus[:1]
+    wrapper.files.place_of(wrapper.worker).write_text(json.dumps(place))
+    wrapper.more = ["--first-index=1", "--restart=1"]
+    try:
+        assert wrapper.run() == 0
+        assert os.sched_getaffinity(0) == set(cpus[:1])
+    finally:
+        os.sched_setaffinity(0, cpus)
+    assert wrapper.asked["index"] == 1
+    assert wrapper.environment()["CUDA_VISIBLE_DEVICES"] == devices
+
+
+def test_where_slurm_tells_no_numbers_the_entries_stand(make_server, monkeypatch):
+    wrapper = make_server(**VISIBLE)
+    monkeypatch.delenv("SLURM_STEP_GPUS")
+    assert wrapper.run() == 0
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    wrapper.more = ["--first-index=1", "--restart=1"]
+    assert wrapper.run() == 0
+    assert wrapper.environment()["CUDA_VISIBLE_DEVICES"] == "6"
+
+
+def test_a_place_that_is_not_known_leaves_last_words(make_server, monkeypatch):
+    wrapper = make_server(**VISIBLE)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    wrapper.more = ["--first-index=1", "--restart=1"]
+    assert wrapper.run() == 1
+    assert wrapper.words().why == "where this worker was first started is not known"
+
+
+def test_it_is_killed_when_the_supervisor_says_so_by_a_file(make_server):
+    wrapper = make_server()
+    end = wrapper.files.end_of(wrapper.worker, "main", 0)
+    other = wrapper.files.end_of(wrapper.worker, "main", 1)
+    shell = f"mkdir -p '{end.parent}'; touch '{other}'; sleep 0.1; touch '{end}'; exec sleep 30"
+    assert wrapper.run(shell) == 137
+    assert wrapper.told().returncode == -9
 
 
 # ---- how it ended ----------------------------------------------------------------------------------

@@ -1,0 +1,185 @@
+"""How quickly the embedded engine answers, against transformers' ``generate`` in the same run.
+
+``python benchmarks/bench_generation.py [--parts even tailed wide] [--threads 2] [--rounds 5]``. Weights are
+random and no token ends an answer: how long each becomes is drawn beforehand, so both do the same work.
+
+*even*: all answers are equally long. *tailed*: lengths are exponential with a mean of an eighth of the
+longest, in batches of 64 for ``generate`` (each ends with its longest) and with at most 64 running for the
+engine; useful tokens count. *wide*: a model of about 100 million parameters, a few steps, against the time it
+takes to read its weights once, measured in the same run by summing a tensor of their size; also with int8
+weights, and how far those move log-probs. The parts take turns within a round: on a machine with other
+work the best of the rounds says more than the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from realsys.api.model import GenerationHyperparameters
+from realsys.generation.continuous import ContinuousEngine
+from realsys.generation.requests import GenerationRequest
+
+NUM_ROWS, PROMPT_LENGTH = 64, 12
+
+
+def small_llama() -> Any:
+    """Width 128, 4 layers, as ``ppo-math`` trains."""
+    return _llama(128, 384, 4, heads=4, kv_heads=2, vocabulary=512)
+
+
+def wide_llama() -> Any:
+    """About 100 million parameters."""
+    return _llama(768, 2048, 12, heads=12, kv_heads=4, vocabulary=16_384)
+
+
+def _llama(width: int, mlp: int, layers: int, *, heads: int, kv_heads: int, vocabulary: int) -> Any:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def prompts_of(count: int, vocabulary: int) -> list[tuple[int, ...]]:
+    """Random, all different."""
+    draw = torch.Generator().manual_seed(2)
+    rows = torch.randint(3, vocabulary, (count, PROMPT_LENGTH), generator=draw)
+    return [tuple(row) for row in rows.tolist()]
+
+
+def by_engine(
+    engine: ContinuousEngine, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]
+) -> dict[str, list[float]]:
+    """Answers with ``lengths[i]`` tokens each; log-probs by rid."""
+    engine.flush_prefixes()
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        gconfig = GenerationHyperparameters(max_new_tokens=length)
+        engine.submit(GenerationRequest(rid=str(i), prompt=prompt, gconfig=gconfig, seed=i))
+    logprobs = {}
+    while engine.num_running or engine.num_waiting:
+        logprobs.update({o.rid: o.logprobs for o in engine.step() if o.finish})
+    return logprobs
+
+
+def by_transformers(
+    module: Any, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int]
+) -> None:
+    """The same answers with sampling, in batches of ``NUM_ROWS`` that last as long as their longest."""
+    for begin in range(0, len(prompts), NUM_ROWS):
+        ids = torch.tensor(prompts[begin : begin + NUM_ROWS])
+        module.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max(lengths[begin : begin + NUM_ROWS]),
+            do_sample=True,
+            top_k=0,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of one call."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def compare(name: str, module: Any, lengths: Sequence[int], rounds: int) -> None:
+    """One line: thousand tokens a second of both, and how many times more the engine makes."""
+    prompts = prompts_of(len(lengths), module.config.vocab_size)
+    engine = ContinuousEngine(module, max_running=NUM_ROWS)
+    by_engine(engine, prompts[:NUM_ROWS], [2] * min(NUM_ROWS, len(prompts)))
+    ours, theirs = [], []
+    for _ in range(rounds):
+        theirs.append(seconds(lambda: by_transformers(module, prompts, lengths)))
+        ours.append(seconds(lambda: by_engine(engine, prompts, lengths)))
+    thousands = sum(lengths) / 1000
+    speedups = [b / a for a, b in zip(ours, theirs, strict=True)]
+    print(
+        f"{name:8} generate {thousands / min(theirs):6.1f}   engine {thousands / min(ours):6.1f}   "
+        f"ratio of the best {min(theirs) / min(ours):.2f}, median of rounds {statistics.median(speedups):.2f}"
+    )
+
+
+def tailed_lengths(count: int, longest: int) -> list[int]:
+    """Exponential with mean ``longest / 8``, cut at ``longest``."""
+    draw = torch.Generator().manual_seed(3)
+    drawn = torch.empty(count).exponential_(8 / longest, generator=draw)
+    return [max(1, min(longest, round(x))) for x in drawn.tolist()]
+
+
+def wide(rounds: int) -> None:
+    """Seconds a step by number of rows, against the time to read the weights."""
+    module = wide_llama()
+    num_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    memory = torch.ones(num_bytes // 4)
+    print(f"wide: {num_bytes // 4 / 1e6:.0f} M parameters, {num_bytes / 1e6:.0f} MB in float32")
+    engines = {
+        kind: ContinuousEngine(module, max_running=NUM_ROWS, quantize=kind, prefix_bytes=0)
+        for kind in ("none", "int8")
+    }
+    for num_rows in (1, 8, 16, 64):
+        prompts = prompts_of(num_rows, module.config.vocab_size)
+        times: dict[str, list[float]] = {"read": [], "none": [], "int8": []}
+        for _ in range(rounds):
+            times["read"].append(seconds(memory.sum))
+            for kind, engine in engines.items():
+                times[kind].append(seconds_a_step(engine, prompts))
+        read, plain, int8 = (min(times[kind]) * 1000 for kind in ("read", "none", "int8"))
+        print(
+            f"  {num_rows:3} rows: weights read {read:6.1f} ms   step {plain:6.1f} ms "
+            f"({read / plain:4.0%} of the bound)   int8 {int8:6.1f} ms"
+        )
+    prompts = prompts_of(8, module.config.vocab_size)
+    answers = [by_engine(engine, prompts, [8] * 8) for engine in engines.values()]
+    moved = [abs(a - b) for i in answers[0] for a, b in zip(answers[0][i][:1], answers[1][i][:1])]
+    print(f"  int8 moves a log-prob by {statistics.mean(moved):.1e} in the mean, at most {max(moved):.1e}")
+
+
+def seconds_a_step(engine: ContinuousEngine, prompts: Sequence[tuple[int, ...]]) -> float:
+    """Of decoding alone, the best of a few steps."""
+    for i, prompt in enumerate(prompts):
+        gconfig = GenerationHyperparameters(max_new_tokens=8)
+        engine.submit(GenerationRequest(rid=str(i), prompt=prompt, gconfig=gconfig, seed=i))
+    engine.step()
+    best = min(seconds(engine.step) for _ in range(3))
+    engine.abort_all()
+    return best
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", nargs="+", default=["even", "tailed", "wide"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--longest", type=int, default=256, help="of the answers in part tailed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"{arguments.threads} threads; thousand tokens a second")
+    if "even" in arguments.parts:
+        compare("even", small_llama(), [32] * NUM_ROWS, arguments.rounds)
+    if "tailed" in arguments.parts:
+        lengths = tailed_lengths(8 * NUM_ROWS, arguments.longest)
+        compare("tailed", small_llama(), lengths, arguments.rounds)
+    if "wide" in arguments.parts:
+        wide(arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Where the rows of a running batch are kept, and how they are read and continued.
+
+``ContinuousEngine`` puts each request into a slot, a number from 0; a slot has the keys and values of
+its row's tokens so far. ``FastSlots`` is the quick way, for models that ``FastForward`` computes;
+generic_slots.py is for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from realsys.generation.decoder import (
+    WIDTH_GRANULE,
+    FastForward,
+    KeyValues,
+    rounded,
+    row_granule,
+)
+from realsys.generation.prefix import PrefixCache
+
+# Tokens read in one pass, and numbers in its attention scores: both bound memory, not results.
+_READ_TOKENS = 4096
+_READ_SCORES = 1 << 24
+_LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest
+
+
+class Slots(Protocol):
+    """Rows of tokens by slot, and the logits that follow them."""
+
+    def read(
+        self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
+        """Puts each text into its slot; logits ``[n, V]`` of what follows.
+
+        Also how many tokens at the beginning of each were there already. Equal texts are read once.
+        """
+
+    def step(self, tokens: Tensor, lengths: Mapping[int, int]) -> Tensor:
+        """Appends ``tokens[slot]`` to each row in use; logits ``[at least the highest slot + 1, V]``.
+
+        Args:
+            tokens: int64, at least ``highest slot + 1``; valid tokens at slots without a row, too.
+            lengths: tokens in the row before, by slot in use.
+        """
+
+    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        """Rows go to slots that are free."""
+
+    def free(self, slots: Sequence[int]) -> None:
+        """These hold nothing any more."""
+
+    def keep(self, slot: int, tokens: tuple[int, ...]) -> None:
+        """Remembers a row, whose tokens these are, for texts that begin with it."""
+
+    def forget_prefixes(self) -> None:
+        """Drops all that was remembered beside the slots."""
+
+    def reload(self) -> None:
+        """Takes the module's weights as they are now; slots keep what they have."""
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """One row's keys and values (by layer ``[key heads, tokens, head size]``) and what follows."""
+
+    layers: list[Tensor]
+    logits: Tensor | None
+
+
+@dataclass
+class _Reading:
+    """A text that is read once, for one slot or several."""
+
+    text: tuple[int, ...]
+    slots: list[int]
+    known: int  # tokens at the beginning that ``prefix`` has
+    prefix: _Prefix | None
+
+    @property
+    def num_new(self) -> int:
+        return len(self.text) - self.known
+
+
+def rectangles(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    """Which rows to read together, by index: of like length, and not too many tokens with padding."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        group = groups[-1] if groups else []
+        fits = bool(group) and (len(group) + 1) * lengths[i] <= max_tokens
+        if fits and lengths[i] <= max(lengths[group[0]] * _LONGEST_TO_SHORTEST, 8):
+            group.append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+class FastSlots:
+    """Slots in one cache of fixed shape, which grows by doubling.
+
+    A slot without a row is computed along with the others; what it writes is overwritten before
+    anyone looks.
+    """
+
+    def __init__(self, forward: FastForward, *, max_rows: int, prefix_bytes: int) -> None:
+        self.forward = forward
+        self.max_rows = max_rows
+        self.prefixes: PrefixCache[_Prefix] = PrefixCache(prefix_bytes)
+        self.cache = KeyValues(forward, 0, 0)
+        # Position of the next token by slot, and 1 where there is a row: counting needs no loop.
+        self.positions = torch.zeros(0, dtype=torch.int64, device=forward.device)
+        self.in_use = self.positions.clone()
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    def read(
+        self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
+        self._reserve(max(slots) + 1, max(map(len, texts)) + 1)
+        readings = self._readings(texts, slots)
+        cached = [len(text) for text in texts]  # of those that another of these texts brings
+        logits: dict[tuple[int, ...], Tensor] = {}
+        new = []
+        for text, reading in readings.items():
+            cached[slots.index(reading.slots[0])] = reading.known
+            if reading.num_new:
+                new.append(reading)
+                continue
+            assert reading.prefix is not None
+            assert reading.prefix.logits is not None
+            self._place(reading.prefix.layers, reading.slots)
+            logits[text] = reading.prefix.logits
+        for group in rectangles([r.num_new for r in new], max_tokens=_READ_TOKENS):
+            batch = [new[i] for i in group]
+            for reading, row in zip(batch, self._read_together(batch), strict=True):
+                logits[reading.text] = row
+        where = torch.tensor(slots, device=self.positions.device)
+        self.positions[where] = torch.tensor([len(t) for t in texts], device=where.device)
+        self.in_use[where] = 1
+        return torch.stack([logits[text] for text in texts]), cached
+
+    def _readings(
+        self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
+    ) -> dict[tuple[int, ...], _Reading]:
+        readings: dict[tuple[int, ...], _Reading] = {}
+        for text, slot in zip(texts, slots, strict=True):
+            if text in readings:
+                readings[text].slots.append(slot)
+                continue
+            known, prefix = self.prefixes.longest(text) or (0, None)
+            if prefix is not None and known == len(text) and prefix.logits is None:
+                known -= 1  # its last token is read again, for what follows it
+            readings[text] = _Reading(text, [slot], known, prefix)
+        return readings
+
+    def _read_together(self, batch: Sequence[_Reading]) -> Tensor:
+        """Logits ``[len(batch), V]``. The rows are placed into their slots, and remembered."""
+        forward, num_rows = self.forward, len(batch)
+        length = forward.padded_length(num_rows, max(r.num_new for r in batch))
+        begins = [r.known for r in batch]
+        scratch = KeyValues(forward, num_rows, rounded(max(begins) + length, WIDTH_GRANULE))
+        own = scratch.tensors
+        for i, reading in enumerate(batch):
+            if reading.prefix is not None:
+                for mine, theirs in zip(own, reading.prefix.layers, strict=True):
+                    mine[i, :, : reading.known] = theirs[:, : reading.known]
+        tokens = torch.tensor(
+            [[*r.text[r.known :], *[0] * (length - r.num_new)] for r in batch],
+            device=forward.device,
+        )
+        begin = torch.tensor(begins, device=forward.device)[:, None]
+        positions = begin + torch.arange(length, device=forward.device)
+        hidden = self._in_pieces(tokens, positions, scratch)
+        ends = [i * length + r.num_new - 1 for i, r in enumerate(batch)]
+        logits = forward.logits(hidden, ends)
+        self._place_rows(own, batch)
+        num_bytes = scratch.num_bytes() // num_rows
+        for i, reading in enumerate(batch):
+            layers = [x[i, :, : len(reading.text)] for x in own]
+            self.prefixes.put(reading.text, _Prefix(layers, logits[i]), num_bytes)
+        return logits
+
+    def _in_pieces(self, tokens: Tensor, positions: Tensor, cache: KeyValues) -> Tensor:
+        """``FastForward.run``, some columns at a time where the scores would take much memory."""
+        num_rows, length = tokens.shape
+        scores = num_rows * self.forward.num_heads * cache.width
+        size = max(1, _READ_SCORES // scores)
+        if size >= length:
+            return self.forward.run(tokens, positions, cache, cache.width)
+        size = self.forward.padded_length(num_rows, size)
+        pieces = []
+        for begin in range(0, length, size):
+            columns = slice(begin, begin + size)
+            x = self.forward.run(tokens[:, columns], positions[:, columns], cache, cache.width)
+            pieces.append(x.view(num_rows, -1, x.shape[-1]))
+        return torch.cat(pieces, dim=1).flatten(0, 1)
+
+    def _place_rows(self, rows: Sequence[Tensor], batch: Sequence[_Reading]) -> None:
+        source = [i for i, r in enumerate(batch) for _ in r.slots]
+        target = [slot for r in batch for slot in r.slots]
+        width = min(rows[0].shape[2], self.cache.width)
+        take = torch.tensor(source, device=self.positions.device)
+        put = torch.tensor(target, device=self.positions.device)
+        for mine, theirs in zip(self.cache.tensors, rows, strict=True):
+            mine[put, :, :width] = theirs[take, :, :width]
+
+    def _place(self, layers: Sequence[Tensor], slots: Sequence[int]) -> None:
+        for mine, theirs in zip(self.cache.tensors, layers, strict=True):
+            for slot in slots:
+                mine[slot, :, : theirs.shape[1]] = theirs
+
+    # ---- the batch ----------------------------------------------------------------------------
+
+    def step(self, tokens: Tensor, lengths: Mapping[int, int]) -> Tensor:
+        longest = max(lengths.values()) + 1
+        num_rows = rounded(max(lengths) + 1, row_granule())
+        self._reserve(num_rows, longest)
+        padded = tokens.new_zeros(num_rows)
+        padded[: min(len(tokens), num_rows)] = tokens[:num_rows]
+        positions = self.positions[:num_rows]
+        width = rounded(longest, WIDTH_GRANULE)
+        hidden = self.forward.run(padded[:, None], positions[:, None], self.cache, width)
+        positions += self.in_use[:num_rows]
+        return self.forward.logits(hidden)
+
+    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
+        take = torch.tensor(from_slots, device=self.positions.device)
+        put = torch.tensor(to_slots, device=self.positions.device)
+        for x in (*self.cache.tensors, self.positions, self.in_use):
+            x[put] = x[take]
+        self.free(from_slots)
+
+    def free(self, slots: Sequence[int]) -> None:
+        where = torch.tensor(slots, device=self.positions.device)
+        self.positions[where] = 0
+        self.in_use[where] = 0
+
+    def keep(self, slot: int, tokens: tuple[int, ...]) -> None:
+        layers = [x[slot, :, : len(tokens)] for x in self.cache.tensors]
+        num_bytes = sum(x.numel() * x.element_size() for x in layers)
+        if num_bytes <= self.prefixes.max_bytes:
+            self.prefixes.put(tokens, _Prefix([x.clone() for x in layers], None), num_bytes)
+
+    def forget_prefixes(self) -> None:
+        self.prefixes.clear()
+
+    def reload(self) -> None:
+        self.forward.reload()
+
+    def _reserve(self, num_rows: int, width: int) -> None:
+        """Room for so many rows of so many tokens; at least twice of what there was, if it grows."""
+        old = self.cache
+        granule = row_granule()
+        if num_rows > old.num_rows:
+            most = rounded(max(self.max_rows, num_rows), granule)
+            num_rows = min(max(rounded(num_rows, granule), 2 * old.num_rows), most)
+        if width > old.width:
+            width = max(rounded(width, WIDTH_GRANULE), 2 * old.width)
+        num_rows, width = max(num_rows, old.num_rows), max(width, old.width)
+        if (num_rows, width) == (old.num_rows, old.width):
+            return
+        self.cache = KeyValues(self.forward, num_rows, width)
+        for new, x in zip(self.cache.tensors, old.tensors, strict=True):
+            new[: old.num_rows, :, : old.width] = x
+        more = self.positions.new_zeros(num_rows - len(self.positions))
+        self.positions = torch.cat([self.positions, more])
+        self.in_use = torch.cat([self.in_use, more])

@@ -1,0 +1,132 @@
+"""Wires a generation server together: engine, HTTPS front, registration; serves until the run is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from realsys.api.progress import tick
+from realsys.data_plane.tensor_client import TensorClient
+from realsys.generation_server.engine import make_engine
+from realsys.serving.api import WeightSource
+from realsys.serving.app import generation_app
+from realsys.serving.embedded import Fetched
+from realsys.serving.engines import ServedEngine
+from realsys.serving.listener import HttpsListener
+from realsys.serving.secret import bearer_key
+from realsys.transport.keys import TrialKeypairs
+from realsys.weight_sync.receiver import WeightReceiver
+from realsys.worker import exit_codes
+from realsys.worker.commands import Verb
+from realsys.worker.lifecycle import WorkerEvent
+from realsys.worker.runner import WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+FETCH_TIMEOUT_S = 600.0
+_LOOK_S = 0.5
+
+
+def run(runner: WorkerRunner) -> int:
+    """Runs the server to its end; returns its exit code."""
+    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
+    receiver = WeightReceiver(
+        lambda endpoints: TensorClient(
+            endpoints,
+            trial=runner.plan.trial,
+            attempt=runner.attempt.number,
+            token=runner.attempt.token,
+            keypairs=keypairs,
+        )
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="realsys-server-") as scratch:
+            engine = make_engine(
+                runner.config,
+                name=runner.name,
+                log=runner.attempt_files.log(f"{runner.name}-{runner.config.backend_type}"),
+                scratch=Path(scratch),
+                fetch=fetch_with(receiver),
+            )
+            asyncio.run(_serve(runner, engine, bearer_key(keypairs)))
+    finally:
+        receiver.close()
+    return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+
+
+def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], Fetched]:
+    """What an embedded engine gets new weights with."""
+
+    def fetch(source: WeightSource) -> Fetched:
+        before = receiver.num_bytes
+        weights = receiver.fetch(source, timeout_s=FETCH_TIMEOUT_S)
+        came = receiver.num_bytes - before
+        read = sum(w.numel() * w.element_size() for w in weights.values()) if source.path else 0
+        return Fetched(weights, came + read)
+
+    return fetch
+
+
+async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+
+    def leave() -> None:
+        loop.call_soon_threadsafe(over.set)
+
+    runner.controls.leave = leave
+    listener = HttpsListener(generation_app(engine, key=key), host=runner.host, ports=runner.ports)
+    try:
+        await engine.start()
+        await listener.start()
+        await asyncio.to_thread(runner.register, control=listener.url)
+        runner.move(WorkerEvent.STARTED, mfc="serving")
+        await _first_of(
+            {
+                "commands": over.wait(),
+                "end of the phase": _phase_done(runner),
+                "engine": engine.ended(),
+                "progress": _tick_while_well(engine),
+            }
+        )
+        runner.move(WorkerEvent.FINISHED_CALL)
+    finally:
+        await engine.close()  # answers end with what they have, and are sent
+        await listener.stop()
+
+
+async def _first_of(waits: dict[str, Coroutine[Any, Any, Any]]) -> None:
+    """Until one of them ends; raises what it raised."""
+    tasks = [asyncio.create_task(wait, name=name) for name, wait in waits.items()]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        logger.info("leaving because=%s", task.get_name())
+        task.result()
+
+
+async def _phase_done(runner: WorkerRunner) -> None:
+    """Until the master has written that the phase is done. If it can't, its key goes, and we with it."""
+    done = runner.attempt_files.done(runner.phase.name)
+    while not await asyncio.to_thread(done.exists):
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _tick_while_well(engine: ServedEngine) -> None:
+    """Ticks while nothing is asked of the engine, and whenever it gets on with what is."""
+    progress = -1
+    while True:
+        info = await engine.info()
+        idle = info.paused or not info.num_running + info.num_waiting
+        if idle or engine.counters.progress != progress:
+            progress = engine.counters.progress
+            tick()
+        await asyncio.sleep(_LOOK_S)

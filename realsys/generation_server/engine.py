@@ -1,0 +1,85 @@
+"""The engine that a ``GenerationServer`` asks for: ours in this process, or a real SGLang or vLLM."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import ConfigError, did_you_mean
+from realsys.api.experiment import GenerationServer
+from realsys.generation_server.child_guard import guarded
+from realsys.serving.embedded import EmbeddedEngine, Fetch
+from realsys.serving.embedded_settings import EmbeddedSettings
+from realsys.serving.engines import ServedEngine
+from realsys.serving.sglang import SGLangEngine
+from realsys.serving.vllm import VLLMEngine
+
+BACKENDS = ("embedded", "sglang", "vllm")
+
+
+def make_engine(
+    config: GenerationServer, *, name: str, log: Path, scratch: Path, fetch: Fetch
+) -> ServedEngine:
+    """The engine, not started; an embedded one has its first weights.
+
+    Args:
+        name: of the worker, for errors.
+        log: where a child process writes.
+        scratch: an existing folder that only we can read.
+        fetch: gets new weights for an embedded engine; others read folders themselves.
+    Raises:
+        ConfigError: an unknown backend or setting. CheckpointError: ``model_path`` is not whole.
+    """
+    makers: dict[str, Callable[[], ServedEngine]] = {
+        "embedded": lambda: _embedded(config, fetch),
+        "sglang": lambda: SGLangEngine(scratch=scratch, **child),
+        "vllm": lambda: VLLMEngine(**child),
+    }
+    if config.backend_type not in makers:
+        raise ConfigError(
+            f"no generation backend {config.backend_type!r}",
+            where=f"{name}, backend_type",
+            fix=did_you_mean(config.backend_type, BACKENDS),
+        )
+    child: dict[str, Any] = {
+        "model_path": config.model_path,
+        "backend_args": config.backend_args,
+        "base_seed": config.base_seed,
+        "tp_size": config.tp_size,
+        "name": name,
+        "log": log,
+        "guard": guarded,
+    }
+    return makers[config.backend_type]()
+
+
+def _embedded(config: GenerationServer, fetch: Fetch) -> EmbeddedEngine:
+    import torch
+
+    from realsys.models.answer_ends import end_token_ids
+    from realsys.models.hf import load_causal_lm, load_tokenizer
+
+    if config.tp_size != 1:
+        raise ConfigError(
+            f"tp_size is {config.tp_size}", where="embedded generation server", fix="use 1"
+        )
+    settings = EmbeddedSettings.from_args(config.backend_args)
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    # As a model worker does: the same kernels, the same bits.
+    torch.set_deterministic_debug_mode("warn")
+    warnings.filterwarnings("once", category=UserWarning)
+    module = load_causal_lm(config.model_path, dtype=settings.dtype, device=settings.device)
+    tokenizer = load_tokenizer(config.model_path)
+    return EmbeddedEngine(
+        module,
+        eos_token_ids=end_token_ids(tokenizer, getattr(module, "generation_config", None)),
+        pad_token_id=tokenizer.pad_token_id,
+        tokenizer=tokenizer,
+        model_path=config.model_path,
+        base_seed=config.base_seed,
+        settings=settings,
+        fetch=fetch,
+    )

@@ -1,0 +1,80 @@
+"""Where a rollout worker sends what it makes, and how much may wait there (pure).
+
+Each model worker that takes experience has a queue: prompts in the making for it, and those delivered
+that no step has trained on. With a limit a worker gets no prompt while all its targets are full; only what
+the next step can't do without is made all the same, so that a full queue never keeps a step from beginning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from realsys.api.experiment import MakerRoute
+from realsys.transport.rollout_messages import Places
+
+
+class Routes:
+    """Queues of all targets.
+
+    Args:
+        holders: model workers that take experience; ``makers`` may narrow them down.
+        endpoints: tensor servers of all model workers.
+        buffer_limit: most prompts in a queue; None: any number.
+    """
+
+    def __init__(
+        self,
+        *,
+        holders: Sequence[int],
+        endpoints: Sequence[str],
+        makers: Sequence[MakerRoute] = (),
+        buffer_limit: int | None = None,
+    ) -> None:
+        self._holders, self._endpoints = tuple(holders), tuple(endpoints)
+        self._limit = buffer_limit
+        self._makers = {
+            f"rollout_worker/{index}": maker for maker in makers for index in maker.rollout_workers
+        }
+        self._queue_of: dict[int, int] = {}  # prompt → model worker
+        self._waiting: Counter[int] = Counter()
+        self._given: Counter[str] = Counter()
+
+    def places(self, worker: str) -> Places:
+        """What a rollout worker must know of its targets."""
+        return Places(holders=self._targets(worker), endpoints=self._endpoints)
+
+    def target(self, worker: str, *, urgent: bool) -> int | None:
+        """Index among the worker's targets of the one with most room; None: it must wait."""
+        maker = self._makers.get(worker)
+        most = maker.tickets if maker is not None else None
+        if most is not None and self._given[worker] >= most and not urgent:
+            return None
+        targets = self._targets(worker)
+        best = min(range(len(targets)), key=lambda i: (self._waiting[targets[i]], i))
+        full = self._limit is not None and self._waiting[targets[best]] >= self._limit
+        return None if full and not urgent else best
+
+    def gave(self, number: int, worker: str, target: int) -> None:
+        """Prompt ``number`` is in the making for a target."""
+        self._given[worker] += 1
+        self.took(number, self._targets(worker)[target])
+
+    def took(self, number: int, holder: int) -> None:
+        """It waits for, or at, ``holder``."""
+        self.left(number)
+        self._queue_of[number] = holder
+        self._waiting[holder] += 1
+
+    def left(self, number: int) -> None:
+        """It was trained on, lost or given up; unknown ones are ignored."""
+        if (holder := self._queue_of.pop(number, None)) is not None:
+            self._waiting[holder] -= 1
+
+    def waiting(self) -> dict[int, int]:
+        """Model worker → length of its queue."""
+        return {holder: self._waiting[holder] for holder in self._holders}
+
+    def _targets(self, worker: str) -> tuple[int, ...]:
+        maker = self._makers.get(worker)
+        return self._holders if maker is None else maker.holders

@@ -1,0 +1,105 @@
+"""Publishes the weights of this worker's models for generation servers: who gives what, and a copy of it.
+
+Every worker that holds a part of a model works out the same from the plan and the backends' layouts; no
+worker asks another. realsys/weight_sync does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from realsys.api import registry
+from realsys.api.errors import ConfigError
+from realsys.api.experiment import ModelShard, ModelWorker
+from realsys.api.model import ModelName, PipelinableEngine
+from realsys.data_plane.tensor_store import TensorStore
+from realsys.models.shape import DTYPE_BYTES
+from realsys.weight_sync.giving import Giving, weights_of, who_gives_what, wire_dtypes
+from realsys.weight_sync.publisher import Published, WeightPublisher
+
+if TYPE_CHECKING:
+    from realsys.model_worker.shards import Shards
+
+
+class WeightPublications:
+    """What this worker has published, by model.
+
+    Args:
+        workers: all model workers of the experiment: who holds which shard, with which backend.
+        store: behind this worker's tensor server under ``weight_sync.manifest.KEY``, and nothing else
+            in it: a checkpoint saves the other one.
+        wire_dtype: weights are given in this dtype (``bfloat16``); empty: as they are held.
+        delta: give what changed since the version before, where that is little.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        workers: Sequence[ModelWorker],
+        *,
+        worker: int,
+        store: TensorStore,
+        wire_dtype: str = "",
+        delta: bool = False,
+    ) -> None:
+        if wire_dtype and wire_dtype not in DTYPE_BYTES:
+            raise ConfigError(
+                f"weights can't be given in dtype {wire_dtype!r}",
+                where="publishing weights",
+                fix="use one of " + ", ".join(DTYPE_BYTES),
+            )
+        self._shards, self._workers, self._worker = shards, workers, worker
+        self._store, self._wire_dtype, self._delta = store, wire_dtype, delta
+        self._publishers: dict[str, WeightPublisher] = {}
+
+    def publish(self, model: str, version: int) -> Published:
+        """Copies this worker's part of ``model`` (``role@replica``) as ``version``, for servers to fetch.
+
+        To be called on every worker that holds a part of the model, between two updates of it. Not
+        collective: no worker waits for another.
+
+        Raises:
+            InternalError: ``version`` is not newer than the one before.
+        """
+        name = self._shards.find(model)
+        engine: PipelinableEngine = self._shards.models[name].module
+        engine.onload()  # a hook may have left it in CPU memory
+        if model not in self._publishers:
+            self._publishers[model] = self._publisher(name, engine)
+        return self._publishers[model].publish(engine, version)
+
+    def _publisher(self, name: ModelName, engine: PipelinableEngine) -> WeightPublisher:
+        adapters = getattr(engine, "adapters", None)
+        return WeightPublisher(
+            self._store,
+            self._giving(name),
+            model=str(name),
+            worker=self._worker,
+            trained=getattr(engine, "adapter_names", frozenset()),
+            adapter_scale=adapters.alpha / adapters.rank if adapters is not None else 0.0,
+            may_round=bool(self._wire_dtype),
+            delta=self._delta,
+        )
+
+    def _giving(self, name: ModelName) -> Giving:
+        held = self._holders(name)
+        _, shard = held[0]
+        backend = registry.make_backend(shard.backend)
+        layout = backend.layout(self._shards.sources[name], shard.id.topo)
+        dtypes = wire_dtypes(
+            weights_of(layout),
+            held=str(shard.model.args.get("dtype", "float32")),
+            wire=self._wire_dtype,
+        )
+        return who_gives_what(layout, [worker for worker, _ in held], dtypes=dtypes)
+
+    def _holders(self, name: ModelName) -> list[tuple[int, ModelShard]]:
+        """(worker, its shard) of a model, by parallelism rank."""
+        found = [
+            (index, shard)
+            for index, config in enumerate(self._workers)
+            for shard in config.shards
+            if shard.id.model_name == name
+        ]
+        return sorted(found, key=lambda held: held[1].id.parallelism_rank)

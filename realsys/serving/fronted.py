@@ -1,0 +1,184 @@
+"""What SGLang and vLLM as children have in common: rids, pauses, versions, and one change of weights.
+
+A subclass says how its server is started and spoken to. Weights come from folders only: both read
+Hugging Face directories themselves.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+from realsys.api.errors import ConfigError, DataError, RealsysError
+from realsys.serving.api import (
+    GenerateRequest,
+    PauseMode,
+    ServerInfo,
+    WeightSource,
+    WeightsTaken,
+)
+from realsys.serving.child import START_TIMEOUT_S, ChildServer
+from realsys.serving.engines import Answer, Counters
+from realsys.serving.http_session import HttpSession
+
+# Our own callers have deadlines of their own, and hang up: this only keeps a wait from being endless.
+REQUEST_S = 24 * 3600.0
+CONTROL_S = 60.0
+UPDATE_S = 1800.0
+_OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
+
+
+class FrontedEngine(abc.ABC):
+    """A ``ServedEngine`` over a child server. Its methods: see ``ServedEngine``.
+
+    Args:
+        backend_args: options of the server's command line, and of ours: ``python`` (interpreter of the
+            environment that it is installed in), ``env`` (variables), ``start_timeout_s``,
+            ``kv_on_update`` (recompute | keep).
+    """
+
+    kind = ""
+
+    def __init__(self, *, model_path: str, backend_args: Mapping[str, Any], version: int) -> None:
+        self.counters = Counters()
+        self._model_path, self._version = model_path, version
+        self._ours = {k: v for k, v in backend_args.items() if k in _OUR_ARGS}
+        self._theirs = {k: v for k, v in backend_args.items() if k not in _OUR_ARGS}
+        self._open: dict[str, int] = {}  # rid → tokens of its prompt and its answer so far
+        self._paused: PauseMode | None = None
+        self._child: ChildServer
+        self._http: HttpSession
+
+    # ---- of each server ---------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        """As ``generate``, straight from the child."""
+
+    @abc.abstractmethod
+    async def _abort(self, rid: str, *, every: bool) -> None: ...
+
+    @abc.abstractmethod
+    async def _pause(self, mode: PauseMode) -> None: ...
+
+    @abc.abstractmethod
+    async def _resume(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
+        """While paused: reads the folder, and calls its weights ``version``."""
+
+    @abc.abstractmethod
+    async def _name_version(self, version: int) -> None: ...
+
+    @abc.abstractmethod
+    async def flush(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _healthy(self) -> bool: ...
+
+    # ---- ServedEngine -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        timeout_s = float(self._ours.get("start_timeout_s", START_TIMEOUT_S))
+        await self._child.start(self._healthy, timeout_s=timeout_s)
+        await self._name_version(self._version)
+
+    async def close(self) -> None:
+        with suppress(RealsysError):
+            await self._abort("", every=True)
+        await self._http.close()
+        await self._child.close()
+
+    async def ended(self) -> None:
+        await self._child.ended()
+
+    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        if request.rid in self._open:
+            raise DataError(
+                f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
+            )
+        self._open[request.rid] = len(request.input_ids)
+        finished = False
+        try:
+            async with aclosing(self._answers(request, stream=stream)) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    finished = answer.finish is not None
+                    self._open[request.rid] = answer.prompt_tokens + len(answer.output_ids)
+                    self.counters.progress += 1
+                    if finished:
+                        self.counters.count(answer)
+                    yield answer
+        finally:
+            if not finished:
+                with suppress(RealsysError):
+                    await self._abort(request.rid, every=False)
+            del self._open[request.rid]
+
+    async def abort(self, rid: str, *, every: bool = False) -> None:
+        if every or rid in self._open:
+            await self._abort(rid, every=every)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._pause(mode)
+        self._paused = mode
+
+    async def resume(self) -> None:
+        await self._resume()
+        self._paused = None
+
+    async def update_weights(self, source: WeightSource) -> WeightsTaken:
+        if not source.path:
+            raise ConfigError(
+                f"{self.kind} takes weights from a folder only",
+                where="/update_weights_from_stream",
+                fix="give path, or use backend_type=embedded",
+            )
+        keep = self._ours.get("kv_on_update") == "keep"
+        mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
+        began_s = time.perf_counter()
+        if self._paused is None:
+            await self._pause(mode)
+        try:
+            await self._load(source.path, source.version, keep_caches=mode is PauseMode.IN_PLACE)
+            self._version = source.version
+        finally:
+            if self._paused is None:
+                await asyncio.shield(self._resume())
+        seconds = time.perf_counter() - began_s
+        taken = WeightsTaken(version=source.version, seconds=seconds, paused_s=seconds)
+        self.counters.count_update(taken)
+        return taken
+
+    async def set_version(self, version: int) -> None:
+        await self._name_version(version)
+        self._version = version
+
+    async def info(self) -> ServerInfo:
+        self._child.check()
+        return ServerInfo(
+            engine=self.kind,
+            model_path=self._model_path,
+            weight_version=self._version,
+            num_running=len(self._open),
+            num_tokens=sum(self._open.values()),
+            max_running=self._max_running,
+            paused=self._paused is not None,
+        )
+
+    @property
+    def _max_running(self) -> int:
+        return 0  # the server's own choice
+
+    def _python(self) -> str:
+        import sys
+
+        return str(self._ours.get("python") or sys.executable)
+
+    def _env(self) -> dict[str, str]:
+        env = self._ours.get("env") or {}
+        return {str(name): str(value) for name, value in env.items()}

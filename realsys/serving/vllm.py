@@ -1,0 +1,211 @@
+"""``ServedEngine`` over a real vLLM server as a child process, on a Unix socket of ours.
+
+Its control paths exist in its development mode only and take no key, so no port is opened: the socket is
+in a folder that only we can enter. Tokens in and out go over /inference/v1/generate. Not the same as with
+us: ``position`` is left out, and with ``top_p`` or ``top_k`` log-probs are of what these leave over.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from realsys.api.errors import DataError, RemoteError
+from realsys.serving.api import Finish, GenerateRequest, PauseMode
+from realsys.serving.child import ChildServer, Guard, options
+from realsys.serving.engines import Answer
+from realsys.serving.fronted import CONTROL_S, REQUEST_S, UPDATE_S, FrontedEngine
+from realsys.serving.http_answers import Span, version_number, versions_of
+from realsys.serving.http_session import HttpSession
+
+_PAUSES = {PauseMode.ABORT: "abort", PauseMode.RETRACT: "keep", PauseMode.IN_PLACE: "keep"}
+_PREFIX = "generate-tokens-"  # that it puts before our rid in its own
+
+
+class _Logprob(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[Span] | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Response(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+class VLLMEngine(FrontedEngine):
+    """vLLM as ``python -m vllm.entrypoints.openai.api_server``. Args: as ``SGLangEngine``."""
+
+    kind = "vllm"
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        backend_args: Mapping[str, Any],
+        base_seed: int,
+        tp_size: int,
+        name: str,
+        log: Path,
+        guard: Guard,
+        version: int = 0,
+    ) -> None:
+        super().__init__(model_path=model_path, backend_args=backend_args, version=version)
+        # In the system's own folder: a socket's path may have 107 characters.
+        self._folder = tempfile.TemporaryDirectory(prefix="realsys-vllm-")
+        uds = str(Path(self._folder.name) / "http")
+        args = {
+            "model": model_path,
+            "tensor_parallel_size": tp_size,
+            "seed": base_seed,
+            "skip_tokenizer_init": True,
+            "enable_scale_out": True,
+            "logprobs_mode": "processed_logprobs",  # at the sampling temperature
+            **self._theirs,
+            "uds": uds,
+        }
+        argv = [self._python(), "-m", "vllm.entrypoints.openai.api_server", *options(args)]
+        whole = f"vLLM of {name}"
+        env = {"VLLM_SERVER_DEV_MODE": "1", **self._env()}
+        self._child = ChildServer(argv, name=whole, log=log, env=env, guard=guard)
+        self._http = HttpSession("http://127.0.0.1", "", name=whole, unix_socket=uds)
+
+    async def close(self) -> None:
+        await super().close()
+        self._folder.cleanup()
+
+    async def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        body = vllm_body(request, stream=stream)
+        answer = Answer(rid=request.rid, prompt_tokens=len(request.input_ids))
+        path, version = "/inference/v1/generate", self._version
+        if not stream:
+            data = await self._http.call("POST", path, body, timeout_s=REQUEST_S)
+            yield _extended(answer, data, version)
+            return
+        async for data in self._http.events(path, body, timeout_s=REQUEST_S):
+            if b'"error"' in data[:12]:
+                raise self._http.refusal(data, 200, path)
+            answer = _extended(answer, data, self._version)
+            yield answer
+
+    async def _abort(self, rid: str, *, every: bool) -> None:
+        body = {"request_ids": [] if every else [_PREFIX + rid]}
+        await self._http.call("POST", "/abort_requests", body, timeout_s=CONTROL_S)
+
+    async def _pause(self, mode: PauseMode) -> None:
+        path = f"/pause?mode={_PAUSES[mode]}"
+        await self._http.call("POST", path, timeout_s=CONTROL_S)
+        if mode is PauseMode.RETRACT:  # its running requests give their caches back
+            await self._reset_prefixes(running=True)
+
+    async def _resume(self) -> None:
+        await self._http.call("POST", "/resume", timeout_s=CONTROL_S)
+
+    async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        await self._http.call("POST", "/collective_rpc", body, timeout_s=UPDATE_S)
+        await self._name_version(version)
+        if not keep_caches:
+            await self._reset_prefixes(running=True)
+
+    async def _name_version(self, version: int) -> None:
+        body = {"new_version": str(version)}
+        await self._http.call("POST", "/update_weight_version", body, timeout_s=CONTROL_S)
+
+    async def flush(self) -> None:
+        await self._reset_prefixes(running=False)
+
+    async def _reset_prefixes(self, *, running: bool) -> None:
+        path = f"/reset_prefix_cache?reset_running_requests={str(running).lower()}"
+        data = await self._http.call("POST", path, timeout_s=CONTROL_S)
+        if running and b"true" not in data:
+            raise RemoteError(
+                "vLLM kept caches of old weights", where=path, fix="its log says more"
+            )
+
+    async def _healthy(self) -> bool:
+        await self._http.call("GET", "/health", timeout_s=20.0)
+        return True
+
+    @property
+    def _max_running(self) -> int:
+        return int(self._theirs.get("max_num_seqs") or 0)
+
+
+def vllm_body(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
+    """What /inference/v1/generate takes."""
+    sampling = request.sampling
+    params = {
+        "max_tokens": sampling.max_new_tokens,
+        "min_tokens": sampling.min_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": max(sampling.top_k, 0),
+        "stop_token_ids": sampling.stop_token_ids,
+        "ignore_eos": sampling.ignore_eos,
+        "logprobs": 0,  # the picked token's alone
+        "detokenize": False,
+    }
+    if sampling.stop:
+        params |= {"stop": sampling.stop, "detokenize": True}
+    if sampling.sampling_seed is not None:
+        params["seed"] = sampling.sampling_seed
+    return {
+        "request_id": request.rid,
+        "token_ids": request.input_ids,
+        "sampling_params": params,
+        "stream": stream,
+    }
+
+
+def _extended(answer: Answer, data: bytes, version: int) -> Answer:
+    """``answer`` and what this part of the response adds to it."""
+    try:
+        response = msgspec.json.decode(data, type=_Response)
+        if not response.choices:
+            return answer  # usage alone
+        choice = response.choices[0]
+        tokens = choice.token_ids or []
+        content = (choice.logprobs.content if choice.logprobs else None) or []
+        output_ids = answer.output_ids + tokens
+        versions = answer.versions + [version] * len(tokens)
+        if choice.weight_versions is not None:  # told with the last part, for the whole answer
+            spans = [
+                Span(str(version_number(s.version)), s.start, s.end) for s in choice.weight_versions
+            ]
+            versions = versions_of(spans, len(output_ids))
+        details = response.usage.prompt_tokens_details if response.usage else None
+        return Answer(
+            rid=answer.rid,
+            output_ids=output_ids,
+            logprobs=answer.logprobs + [p.logprob for p in content],
+            versions=versions,
+            finish=Finish(choice.finish_reason) if choice.finish_reason else None,
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=(details.cached_tokens if details else None) or 0,
+        )
+    except (msgspec.MsgspecError, ValueError) as error:
+        what = f"vLLM's response to request {answer.rid!r} can't be read: {error}"
+        raise DataError(what, where="/inference/v1/generate", fix="is it vLLM 0.32?") from None

@@ -1,0 +1,119 @@
+"""One srun and its tasks: how each of them ended, from srun's log, the tasks' own records, srun's code.
+
+srun's log names the tasks that failed, at once; how exactly, each task's parent has written down
+(realsys/worker/task.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass, field
+
+from realsys.api.job import StepPlan
+from realsys.api.plan import PhasePlan
+from realsys.api.trial import AttemptFiles, WorkerExit, read_record
+from realsys.slurm.step_command import Again, srun_log
+from realsys.supervisor.srun_messages import failed_tasks, last_trouble
+
+REFRESH_S = 0.05
+STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
+
+
+@dataclass
+class SlurmTask:
+    """One task of a step."""
+
+    worker: str
+    step: Step
+    host: str  # Slurm's name of its node; the worker's own, once it has ended
+    pid: int = 0
+    ended_at: float | None = None
+    hint: str = ""
+    returncode: int | None = None
+    node: str = ""
+    was_killed: bool = False
+
+    def __post_init__(self) -> None:
+        self.node = self.node or self.host
+
+    def poll(self) -> int | None:
+        """Return code, or None while it runs or is not known to have ended."""
+        if self.returncode is None:
+            self.step.refresh()
+        return self.returncode
+
+
+@dataclass
+class Step:
+    """One srun and its tasks.
+
+    Attributes:
+        again: which worker it is, if it was started again by itself.
+    """
+
+    phase: PhasePlan
+    plan: StepPlan
+    process: subprocess.Popen[bytes]
+    attempt: AttemptFiles
+    log_start: int
+    again: Again | None = None
+    tasks: list[SlurmTask] = field(default_factory=list)
+    _next_refresh: float = 0.0
+    _over: bool = False
+
+    def refresh(self) -> None:
+        """Brings the tasks' return codes up to date."""
+        if self._over or time.monotonic() < self._next_refresh:
+            return
+        self._next_refresh = time.monotonic() + REFRESH_S
+        ended = self.process.poll()  # before the log is read: what srun said last is in it then
+        text = self._log()
+        for index, (host, code, how) in failed_tasks(text).items():
+            if index < len(self.tasks) and self.tasks[index].returncode is None:
+                self._settle(self.tasks[index], code, hint=f"srun: {how} on {host}")
+        for task in self.tasks:
+            if task.was_killed and task.returncode is None:  # srun may not have heard of it
+                self._settle_if_told(task)
+        if ended is not None:
+            self._over = True
+            self._settle_all(ended, last_trouble(text))
+
+    def _settle_all(self, srun_code: int, trouble: str) -> None:
+        """srun has ended, so have all tasks: by their own records, else by its code."""
+        looked_at = self.tasks if len(self.tasks) <= STRICT_TASKS or srun_code else self.tasks[:1]
+        for task in looked_at:
+            if task.returncode is None:
+                told = f"srun ended with {srun_code}" + (f": {trouble}" if trouble else "")
+                known = self._settle(task, srun_code or 1, hint=told)
+                if not known and srun_code == 0:
+                    task.hint = (
+                        "its own record is missing, srun says 0: Slurm ran no task, or has ended it"
+                    )
+                    task.hint += f" ({trouble})" if trouble else ""
+        for task in self.tasks:
+            if task.returncode is None:
+                task.returncode, task.ended_at = srun_code, time.time()
+
+    def _settle(self, task: SlurmTask, code: int, *, hint: str) -> bool:
+        """Sets a task's end; True when its own parent told it."""
+        if self._settle_if_told(task):
+            return True
+        task.returncode, task.ended_at, task.hint = code, time.time(), hint
+        return False
+
+    def _settle_if_told(self, task: SlurmTask) -> bool:
+        record = read_record(WorkerExit, self.attempt.exit_of(task.worker))
+        if record is None:
+            return False
+        task.returncode, task.host, task.pid = record.returncode, record.host, record.pid
+        task.ended_at, task.hint = record.at, record.hint
+        return True
+
+    def _log(self) -> str:
+        try:
+            with srun_log(self.attempt, self.plan, self.again).open("rb") as file:
+                file.seek(self.log_start)
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""

@@ -1,0 +1,84 @@
+"""Two small Llamas of one shape, long enough to be interrupted, and what transformers says of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from realsys.datasets.arithmetic import arithmetic_word_problems
+from realsys.models.hf import load_causal_lm, save_hf
+from realsys.models.tiny_llama import train_tokenizer
+
+VOCAB_SIZE = 320
+MAX_POSITIONS = 4096
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A Hugging Face folder and its weights here."""
+
+    path: Path
+
+    @cached_property
+    def module(self) -> Any:
+        return load_causal_lm(self.path)
+
+    def logprobs(
+        self, prompt: Sequence[int], answer: Sequence[int], *, temperature: float = 1.0
+    ) -> list[float]:
+        """Of each token of ``answer``, by a forward of transformers over all of them."""
+        picked = self._all(prompt, answer, temperature)
+        return picked.gather(1, torch.tensor(answer)[:, None])[:, 0].tolist()
+
+    def lead(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """By how much the best token's log-prob is above the answer's, at worst: 0 if greedy."""
+        every = self._all(prompt, answer, 1.0)
+        picked = every.gather(1, torch.tensor(answer)[:, None])[:, 0]
+        return float((every.amax(1) - picked).max())
+
+    @torch.inference_mode()
+    def _all(self, prompt: Sequence[int], answer: Sequence[int], temperature: float) -> Any:
+        logits = self.module(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        return torch.log_softmax(logits.float() / temperature, dim=-1)
+
+
+def make_models(folder: Path) -> tuple[SmallModel, SmallModel]:
+    """Written to ``folder``, with one tokenizer; those that are there are taken."""
+    made = []
+    for seed in (1, 2):
+        path = folder / f"model-{seed}"
+        if not (path / "config.json").exists():
+            _make(path, seed)
+        made.append(SmallModel(path))
+    return made[0], made[1]
+
+
+def _make(path: Path, seed: int) -> None:
+    problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
+    tokenizer = train_tokenizer(
+        [p["prompt"] + p["answer"] for p in problems], vocab_size=VOCAB_SIZE
+    )
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.08,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        save_hf(LlamaForCausalLM(config), tokenizer, path)

@@ -1,0 +1,159 @@
+"""Whole trials whose answers come from generation servers: exact at staleness 0, bounded above it, and
+nothing is lost when one of their processes is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from real_trials import SMALL_PPO, Trials, explain, trained_ids, wait_until, weights_of, worker_pid
+
+from launcher.trial_state import State
+from realsys.api.trial import TrialFiles
+from realsys.observability.metrics import deterministic, read_metrics
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+# The plain objective, so that nothing but the way of the answers differs.
+PLAIN = ("ppo.use_decoupled_loss=false", "ppo.correction=none")
+# What only one of the two ways has to tell.
+ONE_SIDED = ("rollout/", "staleness/", "mismatch/")
+
+
+def comparable(files: TrialFiles) -> list[dict[str, object]]:
+    """The metrics that both ways have."""
+    rows = [deterministic(row) for row in read_metrics(files.phase(files.root).metrics)]
+    return [
+        {k: v for k, v in row.items() if not any(part in k for part in ONE_SIDED)} for row in rows
+    ]
+
+
+def column(files: TrialFiles, name: str) -> list[float]:
+    """A metric's values, of the steps that have it."""
+    rows = read_metrics(files.phase(files.root).metrics)
+    return [float(row[name]) for row in rows if name in row]
+
+
+@pytest.fixture(scope="module")
+def module_trials(tmp_path_factory: pytest.TempPathFactory):
+    trials = Trials(tmp_path_factory.mktemp("async") / "root")
+    yield trials
+    trials.end_all()
+
+
+def run_to_the_end(trials: Trials, experiment: str, name: str, *words: str) -> TrialFiles:
+    files = trials.launch(experiment, name, *words)
+    view = trials.wait(files, timeout_s=240)
+    assert view.state is State.COMPLETED, explain(files, view)
+    return files
+
+
+@pytest.fixture(scope="module")
+def synchronous(module_trials: Trials, tiny_policy: Path) -> TrialFiles:
+    return run_to_the_end(
+        module_trials, "ppo-math", "sync", f"actor.path={tiny_policy}", *SMALL_PPO
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        (),
+        ("rollout.servers=2", "rollout.workers=2", "rollout.new_tokens_per_chunk=3"),
+        ("rollout.weights_through=disk", "rollout.staleness_policy=window"),
+    ],
+    ids=["one server", "two servers and workers, in chunks", "weights through the folder"],
+)
+def test_staleness_0_is_the_synchronous_run_bit_for_bit(
+    module_trials: Trials, synchronous: TrialFiles, tiny_policy: Path, how: tuple[str, ...]
+) -> None:
+    name = f"zero{len(how)}"
+    files = run_to_the_end(
+        module_trials,
+        "ppo-math-async",
+        name,
+        f"actor.path={tiny_policy}",
+        "max_staleness=0",
+        *PLAIN,
+        *SMALL_PPO,
+        *how,
+    )
+    assert trained_ids(files) == trained_ids(synchronous)
+    assert comparable(files) == comparable(synchronous)
+    for role in ("actor", "critic"):
+        assert weights_of(files, role) == weights_of(synchronous, role)
+    assert set(column(files, "actor_train/staleness/max")) == {0.0}
+
+
+@pytest.mark.parametrize("policy", ["wait", "window", "drop"])
+def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
+    module_trials: Trials, tiny_policy: Path, policy: str
+) -> None:
+    files = run_to_the_end(
+        module_trials,
+        "ppo-math-async",
+        f"two-{policy}",
+        f"actor.path={tiny_policy}",
+        "max_staleness=2",
+        f"rollout.staleness_policy={policy}",
+        "rollout.new_tokens_per_chunk=4",
+        *SMALL_PPO,
+    )
+    lags = column(files, "actor_train/staleness/max")
+    assert max(lags) <= 2
+    assert max(lags) > 0, "it never ran ahead"
+    assert sum(column(files, "actor_train/staleness/tokens_checked")) > 0
+    assert set(Counter(trained_ids(files)).values()) == {1}
+    assert len(trained_ids(files)) == 24 * 8
+
+
+@pytest.mark.parametrize("worker", ["generation_server/0", "gserver_manager/0", "rollout_worker/0"])
+def test_a_killed_worker_is_started_again_alone_and_nothing_is_lost(
+    module_trials: Trials, tiny_policy: Path, worker: str
+) -> None:
+    files = module_trials.launch(
+        "ppo-math-async",
+        f"kill-{worker.partition('_')[0]}",
+        f"actor.path={tiny_policy}",
+        "max_staleness=2",
+        "rollout.servers=2",
+        *SMALL_PPO,
+        "exp_ctrl.total_train_epochs=4",
+    )
+    view = module_trials.wait_for_step(files, 3)
+    others = {w.worker: w.pid for w in view.workers if w.worker != worker}
+    os.kill(worker_pid(view, worker), signal.SIGKILL)
+    began = view.step or 0
+    later = wait_until(files, lambda v: (v.step or 0) >= began + 10, timeout_s=120)
+    assert {w.worker: w.pid for w in later.workers if w.worker in others} == others
+    done = module_trials.wait(files, timeout_s=240)
+    assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
+    assert set(Counter(trained_ids(files)).values()) == {1}
+    assert len(trained_ids(files)) == 48 * 8
+    assert max(column(files, "actor_train/staleness/max")) <= 2
+    told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
+    assert [row["worker"] for row in told] == [worker]
+
+
+def test_a_stopped_run_goes_on_with_what_was_delivered(
+    module_trials: Trials, tiny_policy: Path
+) -> None:
+    files = module_trials.launch(
+        "ppo-math-async", "stop", f"actor.path={tiny_policy}", "max_staleness=3", *SMALL_PPO
+    )
+    module_trials.wait_for_step(files, 5)
+    done = module_trials.run("stop", "ppo-math-async/stop", "--grace", "30")
+    assert done.returncode == 0, done.stderr
+    view = module_trials.wait(files)
+    assert view.state is State.STOPPED, explain(files, view)
+    module_trials.resume(files)
+    view = module_trials.wait(files, timeout_s=240)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert set(Counter(trained_ids(files)).values()) == {1}
+    assert len(trained_ids(files)) == 24 * 8
+    assert max(column(files, "actor_train/staleness/max")) <= 3

@@ -1,0 +1,65 @@
+"""Settings of PPO that don't go together are told before anything starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.ppo_math import PPOMathExperiment
+from realsys.api.errors import ConfigError
+from realsys.api.options import PPOHyperparameters, ppo_problems, range_problems
+from realsys.interfaces.ppo_actor import PPOActorInterface
+
+CLASHES = [
+    ({"correction": "tis"}, "ppo.correction"),
+    ({"mismatch_kl_max": 0.1}, "ppo.mismatch_kl_max"),
+    (
+        {
+            "correction": "icepop",
+            "recompute_logprob": True,
+            "icepop_low": 5.0,
+        },
+        "ppo.icepop_low and ppo.icepop_high",
+    ),
+    (
+        {"correction": "sequence_mask", "use_decoupled_loss": True, "sequence_mask_high": 0.5},
+        "ppo.sequence_mask_low and ppo.sequence_mask_high",
+    ),
+    ({"overlong_buffer_len": 33}, "ppo.overlong_buffer_len"),
+]
+
+
+@pytest.mark.parametrize(("changes", "where"), CLASHES)
+def test_settings_that_do_not_go_together_are_named(changes, where):
+    (problem,) = ppo_problems(PPOHyperparameters(**changes))
+    assert problem.where == where
+    with pytest.raises(ConfigError):
+        PPOActorInterface(**changes)
+
+
+def test_an_experiment_tells_them():
+    experiment = PPOMathExperiment()
+    wrong = replace(experiment, ppo=replace(experiment.ppo, correction="cap"))
+    assert "ppo.correction" in [p.where for p in wrong.problems()]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"use_decoupled_loss": True, "correction": "cap"},
+        {"recompute_logprob": True, "correction": "icepop", "mismatch_kl_max": 0.1},
+        {"icepop_low": 9.0},  # of a correction that is not used
+        {"overlong_buffer_len": 32},
+    ],
+)
+def test_settings_that_go_together_are_no_problem(changes):
+    ppo = PPOHyperparameters(**changes)
+    assert [*ppo_problems(ppo), *range_problems(ppo)] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [({}, False), ({"recompute_logprob": True}, True), ({"use_decoupled_loss": True}, True)],
+)
+def test_who_needs_proximal_logprobs(flags, needed):
+    assert PPOHyperparameters(**flags).needs_prox_logprobs is needed

@@ -1,0 +1,529 @@
+"""Groups of episodes, their layout, and the loop that delivers them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from realsys.agents.math_single_step import MathSingleStep
+from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
+from realsys.api.data import SequenceMeta
+from realsys.api.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    KeyNotFound,
+    RemoteError,
+    WaitTimeout,
+    WorkerLost,
+)
+from realsys.api.experiment import RolloutWorker
+from realsys.data_plane.answers_layout import answer_row, answers_sample
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.interfaces.answers import answer_lengths, answer_mask
+from realsys.rollout_worker.asking import AskedFor
+from realsys.rollout_worker.group import GroupRunner
+from realsys.rollout_worker.peers import Peer
+from realsys.rollout_worker.rollout_log import RolloutLog
+from realsys.rollout_worker.trajectories import fault_of, trajectories_sample
+from realsys.rollout_worker.worker import RolloutLimits, RolloutLoop
+from realsys.transport.rollout_messages import (
+    AskPlaces,
+    Deliver,
+    GiveUp,
+    Places,
+    TakeWork,
+    Ticket,
+    Verdict,
+    Work,
+)
+
+torch.set_num_threads(1)
+GOOD = Trajectory(
+    tokens=(5, 6, 10, 11, 7, 12),
+    from_policy=(False, False, True, True, False, True),
+    logprobs=(0.0, 0.0, -1.0, -2.0, 0.0, -3.0),
+    versions=(-1, -1, 2, 3, -1, 3),
+    reward=1.0,
+    truncated=False,
+    stats={"turns": 2.0},
+)
+SHORT = Trajectory(
+    tokens=(5, 6, 20),
+    from_policy=(False, False, True),
+    logprobs=(0.0, 0.0, -0.5),
+    versions=(-1, -1, 4),
+    reward=0.0,
+    truncated=True,
+)
+
+
+# ---- the layout -----------------------------------------------------------------------------------
+
+
+def test_a_group_is_packed_by_hand():
+    sample = trajectories_sample("0-1", [GOOD, SHORT], metadata={"answer": "42"})
+    assert sample.meta == SequenceMeta(
+        ids=("0-1",),
+        seqlens={
+            **dict.fromkeys(
+                ("packed_input_ids", "prompt_mask", "packed_logprobs", "packed_versions"), ((6, 3),)
+            ),
+            **dict.fromkeys(("seq_no_eos_mask", "rewards"), ((1, 1),)),
+        },
+        dtypes={
+            "packed_input_ids": "int64",
+            "prompt_mask": "bool",
+            "packed_logprobs": "float32",
+            "packed_versions": "int64",
+            "seq_no_eos_mask": "bool",
+            "rewards": "float32",
+        },
+        trailing_shapes=dict.fromkeys(sample.keys, ()),
+        metadata={"answer": ("42",)},
+    )
+    x = {key: tensor.tolist() for key, tensor in sample.data.items()}
+    assert x["packed_input_ids"] == [5, 6, 10, 11, 7, 12, 5, 6, 20]
+    assert x["prompt_mask"] == [True, True, False, False, True, False, True, True, False]
+    assert x["packed_logprobs"] == [0, 0, -1, -2, 0, -3, 0, 0, -0.5]
+    assert x["packed_versions"] == [-1, -1, 2, 3, -1, 3, -1, -1, 4]
+    assert x["seq_no_eos_mask"] == [False, True]
+    assert x["rewards"] == [1, 0]
+    # What the losses see: observations in the middle have none.
+    assert answer_mask(sample).tolist() == [not m for m in x["prompt_mask"]]
+    assert answer_lengths(sample) == [3, 1]
+
+
+def test_one_turn_is_packed_as_an_engine_packs_it():
+    prompt, answer, logprobs = torch.tensor([5, 6]), torch.tensor([20]), torch.tensor([-0.5])
+    rows = [[answer_row(prompt, answer, logprobs)]]
+    engines = answers_sample(["0-1"], rows, torch.tensor([True]), metadata={"answer": ["42"]})
+    ours = trajectories_sample("0-1", [SHORT], metadata={"answer": "42"}).select(engines.keys)
+    assert ours.meta == engines.meta
+    for key, x in engines.data.items():
+        assert_close(ours.data[key], x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, ""),
+        ({"versions": (-1, -1, 4, 4)}, "3 tokens and 4 entries in versions"),
+        ({"tokens": (5, 7, 20)}, "does not begin with the prompt"),
+        ({"from_policy": (False, True, True)}, "the policy wrote the prompt"),
+        ({"from_policy": (False,) * 3}, "the policy wrote nothing"),
+        ({"reward": float("nan")}, "its reward is nan"),
+        ({"versions": (-1, -1, -1)}, "token 2 is the policy's, with version -1"),
+        ({"logprobs": (0.0, 0.0, float("-inf"))}, "log-prob -inf"),
+        ({"logprobs": (0.0, -1.0, -1.0)}, "token 1 is not the policy's"),
+        ({"versions": (-1, 2, 4)}, "token 1 is not the policy's"),
+    ],
+)
+def test_an_agents_trajectory_is_checked(changes, fault):
+    found = fault_of(replace(SHORT, **changes), (5, 6))
+    assert fault in found
+    assert bool(fault) == bool(found)
+
+
+# ---- groups ---------------------------------------------------------------------------------------
+
+
+class Records:
+    """A data set without a ``record``: the environment then sees the metadata."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
+        data = {"packed_prompts": torch.tensor([5, 6])}
+        return SequenceSample.from_tensors(
+            ids, {"packed_prompts": [[2]]}, data, metadata={"answer": [str(indices[0])]}
+        )
+
+
+class Ask:
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.took = AskedFor(requests=index + 1, broken=index, servers={index})
+
+    async def __call__(self, tokens: Sequence[int], limit: int | None) -> Answer:
+        return Answer(tokens=(20,), logprobs=(-0.5,), versions=(self.index,), stopped=True)
+
+
+class Caller:
+    def ask_for(self, ticket: Ticket, index: int) -> Any:
+        return Ask(index)
+
+
+class Judge(Environment):
+    """Scores by the episode's number; remembers what it was given."""
+
+    made: list[Judge]
+    failing: BaseException | None = None
+    step_s = 0.0
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.made.append(self)
+        self.reward = float(len(self.made))
+
+    async def reset(self, record: Mapping[str, Any]) -> None:
+        self.record = record
+
+    async def step(self, action: str) -> Observation:
+        await asyncio.sleep(self.step_s)
+        if self.failing is not None:
+            raise self.failing
+        return Observation(reward=self.reward)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Letters:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(97 + i) for i in ids)
+
+
+def make_groups(**changes: Any) -> GroupRunner:
+    class Fresh(Judge):
+        made: list[Judge] = []  # noqa: RUF012
+
+    fields: dict[str, Any] = {
+        "dataset": Records(),
+        "tokenizer": Letters(),
+        "agent": MathSingleStep(),
+        "make_environment": Fresh,
+        "caller": Caller(),
+        "group_size": 3,
+        "agent_name": "one",
+        "environment_name": "judge",
+        "environment_s": 5.0,
+    }
+    return GroupRunner(**{**fields, **changes})
+
+
+def ticket(number: int = 4, **changes: Any) -> Ticket:
+    return Ticket(**{"id": f"0-{number}", "index": number, "tries": 0, "min_version": 0, **changes})
+
+
+def test_a_group_is_the_episodes_of_one_prompt():
+    groups = make_groups()
+    group = asyncio.run(groups.run(ticket(tries=2)))
+    made = groups.make_environment.made  # type: ignore[attr-defined]
+    assert group.sample.ids == ("0-4.2",)  # each try has an id of its own
+    assert group.rewards == (1.0, 2.0, 3.0)
+    assert (group.oldest, group.newest) == (0, 2)
+    assert (group.took.requests, group.took.broken, group.took.servers) == (6, 3, {0, 1, 2})
+    assert group.answer_lengths == (1, 1, 1)
+    assert [(e.record, e.closed) for e in made] == [({"answer": "4"}, 1)] * 3
+    assert group.sample.meta.metadata == {"answer": ("4",)}
+
+
+def test_a_failing_episode_ends_the_group_and_closes_its_environments():
+    groups = make_groups()
+    groups.make_environment.failing = ValueError("no")  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(groups.run(ticket()))
+    assert [e.closed for e in groups.make_environment.made] == [1, 1, 1]  # type: ignore[attr-defined]
+
+
+def test_a_slow_environment_is_named():
+    groups = make_groups(environment_s=0.01)
+    groups.make_environment.step_s = 5.0  # type: ignore[attr-defined]
+    with pytest.raises(WaitTimeout, match=r"step of environment 'judge' took more than 0.01 s"):
+        asyncio.run(groups.run(ticket()))
+
+
+def test_an_environments_own_timeout_stays_its_own():
+    groups = make_groups()
+    groups.make_environment.failing = TimeoutError("mine")  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError, match="mine"):
+        asyncio.run(groups.run(ticket()))
+
+
+def test_agents_and_records_that_are_wrong_are_named():
+    class Forgetful(Agent):
+        async def run(self, prompt: Any, **_: Any) -> Trajectory:
+            return replace(SHORT, versions=())
+
+    with pytest.raises(DataError, match="entries in versions") as error:
+        asyncio.run(make_groups(agent=Forgetful(), agent_name="mine").run(ticket()))
+    assert error.value.where == "agent 'mine'"
+    with pytest.raises(DataError, match="no record 10, the data set has 10"):
+        asyncio.run(make_groups().run(ticket(10)))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "rewards", "why"),
+    [
+        ((None, None), (0.0, 0.0), ""),
+        ((0.01, 0.99), (0.0, 1.0), ""),
+        ((0.01, 0.99), (0.0, 0.0), "its mean reward 0 is below 0.01"),
+        ((0.01, 0.99), (1.0, 1.0), "its mean reward 1 is above 0.99"),
+        ((0.5, None), (0.0, 1.0), ""),
+        ((None, -1.0), (-2.0, -1.5), ""),
+    ],
+)
+def test_groups_that_teach_nothing_are_filtered(bounds, rewards, why):
+    limits = RolloutLimits(success_rate_lb=bounds[0], success_rate_ub=bounds[1])
+    assert limits.why_filtered(rewards) == why
+
+
+# ---- the loop -------------------------------------------------------------------------------------
+
+
+class Master:
+    """Gives out tickets, at most as many as asked for, and remembers what it hears."""
+
+    name = "master_worker/0"
+
+    def __init__(self, *tickets: Ticket, verdict: Verdict | None = None) -> None:
+        self.left, self.heard = list(tickets), []
+        self.verdict = verdict or Verdict(kept=True)
+        self.out, self.most_out = 0, 0
+        self.places = Places(holders=(1, 3), endpoints=("a", "b", "c", "d"))
+
+    async def call(self, body: Any, *, what: str, timeout_s: float) -> Any:
+        await asyncio.sleep(0)
+        self.heard.append(body)
+        if isinstance(body, AskPlaces):
+            return self.places
+        if isinstance(body, TakeWork):
+            given, self.left = self.left[: body.room], self.left[body.room :]
+            self.out += len(given)
+            self.most_out = max(self.most_out, self.out)
+            return Work(tickets=tuple(given), over=not self.left)
+        self.out -= 1
+        return self.verdict
+
+    def told(self, kind: type) -> list[Any]:
+        return [body for body in self.heard if isinstance(body, kind)]
+
+
+def run_loop(
+    master: Master, groups: GroupRunner, path: Path, **changes: Any
+) -> tuple[list[tuple[int, SequenceSample]], list[dict[str, Any]]]:
+    """What was put where, and the log's lines."""
+    put: list[tuple[int, SequenceSample]] = []
+
+    def connect(endpoints: tuple[str, ...]) -> Any:
+        assert endpoints == master.places.endpoints
+
+        async def give(holder: int, sample: SequenceSample) -> None:
+            put.append((holder, sample))
+
+        return give
+
+    log = RolloutLog(path, tokenizer=Letters(), texts=1)
+    loop = RolloutLoop(
+        name="rollout_worker/5",
+        master=master,
+        groups=groups,
+        connect=connect,
+        log=log,
+        limits=RolloutLimits(**changes),
+    )
+    asyncio.run(loop.run())
+    log.close()
+    return put, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_tickets_are_answered_put_delivered_and_noted(tmp_path):
+    master = Master(*(ticket(n, target=n % 2) for n in range(5)))
+    put, lines = run_loop(master, make_groups(group_size=1), tmp_path / "r" / "5.jsonl")
+    assert master.heard[0] == AskPlaces(worker="rollout_worker/5", dataset_size=10)
+    assert sorted((holder, sample.ids[0]) for holder, sample in put) == [
+        *((1, "0-0"), (1, "0-2"), (1, "0-4"), (3, "0-1"), (3, "0-3"))
+    ]
+    delivered = {d.id: d for d in master.told(Deliver)}
+    assert set(delivered) == {f"0-{n}" for n in range(5)}
+    first = delivered["0-1"]
+    assert (first.holder, first.oldest, first.newest, first.tries) == (3, 0, 0, 0)
+    assert first.meta == next(s.meta for _, s in put if s.ids == ("0-1",))
+    assert first.stats["answer_length"] == 1.0
+    by_id = {line["id"]: line for line in lines}
+    assert by_id["0-3"]["outcome"] == "kept"
+    assert by_id["0-3"]["servers"] == [0]
+    texts = [line["texts"] for line in lines if "texts" in line]
+    assert texts == [{"prompt": "fg", "answers": ["u"]}]  # of one group a version
+
+
+def test_no_more_is_taken_than_may_run_at_a_time(tmp_path):
+    master = Master(*map(ticket, range(9)))
+    run_loop(master, make_groups(), tmp_path / "x.jsonl", max_concurrent_rollouts=2)
+    assert master.most_out == 2
+    assert len(master.told(Deliver)) == 9
+
+
+def test_filtered_groups_are_given_up_as_such(tmp_path):
+    master = Master(ticket(1))
+    put, lines = run_loop(
+        master, make_groups(group_size=1), tmp_path / "x.jsonl", success_rate_ub=0.5
+    )
+    assert put == []
+    (given_up,) = master.told(GiveUp)
+    assert given_up.filtered
+    assert given_up.stats["reward"] == 1.0
+    assert lines[0]["outcome"] == "filtered"
+
+
+def test_a_failed_episode_is_given_up_with_its_reason_and_the_rest_goes_on(tmp_path):
+    class Sometimes(MathSingleStep):
+        async def run(self, prompt: Any, *, ask: Any, **others: Any) -> Trajectory:
+            if (number := next(numbers)) % 2:
+                raise WorkerLost(f"episode {number} broke", where="here", fix="nothing")
+            return await super().run(prompt, ask=ask, **others)
+
+    numbers = iter(range(100))
+    master = Master(*map(ticket, range(4)))
+    groups = make_groups(agent=Sometimes(), group_size=1)
+    _, lines = run_loop(master, groups, tmp_path / "x.jsonl")
+    assert [g.why for g in master.told(GiveUp)] == ["episode 1 broke", "episode 3 broke"]
+    assert not any(g.filtered for g in master.told(GiveUp))
+    assert len(master.told(Deliver)) == 2
+    assert sorted(line["outcome"] for line in lines) == ["failed", "failed", "kept", "kept"]
+
+
+def test_what_the_master_does_not_want_is_forgotten(tmp_path):
+    master = Master(ticket(1), verdict=Verdict(kept=False, why="given out again"))
+    _, lines = run_loop(master, make_groups(), tmp_path / "x.jsonl")
+    assert (lines[0]["outcome"], lines[0]["why"]) == ("refused", "given out again")
+    assert master.told(GiveUp) == []
+
+
+def test_a_master_that_does_not_answer_ends_the_worker_with_its_own_error(tmp_path):
+    class Silent(Master):
+        async def call(self, body: Any, *, what: str, timeout_s: float) -> Any:
+            if isinstance(body, Deliver):
+                raise WaitTimeout(f"no answer to {what}", where="here", fix="nothing")
+            return await super().call(body, what=what, timeout_s=timeout_s)
+
+    with pytest.raises(WaitTimeout, match="no answer to the delivery of 0-1"):
+        run_loop(Silent(ticket(1)), make_groups(), tmp_path / "x.jsonl")
+    nowhere = Master(ticket(1))
+    nowhere.places = Places(holders=(), endpoints=("a",))
+    with pytest.raises(ClusterError, match="no model worker takes"):
+        run_loop(nowhere, make_groups(), tmp_path / "y.jsonl")
+
+
+# ---- peers ----------------------------------------------------------------------------------------
+
+
+class Line:
+    """A client that answers, is silent, or is cut."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint, self.is_open, self.calls = endpoint, False, 0
+
+    def open(self) -> Line:
+        self.is_open = True
+        return self
+
+    async def close(self) -> None:
+        self.is_open = False
+
+    async def call(self, body: Any, *, timeout_s: float, what: str) -> str:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if "silent" in self.endpoint:
+            await asyncio.sleep(min(timeout_s, 0.01))
+            raise WaitTimeout("no reply", where=self.endpoint, fix="nothing")
+        if "cut" in self.endpoint:
+            raise WorkerLost("cut", where=self.endpoint, fix="nothing")
+        if "fails" in self.endpoint:
+            error = WaitTimeout("its own", where=self.endpoint, fix="nothing")
+            error.from_worker = "manager"
+            raise error
+        return f"{body} by {self.endpoint}"
+
+
+def call_peer(
+    *endpoints: str, times: int = 1, timeout_s: float = 5.0
+) -> tuple[list[str], list[Line]]:
+    """Replies of as many calls at once; name resolution tells ``endpoints``, then the last for ever."""
+    lines: list[Line] = []
+    left = list(endpoints)
+
+    def look_up() -> str:
+        endpoint = left.pop(0) if len(left) > 1 else left[0]
+        if not endpoint:
+            raise KeyNotFound("manager is not registered", where="here", fix="wait")
+        return endpoint
+
+    def connect(endpoint: str) -> Any:
+        lines.append(Line(endpoint))
+        return lines[-1]
+
+    async def main() -> list[str]:
+        peer = Peer("manager", look_up=look_up, connect=connect)
+        try:
+            call = [
+                peer.call(n, what="a question", timeout_s=timeout_s, try_s=0.02)
+                for n in range(times)
+            ]
+            return await asyncio.gather(*call)
+        finally:
+            await peer.close()
+
+    return asyncio.run(main()), lines
+
+
+def test_many_calls_share_a_connection():
+    replies, lines = call_peer("a", times=3)
+    assert replies == ["0 by a", "1 by a", "2 by a"]
+    assert [(line.calls, line.is_open) for line in lines] == [(3, False)]
+
+
+@pytest.mark.parametrize("former", ["silent", "cut"])
+def test_a_peer_that_moved_is_found(former, monkeypatch):
+    monkeypatch.setattr("realsys.rollout_worker.peers._LOOK_AGAIN_S", 0.001)
+    replies, lines = call_peer(former, former, "", "b", times=3)
+    assert replies == ["0 by b", "1 by b", "2 by b"]
+    assert not any(line.is_open for line in lines)
+
+
+def test_a_peer_that_is_only_slow_keeps_its_connection():
+    with pytest.raises(
+        WaitTimeout, match=r"manager did not answer to a question in 0.05 s: no reply"
+    ):
+        call_peer("silent", timeout_s=0.05)
+
+
+def test_what_the_peer_raises_is_passed_on():
+    with pytest.raises(WaitTimeout, match="its own"):
+        call_peer("fails")
+
+
+def test_a_peer_that_is_not_there_is_named():
+    with pytest.raises(WaitTimeout, match=r"manager did not answer .*: manager is not registered"):
+        call_peer("", timeout_s=0.05)
+
+
+# ---- configuration --------------------------------------------------------------------------------
+
+
+def test_options_out_of_range_are_named():
+    with pytest.raises(ConfigError, match="group_size"):
+        RolloutWorker(group_size=0)
+    with pytest.raises(ConfigError, match="rollout_request_timeout"):
+        RolloutWorker(rollout_request_timeout=0.0)
+
+
+def test_errors_of_a_group_are_raised_bare():
+    """Not as groups of exceptions: their first line is what the master is told."""
+
+    class Two(Agent):
+        async def run(self, prompt: Any, **_: Any) -> Trajectory:
+            raise RemoteError("refused", where="x", fix="nothing")
+
+    with pytest.raises(RemoteError, match="refused"):
+        asyncio.run(make_groups(agent=Two()).run(ticket()))

@@ -1,0 +1,381 @@
+"""Asking for answers: however often a request is cut, interrupted or lost, the answer is the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving_double import double_answer
+
+from realsys.api.agent import Answer
+from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
+from realsys.api.model import GenerationHyperparameters
+from realsys.generation.sampling import row_seed
+from realsys.rollout_worker import asking
+from realsys.rollout_worker.asking import MAX_REFUSALS, EpisodeAsk, PolicyCaller
+from realsys.rollout_worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
+from realsys.rollout_worker.servers import ServerClients
+from realsys.serving.api import Finish, GenerateRequest, GenerateResult, Sampling
+from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseServer
+
+PROMPT = (5, 6, 7)
+VERSION = 3
+TICKET = Ticket(id="0-17", index=17, tries=1, min_version=VERSION)
+END_ID = 9  # one in a hundred tokens of the double is it
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_pauses() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "_PAUSES_S", (0.0, 0.0))
+        yield
+
+
+@dataclass
+class World:
+    """A manager and its servers. ``script``: what happens to each request, then nothing more.
+
+    ``late`` and ``lost`` are errors of the connection, ``refused`` one of the server, ``old`` an answer
+    from weights that are too old, ``wrong`` one that is malformed; a number is an abort after so many
+    tokens; anything else goes well.
+    """
+
+    script: list[str | int] = field(default_factory=list)
+    servers: int = 2
+    why: str = ""  # set: there is no server, because …
+    in_: Counter[str] = field(default_factory=Counter)
+    out: list[DoneWith] = field(default_factory=list)
+    asks: list[AskServer] = field(default_factory=list)
+    requests: list[tuple[int, GenerateRequest]] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    name: str = "gserver_manager/0"
+
+    async def call(self, body: Any, *, what: str, timeout_s: float, try_s: float = 0.0) -> Any:
+        await asyncio.sleep(0)
+        if isinstance(body, DoneWith):
+            self.out.append(body)
+            return None
+        self.asks.append(body)
+        if self.why:
+            await asyncio.sleep(min(0.01, body.wait_s))
+            return UseServer(why=self.why)
+        self.in_[body.rid] += 1
+        server = body.server if body.server >= 0 else len(self.asks) % self.servers
+        return UseServer(server=server, url=f"https://host:{server}", version=VERSION)
+
+    def client(self, url: str, name: str) -> Server:
+        return Server(self, int(url.rpartition(":")[2]), name)
+
+    def ask(self, **changes: Any) -> EpisodeAsk:
+        fields: dict[str, Any] = {
+            "gconfig": GenerationHyperparameters(max_new_tokens=30),
+            "end_ids": frozenset({END_ID}),
+            "base_seed": 4,
+            "timeout_s": 20.0,
+        }
+        caller = PolicyCaller(
+            worker="rollout_worker/0",
+            manager=self,
+            clients=ServerClients(self.client),
+            settings=AnswerSettings(**{**fields, **changes}),
+        )
+        return caller.ask_for(TICKET, 2)
+
+
+@dataclass
+class Server:
+    world: World
+    index: int
+    name: str
+
+    async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
+        self.world.requests.append((self.index, request))
+        event = self.world.script.pop(0) if self.world.script else "fine"
+        await asyncio.sleep(0)
+        where = {"where": self.name, "fix": "nothing"}
+        if event == "late":
+            raise WaitTimeout(f"no answer from {self.name}", **where)
+        if event == "lost":
+            raise WorkerLost(f"{self.name} was lost", **where)
+        if event == "refused":
+            raise RemoteError(f"{self.name} is full", **where)
+        if event == "impossible":
+            raise DataError("too long", **where)
+        if event == "hang":
+            await asyncio.sleep(timeout_s)
+            raise WaitTimeout(f"no answer from {self.name} in {timeout_s:.2f} s", **where)
+        if isinstance(event, int):
+            return cut(request, event)
+        version = VERSION - 1 if event == "old" else VERSION
+        result = double_answer(request.input_ids, request.sampling, version=version).result()
+        if event == "wrong":
+            return GenerateResult(
+                output_ids=result.output_ids, logprobs=(), versions=(), finish=result.finish
+            )
+        return result
+
+    async def close(self) -> None:
+        self.world.closed.append(self.name)
+
+
+def cut(request: GenerateRequest, count: int) -> GenerateResult:
+    whole = double_answer(request.input_ids, request.sampling, version=VERSION).result()
+    if count >= len(whole.output_ids):
+        return whole
+    return GenerateResult(
+        output_ids=whole.output_ids[:count],
+        logprobs=whole.logprobs[:count],
+        versions=whole.versions[:count],
+        finish=Finish.ABORT,
+    )
+
+
+def undisturbed(index: int = 2, turn: int = 0, limit: int = 30) -> Answer:
+    sampling = Sampling(
+        max_new_tokens=limit,
+        stop_token_ids=(END_ID,),
+        sampling_seed=row_seed(4, TICKET.id, index, turn),
+    )
+    result = double_answer(PROMPT, sampling, version=VERSION).result()
+    return Answer(
+        tokens=result.output_ids,
+        logprobs=result.logprobs,
+        versions=result.versions,
+        stopped=result.finish is Finish.STOP,
+    )
+
+
+def answer_of(world: World, **changes: Any) -> Answer:
+    return asyncio.run(world.ask(**changes)(PROMPT))
+
+
+# ---- the answer does not depend on what happens on the way --------------------------------------
+
+EVENTS = st.one_of(st.sampled_from(["fine", "late", "lost", "old", "refused"]), st.integers(0, 40))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    script=st.lists(EVENTS, max_size=12).filter(
+        lambda events: sum(e in ("old", "refused") for e in events) < MAX_REFUSALS
+    ),
+    chunk=st.one_of(st.none(), st.integers(1, 40)),
+)
+def test_the_answer_is_the_undisturbed_one(script: list[str | int], chunk: int | None) -> None:
+    world = World(script)
+    assert answer_of(world, chunk=chunk) == undisturbed()
+    # Every request that a server was given for was counted in once and out once.
+    assert set(world.in_.values()) == {1}
+    assert Counter(d.rid for d in world.out) == world.in_
+    assert len({request.rid for _, request in world.requests}) == len(world.requests)
+    for (server, request), done in zip(world.requests, world.out, strict=True):
+        assert (done.rid, done.server) == (request.rid, server)
+
+
+def test_a_stop_token_ends_it():
+    """Found by trying: with this seed the double says the end token early."""
+    seed = next(s for s in range(200) if undisturbed_with(s).finish is Finish.STOP)
+    answer = answer_of(World(), base_seed=seed, chunk=4)
+    assert answer.stopped
+    assert answer.tokens[-1] == END_ID
+    assert answer.tokens == undisturbed_with(seed).output_ids
+
+
+def undisturbed_with(base_seed: int) -> GenerateResult:
+    seed = row_seed(base_seed, TICKET.id, 2, 0)
+    sampling = Sampling(max_new_tokens=30, stop_token_ids=(END_ID,), sampling_seed=seed)
+    return double_answer(PROMPT, sampling, version=VERSION).result()
+
+
+def test_each_turn_draws_anew_and_is_limited_by_what_was_asked_for():
+    async def two_turns() -> tuple[Answer, Answer]:
+        ask = World().ask()
+        return await ask(PROMPT, 5), await ask(PROMPT, 50)
+
+    first, second = asyncio.run(two_turns())
+    assert first == undisturbed(limit=5)
+    assert second == undisturbed(turn=1)  # never more than the run allows
+    assert first.tokens != second.tokens[:5]
+
+
+# ---- servers ------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_on_where_it_was_and_elsewhere_after_a_break():
+    world = World([10, "lost", 5])
+    answer_of(world)
+    formers = [ask.server for ask in world.asks]
+    used = [server for server, _ in world.requests]
+    assert formers == [-1, used[0], -1, used[2]]
+    assert [ask.min_version for ask in world.asks] == [VERSION] * 4
+    assert {ask.group for ask in world.asks} == {TICKET.id}
+    assert [ask.num_tokens for ask in world.asks] == [len(PROMPT) + 30] * 4
+    assert [(d.broken, d.num_new_tokens) for d in world.out][:3] == [
+        (False, 10),
+        (True, 0),
+        (False, 5),
+    ]
+    assert "was lost" in world.out[1].why
+
+
+def test_old_weights_are_refused_and_in_the_end_an_error():
+    world = World(["old"] * MAX_REFUSALS)
+    with pytest.raises(RemoteError, match="weights are of version 2, the oldest allowed is 3"):
+        answer_of(world)
+    assert all(done.broken for done in world.out)
+    assert len(world.out) == MAX_REFUSALS
+
+
+def test_what_can_not_be_answered_is_not_tried_again():
+    world = World(["impossible"])
+    with pytest.raises(DataError, match="too long"):
+        answer_of(world)
+    assert len(world.requests) == len(world.out) == 1
+
+
+def test_a_deadline_names_whom_it_waited_for():
+    world = World(why="generation_server/0: has version 2, 3 is needed")
+    with pytest.raises(
+        WaitTimeout, match=r"waited for a server from gserver_manager/0: .*version 2"
+    ) as e:
+        answer_of(world, timeout_s=0.05)
+    assert "0 of at most 30 tokens of an answer to 0-17 came in 0.05 s" in e.value.what
+    assert world.out[-1] == DoneWith(rid=world.asks[-1].rid, server=-1)  # it waits there no longer
+
+
+def test_a_server_that_hangs_leaves_time_for_another():
+    world = World(["hang"])
+    assert answer_of(world, timeout_s=0.4) == undisturbed()
+    world = World([7, *["hang"] * 30])
+    with pytest.raises(
+        WaitTimeout, match=r"7 of at most 30 tokens.* before that: no answer from gener"
+    ):
+        answer_of(world, timeout_s=0.2)
+
+
+def test_a_cancelled_episode_leaves_nothing_counted_in():
+    async def cancelled(world: World) -> None:
+        task = asyncio.create_task(world.ask()(PROMPT))
+        while not world.requests:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+    world = World(["hang"])
+    asyncio.run(cancelled(world))
+    assert [done.rid for done in world.out] == list(world.in_)
+
+
+def test_clients_of_servers_that_came_back_elsewhere_are_closed_when_idle():
+    made: list[str] = []
+
+    async def main() -> None:
+        world = World()
+
+        def make(url: str, name: str) -> Server:
+            made.append(url)
+            return Server(world, 0, url)
+
+        clients = ServerClients(make)
+        first, second = (UseServer(server=0, url=f"https://h:{port}") for port in (1, 2))
+        async with clients.using(first) as a:
+            async with clients.using(first) as again:
+                assert again is a
+            async with clients.using(second) as b:
+                assert b is not a
+            assert world.closed == []  # still in use
+        assert world.closed == [first.url]
+        await clients.close()
+        assert world.closed == [first.url, second.url]
+
+    asyncio.run(main())
+    assert made == ["https://h:1", "https://h:2"]
+
+
+# ---- requests and results (pure) ----------------------------------------------------------------
+
+
+def make_request(done: int = 0, limit: int = 20, chunk: int | None = None, **gen: Any) -> Sampling:
+    part = PartialAnswer(prompt=PROMPT, limit=limit, seed=77, tokens=list(range(done)))
+    gconfig = GenerationHyperparameters(**{"max_new_tokens": limit, **gen})
+    config = AnswerSettings(
+        gconfig=gconfig, end_ids=frozenset({9, 2}), base_seed=0, chunk=chunk, timeout_s=1
+    )
+    request = next_request(part, config, rid="r")
+    assert request.input_ids == (*PROMPT, *range(done))
+    return request.sampling
+
+
+def test_settings_in_the_servers_words():
+    sampling = make_request(top_k=0, top_p=0.9, temperature=0.7, stop_token_ids=(4, 9))
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (-1, 0.9, 0.7)
+    assert sampling.stop_token_ids == (2, 4, 9)
+    assert (sampling.sampling_seed, sampling.position, sampling.max_new_tokens) == (77, 0, 20)
+    assert make_request(greedy=True, temperature=0.7).temperature == 0
+    assert make_request(top_k=5).top_k == 5
+
+
+def test_counts_are_of_the_request_and_position_of_the_answer():
+    counts = [
+        (s.position, s.max_new_tokens, s.min_new_tokens)
+        for s in (make_request(done, min_new_tokens=10, chunk=8) for done in (0, 8, 16))
+    ]
+    assert counts == [(0, 8, 8), (8, 8, 2), (16, 4, 0)]
+
+
+def result(
+    count: int, *, finish: Finish = Finish.STOP, versions: tuple[int, ...] = ()
+) -> GenerateResult:
+    return GenerateResult(
+        output_ids=(1,) * count,
+        logprobs=(-1.0,) * count,
+        versions=versions or (VERSION,) * count,
+        finish=finish,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_", "fault"),
+    [
+        (result(3), ""),
+        (result(0), ""),  # stopped at once
+        (result(0, finish=Finish.ABORT), ""),
+        (result(0, finish=Finish.LENGTH), "no token"),
+        (result(5), "5 tokens, 4 were asked for"),
+        (result(2, versions=(3,)), "2 tokens, 2 log-probs and 1 versions"),
+        (result(2, versions=(3, 4)), ""),
+        (result(2, versions=(2, 3)), "of version 2, the oldest allowed is 3"),
+    ],
+)
+def test_what_a_server_gives_is_checked(given_: GenerateResult, fault: str) -> None:
+    request = GenerateRequest(rid="r", input_ids=PROMPT, sampling=Sampling(max_new_tokens=4))
+    found = fault_of(given_, request, min_version=VERSION)
+    assert fault in found
+    assert bool(fault) == bool(found)
+
+
+def test_a_server_without_room_for_more_ends_the_answer_as_cut():
+    part = PartialAnswer(prompt=PROMPT, limit=20, seed=0)
+    part.take(result(4, finish=Finish.LENGTH), asked=4)
+    assert not part.ended
+    part.take(result(2, finish=Finish.LENGTH), asked=4)
+    assert part.ended
+    assert not part.stopped
+
+
+def test_errors_of_the_manager_are_not_taken_for_a_servers():
+    class Broken(World):
+        async def call(self, body: Any, **_: Any) -> Any:
+            if isinstance(body, AskServer):
+                raise RemoteError("the manager failed", where=self.name, fix="nothing")
+            return await super().call(body, what="", timeout_s=1)
+
+    with pytest.raises(RealsysError, match="the manager failed"):
+        answer_of(Broken())
