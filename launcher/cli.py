@@ -32,7 +32,14 @@ app = typer.Typer(
 PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
     (
         RUN,
-        (verbs_run.launch, verbs_run.plan, verbs_run.resume, verbs_run.stop, verbs_run.wait),
+        (
+            verbs_run.launch,
+            verbs_run.plan,
+            verbs_run.resume,
+            verbs_run.replay,
+            verbs_run.stop,
+            verbs_run.wait,
+        ),
     ),
     (
         INSPECT,

@@ -191,6 +191,44 @@ def resume(trial: o.Trial, detach: o.Detach = False, cluster: o.Cluster = None) 
     return _detached(files, name) if detach else _attached(files, name)
 
 
+def replay(
+    trial: o.Trial,
+    name: Annotated[
+        str | None, typer.Option("--trial", help="Name of the replay; else run<N>.")
+    ] = None,
+    detach: o.Detach = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Train again on what an asynchronous trial trained on, and compare the two bit for bit."""
+    from launcher import output
+    from launcher.replay import compare, plan_replay
+    from launcher.submit import submit
+    from launcher.trials import find_trial, trial_name
+
+    original = find_trial(trial, cluster=cluster)
+    plan = plan_replay(original, trial=name)
+    files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
+    output.data(plan.trial)
+    if detach:
+        return _detached(files, plan.trial)
+    code = _attached(files, plan.trial)
+    if code != ExitCode.OK:
+        return code
+    found = compare(original, files)
+    told = trial_name(original)
+    for role, same in found.same_weights.items():
+        words = {
+            True: "the same weights, bit for bit",
+            False: "OTHER WEIGHTS",
+            None: "weights of another step",
+        }
+        output.say(f"{role}: {words[same]} as {told}")
+    output.say(
+        f"{found.steps} steps: " + (found.first_difference or "the same metrics, bit for bit")
+    )
+    return ExitCode.OK if found.is_exact else ExitCode.RUN_FAILED
+
+
 def stop(
     trial: o.TrialOrSweep = None,
     grace: Annotated[

@@ -7,6 +7,7 @@ tensors' bytes. A process that dies may leave its last record torn: readers leav
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from io import BufferedWriter
@@ -18,7 +19,7 @@ import torch
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError, RealsysError
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.data_plane.transfer_messages import TensorReply, bytes_of, checked_layout, joined
+from realsys.data_plane.tensor_bytes import bytes_of, joined
 
 SUFFIX = ".rollouts"
 _LENGTH_BYTES = 8
@@ -148,14 +149,12 @@ def _read_header(data: bytes) -> _Header:
 def _sample(header: _Header, data: bytes) -> SequenceSample:
     meta, start, tensors = header.meta, 0, dict[str, torch.Tensor]()
     for key, num_bytes in zip(header.keys, header.num_bytes, strict=True):
-        like = TensorReply(
-            dtype=meta.dtypes[key],
-            trailing_shape=meta.trailing_shapes[key],
-            rows=meta.rows_per_id(key),
-        )
-        mine, start = data[start : start + num_bytes], start + num_bytes
-        dtype, shape = checked_layout(like, num_rows=meta.batch_size, num_bytes=len(mine))
-        tensors[key] = joined(dtype, shape, [mine])
+        dtype = getattr(torch, meta.dtypes[key])
+        shape = (sum(meta.rows_per_id(key)), *meta.trailing_shapes[key])
+        if start + num_bytes > len(data) or math.prod(shape) * dtype.itemsize != num_bytes:
+            raise ValueError(f"{num_bytes} bytes of {key} for shape {shape}")
+        tensors[key] = joined(dtype, shape, [data[start : start + num_bytes]])
+        start += num_bytes
     return SequenceSample.from_meta(meta, tensors)
 
 

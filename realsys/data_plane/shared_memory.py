@@ -227,7 +227,7 @@ class SegmentMaps:
 
 
 def _is_dead(pid: int, start_ticks: int) -> bool:
-    """Whether a taker has ended for certain. It calls its host what we call ours: its PID is one of ours."""
+    """Whether a taker has ended for certain. It named our host: its PID is one of this namespace."""
     here = this_process()
     return is_known_dead(msgspec.structs.replace(here, pid=pid, start_ticks=start_ticks))
 

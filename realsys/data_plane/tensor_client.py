@@ -20,6 +20,7 @@ import zmq
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.shared_memory import SegmentMaps, host_name
+from realsys.data_plane.tensor_bytes import joined
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.data_plane.transfer_messages import (
     TensorPut,
@@ -27,7 +28,6 @@ from realsys.data_plane.transfer_messages import (
     TensorRequest,
     checked_layout,
     frames_of,
-    joined,
 )
 from realsys.data_plane.transfer_plan import Source
 from realsys.name_resolve.process_identity import this_process

@@ -14,9 +14,9 @@ import torch
 
 from realsys.api.data import SequenceMeta
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data_plane.tensor_bytes import Buffer, bytes_of, joined
 from realsys.transport.codec import ProtocolError
 
-Buffer = bytes | memoryview
 FRAME_BYTES = 1 << 20  # a loopback measurement found it fastest
 
 
@@ -152,18 +152,6 @@ def sample_of(put: TensorPut, frames: Sequence[Buffer]) -> SequenceSample:
     return SequenceSample.from_meta(meta, data)
 
 
-def joined(dtype: torch.dtype, shape: tuple[int, ...], frames: Sequence[Buffer]) -> torch.Tensor:
-    """A new tensor from the bytes of ``frames``, which are as many as it needs."""
-    x = torch.empty(shape, dtype=dtype)
-    if x.numel():
-        target, start = bytes_of(x), 0
-        for frame in frames:
-            view = memoryview(frame)
-            target[start : start + len(view)] = view
-            start += len(view)
-    return x
-
-
 def _unfit(what: str) -> ProtocolError:
     return ProtocolError(
         what,
@@ -178,8 +166,3 @@ def frames_of(x: torch.Tensor) -> list[memoryview]:
         return []
     buffer = bytes_of(x)
     return [buffer[i : i + FRAME_BYTES] for i in range(0, len(buffer), FRAME_BYTES)]
-
-
-def bytes_of(x: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor with at least one element; not copied."""
-    return memoryview(x.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

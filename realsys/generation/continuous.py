@@ -13,14 +13,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from realsys.api.errors import DataError
-from realsys.generation.decoder import FastForward, fast_path_obstacle
+from realsys.generation.decoder import LARGEST_GRANULE, FastForward, fast_path_obstacle, rounded
 from realsys.generation.generic_slots import GenericSlots
 from realsys.generation.requests import GenerationOutput, GenerationRequest
 from realsys.generation.sampling import Picking, SlotSampler
@@ -40,15 +40,39 @@ class _Row:
     output: GenerationOutput
     stop_ids: frozenset[int]
     stop_texts: StopTexts | None
-    most: int  # tokens that it may come to hold
     slot: int = -1
     version: int = -1  # of the weights that all its keys and values come from; -1: of several
-    text: list[int] = field(default_factory=list)  # prompt and answer
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return (*self.request.prompt, *self.output.tokens)
+
+    @property
+    def length(self) -> int:
+        """Tokens of ``text``."""
+        return len(self.request.prompt) + len(self.output.tokens)
+
+    @property
+    def most(self) -> int:
+        """Tokens that it may come to hold."""
+        return len(self.request.prompt) + self.request.gconfig.max_new_tokens
 
     @property
     def number(self) -> int:
         """Index in the whole answer of the next token."""
         return self.request.position + len(self.output.tokens)
+
+    def ending(self, token: int) -> str:
+        """How the answer ends with ``token``, its newest; empty if it goes on."""
+        gconfig, num = self.request.gconfig, len(self.output.tokens)
+        if token in self.stop_ids:
+            return "stop"
+        if self.stop_texts is not None and num > gconfig.min_new_tokens:
+            begin = len(self.request.prompt) - self.request.position  # of the answer's earlier part
+            if self.stop_texts.completed(self.text[begin:]):
+                return "stop"
+        return "length" if num >= gconfig.max_new_tokens else ""
 
 
 class ContinuousEngine:
@@ -97,7 +121,8 @@ class ContinuousEngine:
         self._vocabulary: int = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         with torch.inference_mode():
             self.slots: Slots = self._make_slots(quantize, prefix_bytes)
-            self._tokens = torch.full((max_running,), pad_token_id, device=self.device)
+            size = rounded(max_running, LARGEST_GRANULE)
+            self._tokens = torch.full((size,), pad_token_id, device=self.device)
         self._sampler = SlotSampler(self.device)
         self._waiting: deque[_Row] = deque()
         self._running: dict[int, _Row] = {}  # by slot, in the order of their admission
@@ -132,8 +157,6 @@ class ContinuousEngine:
             output=GenerationOutput(rid=request.rid),
             stop_ids=self._eos | request.stop_ids | frozenset(request.gconfig.stop_token_ids),
             stop_texts=stops,
-            most=len(request.prompt) + request.gconfig.max_new_tokens,
-            text=list(request.prompt),
         )
         self._rows[request.rid] = row
         self._waiting.append(row)
@@ -148,8 +171,10 @@ class ContinuousEngine:
         if not self._running and not self._waiting:
             return []
         with torch.inference_mode():
-            lengths = {slot: len(row.text) - 1 for slot, row in self._running.items()}
-            logits = self.slots.step(self._tokens, lengths) if lengths else None
+            logits = None
+            if self._running:
+                longest = max(row.length for row in self._running.values()) - 1
+                logits = self.slots.step(self._tokens, max(self._running) + 1, longest)
             if admitted := self._admit():
                 logits = self._read(admitted, logits)
             assert logits is not None
@@ -159,8 +184,7 @@ class ContinuousEngine:
             # Together, because each is a wait for a GPU. float64 holds both exactly.
             picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
             rows = list(self._running.values())
-            ended = [row for row in rows if self._append(row, *picked_of(picked, row.slot))]
-            self._remove(ended)
+            self._remove(self._append(rows, *picked))
             if not self._waiting:
                 self._compact()
         return [row.output for row in rows]
@@ -239,7 +263,7 @@ class ContinuousEngine:
     @property
     def num_tokens(self) -> int:
         """Prompt and answer tokens held by running and waiting requests."""
-        return sum(len(row.text) for row in self._rows.values())
+        return sum(row.length for row in self._rows.values())
 
     # ---- within a step ------------------------------------------------------------------------
 
@@ -263,7 +287,7 @@ class ContinuousEngine:
     def _read(self, rows: Sequence[_Row], logits: torch.Tensor | None) -> torch.Tensor:
         """The logits by slot, with those after the texts of ``rows`` put in."""
         slots = [row.slot for row in rows]
-        new, cached = self.slots.read([tuple(row.text) for row in rows], slots)
+        new, cached = self.slots.read([row.text for row in rows], slots)
         for row, num in zip(rows, cached, strict=True):
             if not row.output.tokens:  # else it was retracted, and has been read before
                 row.output.cached_tokens = num
@@ -284,23 +308,21 @@ class ContinuousEngine:
                     if token < self._vocabulary:
                         yield slot, token
 
-    def _append(self, row: _Row, token: int, logprob: float) -> bool:
-        """Whether the row has ended with this token."""
-        output, gconfig = row.output, row.request.gconfig
-        output.tokens.append(token)
-        output.logprobs.append(logprob)
-        output.versions.append(self.version)
-        row.text.append(token)
-        num = len(output.tokens)
-        if token in row.stop_ids:
-            output.finish = "stop"
-        elif row.stop_texts is not None and num > gconfig.min_new_tokens:
-            begin = len(row.request.prompt) - row.request.position  # of the answer's earlier part
-            if row.stop_texts.completed(row.text[begin:]):
-                output.finish = "stop"
-        if not output.finish and num >= gconfig.max_new_tokens:
-            output.finish = "length"
-        return bool(output.finish)
+    def _append(
+        self, rows: Sequence[_Row], tokens: Sequence[float], logprobs: Sequence[float]
+    ) -> list[_Row]:
+        """Each row gets what was picked for its slot. Those that have ended with it."""
+        version, ended = self.version, []
+        for row in rows:  # some at each step: this loop is kept short
+            output, slot = row.output, row.slot
+            token = int(tokens[slot])
+            output.tokens.append(token)
+            output.logprobs.append(logprobs[slot])
+            output.versions.append(version)
+            if finish := row.ending(token):
+                output.finish = finish
+                ended.append(row)
+        return ended
 
     def _remove(self, rows: Sequence[_Row]) -> None:
         """Running rows that have ended."""
@@ -308,7 +330,7 @@ class ContinuousEngine:
             del self._rows[row.request.rid]
             known = row.version == self.version  # else its keys and values are of older weights
             if self.keep_answers and known and row.output.finish != "stop":
-                self.slots.keep(row.slot, tuple(row.text[:-1]))  # the last was not read
+                self.slots.keep(row.slot, row.text[:-1])  # the last was not read
         self._vacate(rows)
 
     def _vacate(self, rows: Sequence[_Row]) -> None:
@@ -368,8 +390,3 @@ class ContinuousEngine:
             )
         if request.stop_texts and self.tokenizer is None:
             refuse("stop texts, but the engine has no tokenizer", "use stop token ids")
-
-
-def picked_of(picked: Sequence[Sequence[float]], slot: int) -> tuple[int, float]:
-    """Token and log-prob of a slot, from the two lists by slot."""
-    return int(picked[0][slot]), picked[1][slot]

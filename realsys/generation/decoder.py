@@ -32,6 +32,7 @@ FAST_FAMILIES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 
+LARGEST_GRANULE = 64
 WIDTH_GRANULE = 32  # a cache is looked at in multiples of so many positions
 _QUERIES = 4  # fewer rows than this take another matrix kernel, with other last bits
 _ALIGNMENT = 64  # bytes; kernels may sum in another order from elsewhere
@@ -40,7 +41,7 @@ _ROTATION_BLOCK = 64  # positions whose angles are computed together
 
 def row_granule() -> int:
     """Rows of a batch are padded to a multiple of this: four for each thread."""
-    return min(_QUERIES * max(2, torch.get_num_threads()), 64)
+    return min(_QUERIES * max(2, torch.get_num_threads()), LARGEST_GRANULE)
 
 
 def rounded(n: int, granule: int) -> int:
@@ -219,7 +220,7 @@ class FastForward:
             padding = [0] * (rounded(num, row_granule()) - num)
             hidden = hidden[torch.tensor([*rows, *padding], device=hidden.device)]
         last = F.rms_norm(hidden, (hidden.shape[-1],), self.final_norm, self.eps)
-        logits = project(last, self.lm_head)
+        logits: Tensor = project(last, self.lm_head)
         return logits[:num]
 
     def _queries_keys_values(

@@ -5,7 +5,7 @@ Correct and slow: a step runs the model once for every row. A row's numbers can'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,13 +33,13 @@ class GenericSlots:
                 logits.append(row.prefill(tokens, torch.ones_like(tokens, dtype=torch.bool)))
         return torch.cat(logits), [0] * len(texts)
 
-    def step(self, tokens: Tensor, lengths: Mapping[int, int]) -> Tensor:
+    def step(self, tokens: Tensor, num_slots: int, longest: int) -> Tensor:
         found: dict[int, Tensor] = {}
         with without_dropout(self.module):
-            for slot in lengths:
-                found[slot] = self.rows[slot].step(tokens[slot : slot + 1])[0]
+            for slot, row in self.rows.items():
+                found[slot] = row.step(tokens[slot : slot + 1])[0]
         nothing = torch.zeros_like(next(iter(found.values())))
-        return torch.stack([found.get(slot, nothing) for slot in range(max(lengths) + 1)])
+        return torch.stack([found.get(slot, nothing) for slot in range(num_slots)])
 
     def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
         for old, new in zip(from_slots, to_slots, strict=True):

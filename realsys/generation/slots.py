@@ -7,7 +7,7 @@ generic_slots.py is for all others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,12 +40,14 @@ class Slots(Protocol):
         Also how many tokens at the beginning of each were there already. Equal texts are read once.
         """
 
-    def step(self, tokens: Tensor, lengths: Mapping[int, int]) -> Tensor:
-        """Appends ``tokens[slot]`` to each row in use; logits ``[at least the highest slot + 1, V]``.
+    def step(self, tokens: Tensor, num_slots: int, longest: int) -> Tensor:
+        """Appends ``tokens[slot]`` to each row in use; logits ``[num_slots or more, V]``.
 
         Args:
-            tokens: int64, at least ``highest slot + 1``; valid tokens at slots without a row, too.
-            lengths: tokens in the row before, by slot in use.
+            tokens: int64; a valid token also at slots without a row, up to a multiple of
+                ``LARGEST_GRANULE``.
+            num_slots: above the highest slot in use.
+            longest: tokens in the longest row before.
         """
 
     def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
@@ -215,15 +217,12 @@ class FastSlots:
 
     # ---- the batch ----------------------------------------------------------------------------
 
-    def step(self, tokens: Tensor, lengths: Mapping[int, int]) -> Tensor:
-        longest = max(lengths.values()) + 1
-        num_rows = rounded(max(lengths) + 1, row_granule())
-        self._reserve(num_rows, longest)
-        padded = tokens.new_zeros(num_rows)
-        padded[: min(len(tokens), num_rows)] = tokens[:num_rows]
+    def step(self, tokens: Tensor, num_slots: int, longest: int) -> Tensor:
+        num_rows = rounded(num_slots, row_granule())
+        self._reserve(num_rows, longest + 1)
         positions = self.positions[:num_rows]
-        width = rounded(longest, WIDTH_GRANULE)
-        hidden = self.forward.run(padded[:, None], positions[:, None], self.cache, width)
+        width = rounded(longest + 1, WIDTH_GRANULE)
+        hidden = self.forward.run(tokens[:num_rows, None], positions[:, None], self.cache, width)
         positions += self.in_use[:num_rows]
         return self.forward.logits(hidden)
 

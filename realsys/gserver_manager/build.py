@@ -101,8 +101,9 @@ async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs
         try:
             await asyncio.to_thread(runner.register, control=server.endpoint)
             runner.move(WorkerEvent.STARTED, mfc="routing")
+            store = await asyncio.to_thread(lambda: runner.store)
             with RegistrationWatch(
-                runner.store, runner.keys, token=runner.attempt.token, on_change=on_change
+                store, runner.keys, token=runner.attempt.token, on_change=on_change
             ):
                 await asyncio.wait({serving, managing}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -131,14 +131,12 @@ class Router:
         """Counts in whatever waits and can be placed, oldest first; (request id, server) of each."""
         granted: list[tuple[str, int]] = []
         open_ = {i: s.version for i, s in self.servers.items() if self._is_open(s)}
+        newest = max(open_.values(), default=-1)
         for _, rid in list(self._queue) if open_ else ():
             asked = self._waiting[rid][1]
-            route = self._routes.get(asked.worker)
-            able = [
-                i
-                for i, version in open_.items()
-                if version >= asked.min_version and (route is None or i in route)
-            ]
+            if asked.min_version > newest:  # cheap: thousands may wait for new weights
+                continue
+            able = [i for i in open_ if not self._refusal(asked, i)]
             if not able:
                 continue
             chosen = self._choose(asked, able)
@@ -149,6 +147,7 @@ class Router:
                 del open_[chosen]
                 if not open_:
                     break
+                newest = max(open_.values())
         return granted
 
     def withdraw(self, rid: str) -> bool:

@@ -15,11 +15,13 @@ from realsys.model_worker.control import ControlThread
 from realsys.model_worker.model_worker import ModelWorkerLoop
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.process_groups import make_process_groups
+from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.shards import Shards
 from realsys.model_worker.weights import WeightMoves
 from realsys.param_realloc.links import Link
 from realsys.param_realloc.pairwise_link import open_link
 from realsys.transport.keys import TrialKeypairs
+from realsys.weight_sync.manifest import KEY
 from realsys.worker import exit_codes
 from realsys.worker.commands import Verb
 from realsys.worker.runner import WorkerRunner
@@ -38,10 +40,13 @@ def run(runner: WorkerRunner) -> int:
         "keypairs": keypairs,
     }
     tensors, ordered = TensorStore(), OrderedRequests()
+    published = TensorStore()  # weights for generation servers; a checkpoint saves the other one
     where: dict[str, Any] = {"name": runner.name, "host": runner.host, "ports": runner.ports}
     runner.controls.can = frozenset(Verb)
     runner.controls.leave = ordered.close
-    tensor_server = TensorServer(tensors, on_failure=ordered.close, **where, **who).start()
+    tensor_server = TensorServer(
+        tensors, published={KEY: published}, on_failure=ordered.close, **where, **who
+    ).start()
     control = ControlThread(ordered, tensors, **where, **who)
     runner.register(control=control.start(), data=tensor_server.endpoint)
     shards = Shards(runner.config, device=device)
@@ -56,6 +61,9 @@ def run(runner: WorkerRunner) -> int:
         runner,
         shards=shards,
         weights=weights,
+        publications=WeightPublications(
+            shards, runner.phase.config.model_worker, worker=runner.index, store=published
+        ),
         tensors=tensors,
         ordered=ordered,
         make_groups=lambda: make_process_groups(

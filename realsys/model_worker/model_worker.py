@@ -32,6 +32,7 @@ from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.model_worker.ordered_requests import OrderedRequests
+from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.recovery import load_state, save_state
 from realsys.model_worker.shards import Shards
 from realsys.model_worker.weights import WeightMoves
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 TRANSFER_TIMEOUT_S = 600.0
 IDLE_POLL_S = 1.0
 SLOW_S = 1800.0  # what is done between steps may take so long without a tick
-_OF_A_STEP = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload)
+_OF_A_STEP = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload, rq.PublishWeights)
 
 
 class ModelWorkerLoop:
@@ -56,12 +57,14 @@ class ModelWorkerLoop:
         *,
         shards: Shards,
         weights: WeightMoves,
+        publications: WeightPublications,
         tensors: TensorStore,
         ordered: OrderedRequests,
         make_groups: Callable[[], Any],
         make_client: Callable[[tuple[str, ...]], TensorClient],
     ) -> None:
         self.runner, self.shards, self.weights = runner, shards, weights
+        self.publications = publications
         self.tensors, self.ordered = tensors, ordered
         self._make_groups, self._make_client = make_groups, make_client
         self._config: ModelWorker = runner.config
@@ -75,6 +78,7 @@ class ModelWorkerLoop:
             rq.RunCall: self._run_call,
             rq.Reallocate: self._reallocate,
             rq.Offload: self._offload,
+            rq.PublishWeights: self._publish_weights,
             rq.Evaluate: self._evaluate,
             rq.SaveModel: self._save_model,
             rq.SaveRecover: self._save_recover,
@@ -202,6 +206,13 @@ class ModelWorkerLoop:
         started = time.time()
         self.shards.models[self.shards.find(request.model)].module.offload()
         return rq.Moved(started=started, ended=time.time())
+
+    def _publish_weights(self, request: rq.PublishWeights) -> rq.Published:
+        started = time.time()
+        given = self.publications.publish(request.model, request.version)
+        return rq.Published(
+            name=given.name, started=started, ended=time.time(), num_bytes=given.num_bytes
+        )
 
     def _get_from_peers(self, request: rq.RunCall) -> None:
         if request.sources:

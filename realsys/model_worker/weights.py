@@ -16,12 +16,12 @@ from realsys.api import registry
 from realsys.api.errors import CheckpointError
 from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import ModelName, ModuleSource, PipelinableEngine
-from realsys.models.shape import Weight
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.disk import DiskReallocator
 from realsys.param_realloc.links import Link
 from realsys.param_realloc.realloc import Reallocator, ReallocReport
 from realsys.param_realloc.realloc_plan import ReallocPlan, plan_realloc
+from realsys.weight_sync.giving import weights_of
 
 if TYPE_CHECKING:
     from realsys.model_worker.shards import Shards
@@ -101,12 +101,12 @@ class WeightMoves:
             of = self._source_of(source, target)
             giving, taking = self._layout(source, of), self._layout(target, of)
             self._plans[source, target, again] = plan_realloc(
-                _weights_of(taking),
+                weights_of(taking),
                 giving,
                 self._workers(source),
                 taking,
                 self._workers(target),
-                dtype={w.name: self._dtype(source, w.name) for w in _weights_of(taking)},
+                dtype={w.name: self._dtype(source, w.name) for w in weights_of(taking)},
                 names=adapters if again else None,
             )
         return self._plans[source, target, again]
@@ -136,16 +136,6 @@ class WeightMoves:
         if engine is not None:
             engine.onload()
         return engine
-
-
-def _weights_of(layout: Layout) -> list[Weight]:
-    """The weights that a copy has, adapters among them; all ranks together hold each wholly."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for holding in layout:
-        for name, boxes in holding.items():
-            for box in boxes:
-                shapes[name] = tuple(map(max, box.stop, shapes.get(name, box.stop)))
-    return [Weight(name, shape) for name, shape in shapes.items()]
 
 
 def copy_weights(engine: PipelinableEngine) -> dict[str, list[torch.Tensor]]:

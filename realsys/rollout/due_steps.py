@@ -34,7 +34,7 @@ def first_room(
     dues: Collection[int], *, earliest: int, latest: int, next_step: int, batch_size: int
 ) -> int | None:
     """The first due step in ``earliest`` … ``latest`` that one more may have; None: not one."""
-    for due in range(max(earliest, next_step), latest + 1):
+    for due in range(earliest, latest + 1):
         if fits((*dues, due), next_step=next_step, batch_size=batch_size):
             return due
     return None

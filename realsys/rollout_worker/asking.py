@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 ASK_S = 5.0  # the manager holds a question for so long
 GRACE_S = 3.0  # so much later without a reply, it is looked up anew: it may have been restarted
 DONE_S = 2.0
-MAX_REFUSALS = 5  # of one answer in a row
+MAX_REFUSALS = 10  # of one answer in a row; the pauses between them add up to some 11 s
 _PAUSES_S = (0.1, 2.0)  # first and longest, after a server that gave nothing
 
 
@@ -180,7 +180,10 @@ class _Answering:
         )
         try:
             use: UseServer = await self._caller.manager.call(
-                ask, what="a question for a server", timeout_s=left_s, try_s=ASK_S + GRACE_S
+                ask,
+                what="a question for a server",
+                timeout_s=left_s + GRACE_S,  # at the very end it still says what it waited for
+                try_s=ASK_S + GRACE_S,
             )
         except WaitTimeout as error:
             raise self._late(error.what) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from realsys.api.agent import Environment
 from realsys.api.errors import ConfigError, KeyNotFound
 from realsys.api.experiment import RolloutWorker
 from realsys.api.trial import WorkerRecord, loads
+from realsys.data_plane.rollout_dump import SUFFIX, DumpWriter
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.models.answer_ends import end_token_ids, load_generation_config
 from realsys.models.hf import load_tokenizer
@@ -128,7 +130,8 @@ async def _run(runner: WorkerRunner, parts: dict[str, Any]) -> None:
             stack.push_async_callback(peers[kind].close)
         clients = ServerClients(partial(_server_client, bearer_key(keypairs)))
         stack.push_async_callback(clients.close)
-        putter = stack.enter_context(closing(TensorPutter(partial(TensorClient, **who))))
+        putter = TensorPutter(partial(TensorClient, **who), _dump(runner))
+        stack.callback(putter.close)
         log = stack.enter_context(
             closing(RolloutLog(path, tokenizer=parts["tokenizer"], texts=config.dump_texts))
         )
@@ -159,6 +162,14 @@ async def _run(runner: WorkerRunner, parts: dict[str, Any]) -> None:
             log=log,
             limits=limits,
         ).run()
+
+
+def _dump(runner: WorkerRunner) -> DumpWriter | None:
+    """A file of this process alone: behind the torn end of another's nothing would be read."""
+    if not runner.config.dump:
+        return None
+    name = f"{runner.attempt.number:04d}-{runner.index:04d}-{os.getpid()}{SUFFIX}"
+    return DumpWriter(runner.phase_files.rollout_dump / name)
 
 
 def _endpoint(runner: WorkerRunner, kind: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
+from realsys.data_plane.rollout_dump import DumpWriter
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_client import TensorClient
 
@@ -18,10 +18,16 @@ class TensorPutter:
 
     Args:
         make_client: endpoints of all model workers → client.
+        dump: keeps each sample in a file as well. Before it is given away: what was trained on is
+            there whatever happens to this process.
     """
 
-    def __init__(self, make_client: Callable[[tuple[str, ...]], TensorClient]) -> None:
-        self._make_client = make_client
+    def __init__(
+        self,
+        make_client: Callable[[tuple[str, ...]], TensorClient],
+        dump: DumpWriter | None = None,
+    ) -> None:
+        self._make_client, self._dump = make_client, dump
         self._client: TensorClient | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
 
@@ -33,13 +39,19 @@ class TensorPutter:
         loop = asyncio.get_running_loop()
 
         def put(worker: int, sample: SequenceSample) -> asyncio.Future[None]:
-            call = partial(client.put, worker, sample, timeout_s=PUT_S)
-            return loop.run_in_executor(self._thread, call)
+            return loop.run_in_executor(self._thread, self._put, client, worker, sample)
 
         return put
+
+    def _put(self, client: TensorClient, worker: int, sample: SequenceSample) -> None:
+        if self._dump is not None:
+            self._dump.append(sample)
+        client.put(worker, sample, timeout_s=PUT_S)
 
     def close(self) -> None:
         """Waits for the sample that is on its way, and drops those behind it."""
         self._thread.shutdown(cancel_futures=True)
         if self._client is not None:
             self._client.close()
+        if self._dump is not None:
+            self._dump.close()

@@ -34,6 +34,7 @@ from realsys.transport.rollout_messages import (
 logger = logging.getLogger(__name__)
 
 Put = Callable[[int, SequenceSample], Awaitable[None]]
+SETUP_S = 3600.0  # models are loaded, and a checkpoint is read
 MASTER_S = 300.0  # the master may be writing a checkpoint
 POLL_S = 5.0  # so long the master holds a question for work; the loop ticks as often
 _IDLE_S = 0.05  # between two answers without work that came at once
@@ -79,19 +80,12 @@ class RolloutLoop:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Returns when the master said that nothing more will come, and what was begun has ended.
+        """Returns when the master said that the run is over; what is in the making then is dropped.
 
         Raises:
             WaitTimeout: the master does not answer.
         """
-        ask = AskPlaces(worker=self.name, dataset_size=len(self._groups.dataset))
-        places: Places = await self._master.call(ask, what="the first question", timeout_s=MASTER_S)
-        if not places.holders:
-            raise ClusterError(
-                "no model worker takes trajectories",
-                where=self._master.name,
-                fix="report this as a bug",
-            )
+        places = await self._places()
         put = self._connect(places.endpoints)
         async with first_error(), asyncio.TaskGroup() as tasks:
             while True:
@@ -105,8 +99,27 @@ class RolloutLoop:
                     task.add_done_callback(self._running.discard)
                 if work.over:
                     break
-            await self._until_all_ended()
-        logger.info("work over")
+            logger.info("work over dropped=%d", len(self._running))
+            for task in tuple(self._running):
+                task.cancel()
+
+    async def _places(self) -> Places:
+        """Where results go. The master answers when everything is set up."""
+        ask = AskPlaces(worker=self.name, dataset_size=len(self._groups.dataset))
+        call = self._master.call(ask, what="the first question", timeout_s=SETUP_S)
+        async with first_error(), asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(call, name="first question")
+            while not asking.done():
+                tick()
+                await asyncio.wait({asking}, timeout=POLL_S)
+        places: Places = asking.result()
+        if not places.holders:
+            raise ClusterError(
+                "no model worker takes trajectories",
+                where=self._master.name,
+                fix="report this as a bug",
+            )
+        return places
 
     async def _room(self) -> int:
         """How many tickets more may be worked on; waits for one to end where there are enough."""
@@ -115,11 +128,6 @@ class RolloutLoop:
             tick()
             await asyncio.wait(self._running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         return limit - len(self._running)
-
-    async def _until_all_ended(self) -> None:
-        while self._running:
-            tick()
-            await asyncio.wait(self._running, timeout=POLL_S)
 
     async def _take(self, room: int) -> Work:
         tick()

@@ -120,6 +120,8 @@ def read_answer(data: bytes | dict[str, Any], *, rid: str) -> Answer:
             response = msgspec.convert(data, _Response)
         meta, count = response.meta_info, len(response.output_ids)
         spans = meta.weight_versions
+        if len(meta.output_token_logprobs) != count:
+            raise ValueError(f"{len(meta.output_token_logprobs)} log-probs for {count} tokens")
         whole = [Span(str(meta.weight_version), 0, count)]
         return Answer(
             rid=meta.id or rid,

@@ -147,6 +147,8 @@ class WorkerRestarts:
 
     def _turn(self, down: _Down, tasks: list[Task]) -> None:
         """Raises ClusterError when the worker is beyond help."""
+        if self.is_stopping():
+            return
         now_s = time.monotonic()
         if down.task.poll() is None:
             if not down.was_killed and now_s >= down.kill_at_s:
@@ -160,7 +162,7 @@ class WorkerRestarts:
                     fix="its node may be lost: look at it, then resume the trial",
                 )
             return
-        if now_s >= down.start_at_s and not self.is_stopping():
+        if now_s >= down.start_at_s:
             self._start(down, tasks)
 
     def _start(self, down: _Down, tasks: list[Task]) -> None:

@@ -30,6 +30,7 @@ class Held:
     version: int
     origins: Mapping[int, str]  # giver → its publisher
     weights: Mapping[str, Tensor]
+    memory: WarmMemory
 
     def version_from(self, part: Manifest) -> int | None:
         """The version, if what is here came from the publisher of ``part``."""
@@ -38,7 +39,7 @@ class Held:
     def bytes_of(self, part: Manifest, given: GivenBucket) -> Tensor:
         """A bucket's bytes, read back from the weights: uint8 ``[num_bytes]``, a copy."""
         bucket = part.bucket(given)
-        found = torch.empty(given.num_bytes, dtype=torch.uint8)
+        found = self.memory.take(given.num_bytes)
         names = {piece.name for piece in bucket.pieces}
         pack(moves_of(_views(self.weights, names), bucket, part.dtypes), found)
         return found

@@ -15,6 +15,7 @@ from realsys.transport.codec import ProtocolError
 
 Bytes = np.ndarray[Any, Any]
 _STRIDE = 0xFFFF
+_SAMPLE = 1031
 
 
 def make_patch(old: Bytes, new: Bytes, *, max_bytes: int) -> Bytes | None:
@@ -22,7 +23,11 @@ def make_patch(old: Bytes, new: Bytes, *, max_bytes: int) -> Bytes | None:
 
     None where it needs more than ``max_bytes``.
     """
-    mask = _words(old) != _words(new)
+    a, b = _words(old), _words(new)
+    share = np.mean(a[::_SAMPLE] != b[::_SAMPLE]) if len(a) > 1000 * _SAMPLE else 0.0
+    if 4 * len(a) * share > 2 * max_bytes:  # it would be far too long: don't look at all
+        return None
+    mask = a != b
     changed = int(np.count_nonzero(mask))
     if not changed:
         return np.empty(0, np.uint8)
@@ -31,7 +36,7 @@ def make_patch(old: Bytes, new: Bytes, *, max_bytes: int) -> Bytes | None:
     mask[::_STRIDE] = True
     positions = np.flatnonzero(mask)
     gaps = np.diff(positions, prepend=0).astype("<u2")
-    values = _words(new)[positions]
+    values = b[positions]
     count = np.array([len(positions)], "<u4")
     patch = np.concatenate([x.view(np.uint8) for x in (count, gaps, values)])
     return patch if len(patch) <= max_bytes else None

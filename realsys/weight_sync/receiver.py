@@ -88,11 +88,18 @@ class WeightReceiver:
         if source.path:
             return read_folder(source.path)
         deadline_s = time.monotonic() + timeout_s
-        with self._lock:
-            try:
-                return self._fetch(source, deadline_s)
-            except (WaitTimeout, RemoteError, ProtocolError) as error:
-                raise _told(error, source) from error
+        if not self._lock.acquire(timeout=timeout_s):
+            raise WaitTimeout(
+                f"version {source.version} of the weights: another fetch took over {timeout_s:g} s",
+                where="receiving weights",
+                fix="fetch one version at a time, or allow for both",
+            )
+        try:
+            return self._fetch(source, deadline_s)
+        except (WaitTimeout, RemoteError, ProtocolError) as error:
+            raise _told(error, source) from error
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Closes connections and forgets what was kept. Waits for a fetch that is under way."""
@@ -118,7 +125,9 @@ class WeightReceiver:
         weights = assembly.weights
         if any(part.keep for part in parts):
             origins = {part.giver: part.origin for part in parts}
-            self._held = Held(version=source.version, origins=origins, weights=weights)
+            self._held = Held(
+                version=source.version, origins=origins, weights=weights, memory=self._memory
+            )
         else:
             self._held = None
         scale = parts[0].adapter_scale

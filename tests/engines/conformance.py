@@ -426,7 +426,7 @@ async def an_answer_in_place_keeps_its_cache(served: Served, client: HttpGenerat
 
 
 @case
-async def weights_by_sglangs_own_path(served: Served, client: HttpGenerationClient) -> None:
+async def weights_from_a_folder(served: Served, client: HttpGenerationClient) -> None:
     http = served.http()
     body = {"model_path": str(served.second.path), "weight_version": "4"}
     told = json.loads(await http.call("POST", "/update_weights_from_disk", body, timeout_s=S))

@@ -350,7 +350,9 @@ def test_rows_outlive_the_server_that_is_killed_and_nothing_stays_behind():
 
 def test_what_a_killed_client_had_is_used_again():
     with paired() as pair, started(HOLD) as process:
-        pair.server._pool = SegmentPool(segment_bytes=2 * BIG * 8 + 4096)  # room for its rows alone
+        pair.server._pool = SegmentPool(
+            segment_bytes=2 * (BIG * 8 + 4096)
+        )  # room for its rows alone
         process.stdin.write(pair.server.endpoint + "\n")
         assert process.stdout.readline().strip() == str({"memory": 2 * BIG * 8})
         assert pair.num_in_use == 2

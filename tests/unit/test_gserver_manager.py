@@ -70,6 +70,7 @@ class Process:
         self.updates: list[int] = []  # versions asked for
         self.aborted = self.closed = 0
         self.updating_now = 0
+        self.checks_now = self.most_checks = 0
 
 
 class Client:
@@ -95,7 +96,10 @@ class Client:
         return info
 
     async def healthy(self, *, timeout_s: float = 5.0) -> bool:
+        self.process.checks_now += 1
+        self.process.most_checks = max(self.process.most_checks, self.process.checks_now)
         await asyncio.sleep(self.process.thinks_s)
+        self.process.checks_now -= 1
         if self.process.updating_now and self.process.takes_s > timeout_s:
             await asyncio.sleep(timeout_s)
             return False
@@ -363,6 +367,20 @@ def test_a_broken_request_has_its_server_checked_at_once(run):
     run(test)
 
 
+def test_many_broken_requests_make_one_check_at_a_time(run):
+    async def test(cluster: Cluster) -> None:
+        cluster.processes[0].thinks_s = 2.0
+        for i in range(10):
+            await cluster.ask(f"r{i}", server=0)
+        for i in range(10):
+            await cluster.done(f"r{i}", 0, broken=True, why="connection cut")
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(5.0)
+        assert cluster.processes[0].most_checks == 1
+
+    run(test, sick_after=100)
+
+
 def test_requests_that_break_on_a_server_that_passes_its_checks(run):
     async def test(cluster: Cluster) -> None:
         for i in range(3):
@@ -412,7 +430,7 @@ def test_a_registration_that_can_not_be_used_costs_the_others_nothing(run):
         cluster.manager.fleet._make_client = refuse
         cluster.restart(0)
         cluster.restart(1)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(10.0)  # it would have been checked again
         assert cluster.manager.view().sick == {0: "can't be used: no fingerprint"}
         assert (await cluster.ask("a")).server == 1
 
@@ -530,6 +548,9 @@ def test_the_newest_source_passes_over_one_that_is_queued(run):
         assert replies[3].versions == {0: 4, 1: 4}
         assert (await cluster.new_weights(3)).versions == {0: 4, 1: 4}  # late: nothing to do
         assert cluster.processes[0].updates == [1, 4]
+        cluster.restart(0)
+        await asyncio.sleep(2.0)
+        assert cluster.processes[0].updates == [4]
 
     run(test)
 
@@ -605,7 +626,7 @@ def test_what_an_old_process_says_late_is_not_laid_on_its_successor(run):
     async def test(cluster: Cluster) -> None:
         old = cluster.processes[0]
         old.generates, old.thinks_s = False, 3.0
-        await asyncio.sleep(6.0)  # its check has begun
+        await asyncio.sleep(9.0)  # its check has begun and waits for a token
         cluster.restart(0)
         await asyncio.sleep(4.0)  # and fails
         assert cluster.events("server_sick") == []

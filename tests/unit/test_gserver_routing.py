@@ -118,6 +118,15 @@ def test_one_that_can_not_be_served_holds_up_nobody_behind_it():
     assert one.place(now_s=0.0) == [("needs newer weights", 0)]
 
 
+def test_several_that_wait_are_placed_at_once_each_where_it_may():
+    one = Router(Policy.ROUND_ROBIN, num_servers=3)
+    for rid, min_version in (("a", 2), ("b", 3), ("c", 1), ("d", 0)):
+        place(one, rid, min_version=min_version)
+    for server, version in zip(one.servers.values(), (0, 2, 1), strict=True):
+        server.unfit, server.version, server.limit = "", version, 1
+    assert one.place(now_s=0.0) == [("a", 1), ("c", 2), ("d", 0)]
+
+
 def test_asking_again_keeps_the_place_in_the_order():
     one = router(servers=1, limit=1)
     place(one, "a")

@@ -295,13 +295,14 @@ def test_a_token_that_must_not_be_there_stops_the_run(version, max_staleness, wh
     assert_close(weights_of(model), before, atol=0, rtol=0)
 
 
-def test_a_token_of_the_policy_without_a_version_stops_the_run():
+@pytest.mark.parametrize("max_staleness", [None, 9])
+def test_a_token_of_the_policy_without_a_version_stops_the_run(max_staleness):
     data = batch()
     versions = data.data[VERSIONS].clone()
     versions[PROMPT] = -1
     data = SequenceSample(data.meta, {**data.data, VERSIONS: versions})
     with pytest.raises(InternalError, match=r"a has -1 … 3"):
-        interface().train_step(actor(), data, WHOLE)
+        interface(max_staleness=max_staleness).train_step(actor(), data, WHOLE)
 
 
 def test_without_versions_nothing_is_asserted():

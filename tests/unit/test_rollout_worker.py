@@ -301,7 +301,7 @@ class Master:
             given, self.left = self.left[: body.room], self.left[body.room :]
             self.out += len(given)
             self.most_out = max(self.most_out, self.out)
-            return Work(tickets=tuple(given), over=not self.left)
+            return Work(tickets=tuple(given), over=not given and not self.out)
         self.out -= 1
         return self.verdict
 
@@ -398,6 +398,20 @@ def test_what_the_master_does_not_want_is_forgotten(tmp_path):
     _, lines = run_loop(master, make_groups(), tmp_path / "x.jsonl")
     assert (lines[0]["outcome"], lines[0]["why"]) == ("refused", "given out again")
     assert master.told(GiveUp) == []
+
+
+def test_when_the_run_is_over_what_is_in_the_making_is_dropped(tmp_path):
+    class Over(Master):
+        async def call(self, body: Any, *, what: str, timeout_s: float) -> Any:
+            work = await super().call(body, what=what, timeout_s=timeout_s)
+            return Work(tickets=work.tickets, over=not work.tickets) if "work" in what else work
+
+    groups = make_groups(environment_s=60.0)
+    groups.make_environment.step_s = 60.0  # type: ignore[attr-defined]
+    master = Over(ticket(1), ticket(2))
+    put, lines = run_loop(master, groups, tmp_path / "x.jsonl")
+    assert (put, lines, master.told(GiveUp)) == ([], [], [])
+    assert all(e.closed for e in groups.make_environment.made)  # type: ignore[attr-defined]
 
 
 def test_a_master_that_does_not_answer_ends_the_worker_with_its_own_error(tmp_path):

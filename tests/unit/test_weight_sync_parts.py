@@ -92,6 +92,21 @@ def test_a_patch_that_would_be_long_is_not_made():
     assert make_patch(old, new, max_bytes=4000) is not None
 
 
+@pytest.mark.parametrize("share", [0.0, 0.004, 0.02, 0.1, 1.0])
+def test_of_a_large_bucket_a_sample_says_when_a_patch_is_hopeless(share):
+    old = numbers(4 << 20)
+    new, words = old.copy(), 2 << 20
+    where = np.random.default_rng(1).choice(words, int(share * words), replace=False)
+    new.view(np.uint16)[where] ^= 1
+    patch = make_patch(old, new, max_bytes=len(old) // 20)
+    assert (patch is None) == (4 * len(where) > len(old) // 20)
+    if patch is not None:
+        found = old.copy()
+        if share:
+            apply_patch(patch, found)
+        assert np.array_equal(found, new)
+
+
 @pytest.mark.parametrize("damage", ["short", "long", "empty", "beyond"])
 def test_a_patch_that_does_not_fit_is_refused(damage):
     old, new = numbers(1000), numbers(1000)

@@ -1,4 +1,4 @@
-"""The manager in a process of its own: CURVE sockets on one side, HTTPS with pinned certificates on the other."""
+"""The manager in a process of its own: CURVE on one side, HTTPS with pinned certificates on the other."""
 
 from __future__ import annotations
 

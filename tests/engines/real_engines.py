@@ -1,0 +1,93 @@
+"""The conformance suite on real SGLang and vLLM servers, through our front: `make test-engines`.
+
+Not collected by itself: each needs an environment of gigabytes (env/install) that `make test` must not. A
+file named by REALSYS_ENGINE_RESULTS gets a line of JSON for each case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines.conformance import CASES, Served, run_case
+from engines.serve import KEY, server_process
+from engines.small_models import make_models
+
+ENVIRONMENTS = Path(os.environ.get("REALSYS_ENGINES", Path(__file__).parents[2] / ".engines"))
+STAND_INS = str(Path(__file__).parent / "env/stand_ins")
+CPU: dict[str, dict[str, Any]] = {
+    "sglang": {
+        "env": {
+            "PYTHONPATH": STAND_INS,
+            "ENGINE_STAND_INS": "soundfile,decord,sgl_kernel",
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "OMP_NUM_THREADS": "2",
+        },
+        "device": "cpu",
+        "dtype": "float32",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_radix_cache": True,
+        "disable_overlap_schedule": True,
+        "mem_fraction_static": 0.2,
+        "max_total_tokens": 16384,
+        "max_running_requests": 64,
+    },
+    "vllm": {
+        "env": {
+            "PYTHONPATH": STAND_INS,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "2",
+        },
+        "dtype": "float32",
+        "max_model_len": 4096,
+        "max_num_seqs": 64,
+    },
+}
+# What these do otherwise, and that it is so: docs/generation_servers.md says what it means for a run.
+OTHERWISE: dict[str, dict[str, str]] = {"sglang": {}, "vllm": {}}
+
+
+@pytest.fixture(scope="module", params=list(CPU))
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    kind = request.param
+    python = ENVIRONMENTS / kind / "bin/python"
+    assert python.exists(), f"no {python}: run tests/engines/env/install {kind} {python.parents[1]}"
+    first, second = make_models(tmp_path_factory.mktemp("models"))
+    config = {
+        "backend_type": kind,
+        "model_path": str(first.path),
+        "backend_args": {"python": str(python), **CPU[kind]},
+    }
+    with server_process(tmp_path_factory.mktemp(kind), config) as (url, _):
+        yield Served(
+            url=url,
+            key=KEY,
+            first=first,
+            second=second,
+            exact=False,
+            position=False,
+            seeds=kind == "vllm",
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_real(name: str, served: Served, request: pytest.FixtureRequest) -> None:
+    kind = request.node.callspec.params["served"]
+    began_s, outcome = time.monotonic(), "fails"
+    try:
+        asyncio.run(run_case(name, served))
+        outcome = "passes"
+    finally:
+        if path := os.environ.get("REALSYS_ENGINE_RESULTS"):
+            line = {"engine": kind, "case": name, "outcome": outcome}
+            with open(path, "a") as file:
+                file.write(json.dumps({**line, "seconds": time.monotonic() - began_s}) + "\n")

@@ -1,0 +1,358 @@
+"""The HTTP front and its client, over an engine without a model: bounds, mistakes, who goes away, who dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_double import KEY, DoubleEngine, ServerDouble, double_answer
+
+from realsys.api.errors import (
+    DataError,
+    RealsysError,
+    RemoteError,
+    WaitTimeout,
+    WorkerLost,
+)
+from realsys.generation_server.child_guard import descendants, guarded
+from realsys.serving.api import Finish, GenerateRequest, PauseMode, Sampling, WeightSource
+from realsys.serving.child import ChildServer
+from realsys.serving.client import HttpGenerationClient
+from realsys.serving.http_session import HttpSession
+
+S = 20.0
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def running(test: Test) -> Callable[..., None]:
+    """The coroutine function as a test that runs it."""
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    run.__signature__ = __import__("inspect").signature(test)  # type: ignore[attr-defined]
+    return run
+
+
+def ask(rid: str, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(rid=rid, input_ids=(3, 1, 4), sampling=Sampling(**sampling))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Waits for it, some seconds at most."""
+    async with asyncio.timeout(S):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+@running
+async def test_answers_come_as_the_engine_made_them() -> None:
+    async with ServerDouble(DoubleEngine(version=6)) as server:
+        client = server.client()
+        asked = [ask(f"r{i}", max_new_tokens=i + 1, sampling_seed=i) for i in range(20)]
+        results = await asyncio.gather(*(client.generate(r, timeout_s=S) for r in asked))
+        for request, result in zip(asked, results, strict=True):
+            expected = double_answer(request.input_ids, request.sampling, version=6)
+            assert result == expected.result()
+        assert server.engine.seen == asked
+
+
+@running
+async def test_one_too_many_is_refused_until_there_is_room() -> None:
+    async with ServerDouble(DoubleEngine(hang=True), max_requests=3) as server:
+        client = server.client()
+        held = [asyncio.create_task(client.generate(ask(f"r{i}"), timeout_s=S)) for i in range(3)]
+        await until(lambda: len(server.engine.running) == 3)
+        with pytest.raises(RemoteError, match=r"(?s)503.*3 answers are on their way.*use more"):
+            await client.generate(ask("r4"), timeout_s=S)
+        server.engine.hang = False
+        await asyncio.gather(*held)
+        await client.generate(ask("r4"), timeout_s=S)
+
+
+@running
+async def test_a_cancelled_call_aborts_its_request_and_no_other() -> None:
+    async with ServerDouble(DoubleEngine(hang=True)) as server:
+        client = server.client()
+        calls = [asyncio.create_task(client.generate(ask(f"r{i}"), timeout_s=S)) for i in range(2)]
+        await until(lambda: len(server.engine.running) == 2)
+        calls[0].cancel()
+        await until(lambda: set(server.engine.running) == {"r1"})
+        server.engine.hang = False
+        assert (await calls[1]).finish is Finish.LENGTH
+
+
+@running
+async def test_one_bad_of_a_batch_ends_the_batch() -> None:
+    async with ServerDouble(DoubleEngine(token_s=0.01)) as server:
+        http = HttpSession(server.url, KEY, name="s")
+        server.engine.fail_next = 1
+        body = {"input_ids": [[1], [2], [3]], "sampling_params": {"max_new_tokens": 4000}}
+        with pytest.raises(DataError, match="this one fails"):
+            await http.call("POST", "/generate", body, timeout_s=S)
+        await until(lambda: not server.engine.running)
+        await http.close()
+
+
+@running
+async def test_a_streams_mistake_comes_as_an_event() -> None:
+    async with ServerDouble() as server:
+        client = server.client()
+        server.engine.fail_next = 1
+        with pytest.raises(DataError, match="this one fails"):
+            async for _ in client.stream(ask("r"), timeout_s=S):
+                pass
+
+
+@running
+async def test_a_stream_that_is_left_is_aborted() -> None:
+    async with ServerDouble(DoubleEngine(token_s=0.001)) as server:
+        client = server.client()
+        answers = client.stream(ask("r", max_new_tokens=100_000), timeout_s=S)
+        async for answer in answers:
+            if len(answer.output_ids) > 3:
+                break
+        await answers.aclose()  # type: ignore[attr-defined]
+        await until(lambda: not server.engine.running)
+
+
+@running
+async def test_a_dead_engine_is_a_lost_worker() -> None:
+    async with ServerDouble(DoubleEngine(hang=True)) as server:
+        client = server.client()
+        waiting = asyncio.create_task(client.generate(ask("r"), timeout_s=S))
+        await until(lambda: bool(server.engine.running))
+        assert await client.healthy()
+        server.engine.die()
+        with pytest.raises(WorkerLost, match=r"generation_server/0.*killed by a test"):
+            await waiting
+        assert not await client.healthy()
+        http = HttpSession(server.url, KEY, name="s")
+        with pytest.raises(RemoteError, match="503"):
+            await http.call("GET", "/health", timeout_s=S)
+        await http.close()
+
+
+@running
+async def test_a_server_that_makes_no_token_is_not_healthy() -> None:
+    async with ServerDouble(DoubleEngine(hang=True)) as server:
+        assert not await server.client().healthy(timeout_s=0.5)
+        await until(lambda: not server.engine.running)
+
+
+@running
+async def test_a_server_that_goes_away_is_lost() -> None:
+    server = ServerDouble(DoubleEngine(hang=True))
+    async with server:
+        client = server.client()
+        waiting = asyncio.create_task(client.generate(ask("r"), timeout_s=S))
+        await until(lambda: bool(server.engine.running))
+        server.engine.die("gone")
+    with pytest.raises(WorkerLost, match="generation_server/0"):
+        await waiting
+    late = HttpGenerationClient(server.url, KEY, name="generation_server/0")
+    with pytest.raises(WorkerLost, match="generation_server/0"):
+        await late.info()
+    await late.close()
+
+
+@running
+async def test_weights_are_changed_to_the_end_though_nobody_waits() -> None:
+    async with ServerDouble(DoubleEngine(update_s=0.4)) as server:
+        client = server.client()
+        with pytest.raises(WaitTimeout):
+            await client.update_weights(WeightSource(version=3, path="/x"), timeout_s=0.1)
+        assert (await client.info()).weight_version == 0
+        await until(lambda: server.engine.version == 3)
+
+
+@running
+async def test_weights_are_changed_one_at_a_time() -> None:
+    async with ServerDouble(DoubleEngine(update_s=0.1)) as server:
+        client = server.client()
+        sources = [WeightSource(version=v, path="/x") for v in (1, 2, 3)]
+        took = await asyncio.gather(*(client.update_weights(s, timeout_s=S) for s in sources))
+        assert sorted(t.version for t in took) == [1, 2, 3]
+        assert server.engine.version == server.engine.sources[-1].version
+
+
+@running
+async def test_a_refused_change_of_weights_says_why() -> None:
+    async with ServerDouble(DoubleEngine(version=5)) as server:
+        client = server.client()
+        with pytest.raises(RemoteError, match=r"(?s)generation_server/0.*no folder /nowhere"):
+            await client.update_weights(WeightSource(version=6, path="/nowhere"), timeout_s=S)
+        with pytest.raises(DataError, match="path and parts"):
+            await client.update_weights(WeightSource(version=6), timeout_s=S)
+        assert (await client.info()).weight_version == 5
+
+
+@running
+async def test_control_paths_refuse_what_they_do_not_know() -> None:
+    async with ServerDouble() as server:
+        http = HttpSession(server.url, KEY, name="s")
+        for path, body, words in (
+            ("/pause_generation", {"mode": "gently"}, "gently"),
+            ("/pause_generation", {"mod": "abort"}, "did you mean 'mode'"),
+            ("/abort_request", {}, "nothing to abort"),
+            ("/update_weights_from_disk", {"model_path": "/x", "weight_version": "new"}, "'new'"),
+            ("/update_weights_from_disk", {}, "model_path"),
+        ):
+            with pytest.raises(DataError, match=words):
+                await http.call("POST", path, body, timeout_s=S)
+        await http.close()
+
+
+@running
+async def test_sglangs_clients_are_understood() -> None:
+    """What they send that means nothing here, and what they read."""
+    async with ServerDouble() as server:
+        http = HttpSession(server.url, KEY, name="s")
+
+        async def post(path: str, body: Any) -> Any:
+            data = await http.call("POST", path, body, timeout_s=S)
+            return json.loads(data) if data else None
+
+        assert await post("/pause_generation", {}) == {
+            "message": "Generation paused successfully.",
+            "status": "ok",
+        }
+        await post("/continue_generation", {"torch_empty_cache": False})
+        body = {"model_path": "/x", "load_format": "auto", "flush_cache": True}
+        assert (await post("/update_weights_from_disk", body))["success"] is True
+        assert server.engine.version == 1  # other weights, another version
+        told = await post("/update_weight_version", {"new_version": "9"})
+        assert told["new_version"] == "9"
+        answer = await post("/generate", {"input_ids": [1], "sampling_params": {"n": 2}})
+        assert [a["meta_info"]["weight_version"] for a in answer] == ["9", "9"]
+        assert answer[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 128}
+        assert len(answer[0]["meta_info"]["output_token_logprobs"]) == 128
+        await http.close()
+
+
+@running
+async def test_a_pause_that_aborts_keeps_tokens() -> None:
+    async with ServerDouble(DoubleEngine(token_s=0.001)) as server:
+        client = server.client()
+        call = asyncio.create_task(client.generate(ask("r", max_new_tokens=10_000), timeout_s=S))
+        await until(lambda: any(a.output_ids for a in server.engine.running.values()))
+        await client.pause(PauseMode.ABORT)
+        result = await call
+        assert result.finish is Finish.ABORT
+        assert result.output_ids
+
+
+@running
+async def test_strangers_bodies_are_bounded() -> None:
+    async with ServerDouble() as server:
+        http = HttpSession(server.url, KEY, name="s")
+        with pytest.raises(RealsysError, match=r"413|lost"):
+            await http.call("POST", "/generate", {"text": "x" * (65 << 20)}, timeout_s=S)
+        assert await server.client().healthy()
+        await http.close()
+
+
+# ---- children -------------------------------------------------------------------------------------
+
+# Starts a process of its own that leaves its group, says who both are, and goes on for ever.
+SERVER_OF_OTHERS = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("pids", os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def pids_in(log: Path) -> list[int]:
+    """What the server of others has said of itself."""
+    words = log.read_text().split() if log.exists() else []
+    return [int(word) for word in words[1:3]] if len(words) >= 3 else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+async def _well(log: Path) -> bool:
+    return bool(pids_in(log))
+
+
+def child_of(log: Path, code: str) -> ChildServer:
+    argv = [sys.executable, "-c", code]
+    return ChildServer(argv, name="the child", log=log, env={}, guard=guarded)
+
+
+@running
+async def test_a_child_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = child_of(log, SERVER_OF_OTHERS)
+    await child.start(lambda: _well(log), timeout_s=S)
+    pids = pids_in(log)
+    assert all(alive(pid) for pid in pids)
+    assert log.stat().st_mode & 0o777 == 0o600
+    await child.close()
+    assert not any(alive(pid) for pid in pids)
+
+
+@running
+async def test_a_child_that_ends_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    child = child_of(tmp_path / "log", "raise SystemExit('no such model')")
+    with pytest.raises(WorkerLost, match=r"(?s)the child ended with status 1.*no such model"):
+        await child.start(lambda: _well(tmp_path / "no"), timeout_s=S)
+
+
+@running
+async def test_a_child_that_is_killed_takes_its_own_along(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = child_of(log, SERVER_OF_OTHERS)
+    await child.start(lambda: _well(log), timeout_s=S)
+    server, its_own = pids_in(log)
+    ended = asyncio.create_task(child.ended())
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(WorkerLost, match="status 137"):
+        await asyncio.wait_for(ended, S)
+    await until(lambda: not alive(its_own))
+
+
+@running
+async def test_a_child_that_does_not_get_well_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = child_of(log, SERVER_OF_OTHERS)
+    with pytest.raises(WaitTimeout, match=r"(?s)not healthy in 0.6 s.*start_timeout_s"):
+        await child.start(lambda: _well(tmp_path / "no"), timeout_s=0.6)
+    await child.close()
+
+
+def test_a_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = f"""
+import subprocess, sys, time
+from realsys.generation_server.child_guard import guarded
+subprocess.Popen(guarded([sys.executable, "-c", {SERVER_OF_OTHERS!r}]), stdout=open({str(log)!r}, "w"))
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    deadline_s = time.monotonic() + S
+    while not (pids := pids_in(log)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    assert set(pids) < set(descendants(parent.pid))
+    parent.kill()
+    parent.wait()
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline_s + S, "they outlived their parent"
+        time.sleep(0.02)

@@ -1,0 +1,415 @@
+"""Weights from trainers that go on training to receivers that come and go: real processes and sockets.
+
+Number i of the model is, in version v, a function of i and v that no other version shares; between two
+versions trainers write rubbish into their weights. So a mixture of versions shows, and so does one with
+what came after. This file is also the program of trainers and receivers.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from realsys.api.errors import RemoteError, WaitTimeout
+from realsys.api.model import ProcessTopology
+from realsys.data_plane.tensor_client import TensorClient
+from realsys.data_plane.tensor_server import TensorServer
+from realsys.data_plane.tensor_store import TensorStore
+from realsys.models.shape import Weight
+from realsys.param_realloc.layouts import fsdp_layout
+from realsys.serving.api import WeightPart, WeightSource
+from realsys.transport.codec import ProtocolError
+from realsys.transport.keys import TrialKeypairs
+from realsys.weight_sync.giving import who_gives_what, wire_dtypes
+from realsys.weight_sync.manifest import KEY
+from realsys.weight_sync.publisher import WeightPublisher
+from realsys.weight_sync.receiver import WeightReceiver
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+MIB = 1 << 20
+TOPOLOGY = ProcessTopology(data=2)
+WEIGHTS = (Weight("a", (600, 512)), Weight("b", (100,)), Weight("c", (800, 512)))  # 2.7 MiB
+BUCKET_BYTES = 256 << 10
+WAIT_S = 40.0
+
+
+def whole(version, *, stride=7):
+    """The model in a version: exact in float32."""
+    end, found = 0, {}
+    for w in WEIGHTS:
+        x = torch.arange(end, end + w.numel) * stride + version * 1009
+        found[w.name] = (x % 65521).float().view(w.shape)
+        end += w.numel
+    return found
+
+
+class Engine:
+    """A rank's rows of all weights."""
+
+    def __init__(self, holding):
+        self.views = {
+            name: [(box, torch.zeros(box.shape)) for box in boxes]
+            for name, boxes in holding.items()
+        }
+
+    def held_weights(self):
+        return self.views
+
+    def become(self, version):
+        values = whole(version)
+        for name, parts in self.views.items():
+            for box, x in parts:
+                x.copy_(values[name][tuple(map(slice, box.start, box.stop))])
+
+    def rubbish(self, number):
+        for parts in self.views.values():
+            for _, x in parts:
+                x.mul_(-0.5).add_(float(number))
+
+
+def who(keys):
+    return {"trial": "t/1", "attempt": 1, "keypairs": TrialKeypairs.load(Path(keys))}
+
+
+def say(**facts):
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+class Trainer:
+    """A store behind a tensor server, and a publisher."""
+
+    def __init__(self, rank, keypairs, **options):
+        layout = fsdp_layout(WEIGHTS, TOPOLOGY)
+        giving = who_gives_what(layout, [0, 1], dtypes=wire_dtypes(WEIGHTS, held="float32"))
+        self.store = TensorStore()
+        self.engine = Engine(layout[rank])
+        self.publisher = WeightPublisher(
+            self.store,
+            giving,
+            model="actor@0",
+            worker=rank,
+            bucket_bytes=BUCKET_BYTES,
+            **options,
+        )
+        self.server = TensorServer(
+            TensorStore(),
+            name=f"model_worker/{rank}",
+            published={KEY: self.store},
+            trial="t/1",
+            attempt=1,
+            keypairs=keypairs,
+        ).start()
+
+    def publish(self, version):
+        self.engine.become(version)
+        said = self.publisher.publish(self.engine, version)
+        return WeightPart(endpoint=self.server.endpoint, name=said.name)
+
+
+def train(keys, rank):
+    """Publishes what it is told on standard input; writes rubbish all the while."""
+    trainer = Trainer(int(rank), who(keys)["keypairs"])
+    orders: queue.SimpleQueue = queue.SimpleQueue()
+    listener = threading.Thread(target=lambda: [*map(orders.put, sys.stdin), orders.put("")])
+    listener.start()
+    say(ready=trainer.server.endpoint)
+    number = 0
+    while True:
+        number += 1
+        trainer.engine.rubbish(number)
+        try:
+            order = orders.get_nowait()
+        except queue.Empty:
+            continue
+        if not order:
+            break
+        part = trainer.publish(int(order))
+        say(version=int(order), endpoint=part.endpoint, name=part.name, rubbish=number)
+    trainer.server.stop()
+
+
+def receive(keys, way):
+    """Fetches each source that stands on standard input; says what it found."""
+    receiver = WeightReceiver(
+        lambda endpoints: TensorClient(endpoints, may_share=way == "memory", **who(keys))
+    )
+    say(ready=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        source = WeightSource(
+            version=order["version"], parts=tuple(WeightPart(**p) for p in order["parts"])
+        )
+        try:
+            found = receiver.fetch(source, timeout_s=WAIT_S)
+        except RemoteError as error:  # it is two versions behind
+            say(version=source.version, gone=str(error))
+            continue
+        expected = whole(source.version)
+        same = found.keys() == expected.keys() and all(
+            torch.equal(found[name], x) for name, x in expected.items()
+        )
+        say(version=source.version, same=same)
+    receiver.close()
+
+
+class Process:
+    """A trainer or receiver, and the lines that it says."""
+
+    def __init__(self, *words):
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._popen = subprocess.Popen(
+            [sys.executable, __file__, *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=env,
+        )
+        self._lines: queue.SimpleQueue = queue.SimpleQueue()
+        self._reader = threading.Thread(
+            target=lambda: [self._lines.put(json.loads(x)) for x in self._popen.stdout]
+        )
+        self._reader.start()
+
+    def tell(self, text):
+        self._popen.stdin.write(f"{text}\n")
+
+    def hear(self):
+        return self._lines.get(timeout=WAIT_S)
+
+    def kill(self):
+        self._popen.kill()
+        self._popen.wait(20)
+
+    def close(self):
+        self.kill()
+        self._reader.join(20)
+        self._popen.stdin.close()
+        self._popen.stdout.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts processes that share one trial's keys; all end with the test."""
+    keys = tmp_path / "keys"
+    TrialKeypairs.create(keys)
+    with ExitStack() as stack:
+
+        def start_one(role, *words):
+            process = Process(role, keys, *words)
+            stack.callback(process.close)
+            return process
+
+        yield start_one
+
+
+def source_of(parts):
+    return json.dumps(
+        {
+            "version": parts[0]["version"],
+            "parts": [{"endpoint": p["endpoint"], "name": p["name"]} for p in parts],
+        }
+    )
+
+
+@pytest.mark.parametrize("way", ["memory", "socket"])
+def test_two_trainers_feed_two_receivers_while_they_train(start, way):
+    """Every version that came is that version's bits; publishing did not wait for who fetches."""
+    trainers = [start("train", rank) for rank in (0, 1)]
+    receivers = [start("receive", way) for _ in (0, 1)]
+    for process in (*trainers, *receivers):
+        assert "ready" in process.hear()
+    versions, rubbish = 12, []
+    for version in range(versions):
+        for trainer in trainers:
+            trainer.tell(version)
+        parts = [trainer.hear() for trainer in trainers]
+        rubbish.append([part["rubbish"] for part in parts])
+        receivers[version % 2].tell(source_of(parts))
+        if version % 3 == 2:  # the other one, too: at the same time, or a version behind
+            receivers[1 - version % 2].tell(source_of(parts))
+    for receiver in receivers:
+        receiver.tell(source_of(parts))  # the newest can't be gone
+    told = [[r.hear() for _ in range(versions // 2 + versions // 6 + 1)] for r in receivers]
+    for said in told:
+        assert said[-1] == {"version": versions - 1, "same": True}
+        assert all(one["same"] for one in said if "gone" not in one)
+        assert all("not on this worker" in one["gone"] for one in said if "gone" in one)
+    assert rubbish == sorted(rubbish)  # they trained between two versions
+    assert rubbish[-1][0] > rubbish[0][0] + versions
+
+
+# ---- in one process: two trainers are two servers, with threads of their own --------------------------
+
+
+@contextmanager
+def trainers_here(**options):
+    keypairs = TrialKeypairs.generate()
+    torch.set_num_threads(1)
+    trainers = [Trainer(rank, keypairs, **options) for rank in (0, 1)]
+    made = []
+
+    def receiver(**changes):
+        made.append(
+            WeightReceiver(
+                lambda endpoints: TensorClient(
+                    endpoints, trial="t/1", attempt=1, keypairs=keypairs
+                ),
+                **changes,
+            )
+        )
+        return made[-1]
+
+    try:
+        yield trainers, receiver
+    finally:
+        for one in made:
+            one.close()
+        for trainer in trainers:
+            trainer.server.stop()
+
+
+def publish(trainers, version):
+    return WeightSource(version=version, parts=tuple(t.publish(version) for t in trainers))
+
+
+def same(found, version):
+    return all(torch.equal(found[name], x) for name, x in whole(version).items())
+
+
+def test_a_byte_that_is_damaged_on_the_way_is_noticed_and_the_next_fetch_is_right():
+    with trainers_here() as (trainers, receiver):
+        source = publish(trainers, 3)
+        (x,) = trainers[1].store.rows(KEY, ["actor@0/3/1/2"])
+        x[1000] ^= 64
+        one = receiver()
+        with pytest.raises(ProtocolError, match=r"model_worker/1 are damaged"):
+            one.fetch(source, timeout_s=WAIT_S)
+        x[1000] ^= 64
+        assert same(one.fetch(source, timeout_s=WAIT_S), 3)
+
+
+def test_only_what_changed_crosses_the_wire():
+    with trainers_here(delta=True) as (trainers, receiver):
+        one = receiver()
+        assert same(one.fetch(publish(trainers, 1), timeout_s=WAIT_S), 1)
+        before = one.num_bytes
+        for trainer in trainers:
+            for parts in trainer.engine.views.values():
+                parts[0][1].view(-1)[5] += 1
+        parts = []
+        for trainer in trainers:
+            name = trainer.publisher.publish(trainer.engine, 2).name
+            parts.append(WeightPart(endpoint=trainer.server.endpoint, name=name))
+        found = one.fetch(WeightSource(version=2, parts=tuple(parts)), timeout_s=WAIT_S)
+        assert one.num_bytes - before < before // 100
+        changed = {n: int((found[n] != x).sum()) for n, x in whole(1).items()}
+        assert changed == {"a": 2, "b": 2, "c": 2}
+
+
+def test_strangers_put_nothing_among_published_weights():
+    from realsys.data_plane.sequence_sample import SequenceSample
+
+    with trainers_here() as (trainers, receiver):
+        source = publish(trainers, 1)
+        name = source.parts[0].name
+        sample = SequenceSample.from_tensors(
+            [name], {KEY: [[4]]}, {KEY: torch.zeros(4, dtype=torch.uint8)}
+        )
+        keypairs = trainers[0].server._keypairs
+        client = TensorClient([source.parts[0].endpoint], trial="t/1", attempt=1, keypairs=keypairs)
+        client.put(0, sample, timeout_s=WAIT_S)
+        client.close()
+        assert same(receiver().fetch(source, timeout_s=WAIT_S), 1)
+
+
+def test_a_trainer_that_was_killed_is_named_in_time(start):
+    trainers = [start("train", rank) for rank in (0, 1)]
+    for trainer in trainers:
+        trainer.hear()
+        trainer.tell(6)
+    parts = [trainer.hear() for trainer in trainers]
+    source = WeightSource(
+        version=6, parts=tuple(WeightPart(endpoint=p["endpoint"], name=p["name"]) for p in parts)
+    )
+    trainers[1].kill()
+    keys = Path(trainers[0]._popen.args[3])
+    receiver = WeightReceiver(lambda e: TensorClient(e, **who(keys)), silence_s=0.5)
+    began_s = time.monotonic()
+    with pytest.raises(WaitTimeout, match=r"version 6 .*model_worker/1 did not send") as caught:
+        receiver.fetch(source, timeout_s=WAIT_S)
+    assert time.monotonic() - began_s < WAIT_S / 2  # by its silence, not by the whole deadline
+    assert parts[1]["endpoint"] in caught.value.where
+    assert parts[0]["endpoint"] not in caught.value.where
+    receiver.close()
+
+
+def test_a_trainer_that_is_silent_does_not_hold_up_what_another_gives():
+    """One trainer answers nothing for a while; all that the other has comes meanwhile."""
+    with trainers_here() as (trainers, receiver):
+        source = publish(trainers, 2)
+        gate, answer = threading.Event(), trainers[1].server._answer
+        came = []
+        mine = receiver()
+
+        def slow(body):
+            if len(came) and not gate.is_set():  # after its list: hold the buckets back
+                gate.wait(WAIT_S)
+            return answer(body)
+
+        rows = mine._rows
+
+        def counted(*args):
+            for where, x in rows(*args):
+                came.append(where)
+                if sum(w[0] == 0 for w in came) == 1 + len(trainers[0].publisher._buckets):
+                    gate.set()  # everything of the first trainer is here
+                yield where, x
+
+        trainers[1].server._answer = slow
+        mine._rows = counted
+        assert same(mine.fetch(source, timeout_s=WAIT_S), 2)
+        assert gate.is_set()
+
+
+def test_a_receiver_that_does_not_read_does_not_hold_up_another(monkeypatch):
+    """Frames, not memory: whatever the slow one leaves lying is not in the other one's way."""
+    with trainers_here() as (trainers, receiver):
+        source = publish(trainers, 2)
+        slow, quick = receiver(in_flight=100), receiver()
+        begun, gate, found = threading.Event(), threading.Event(), []
+        rows = slow._rows
+
+        def held_up(*args):
+            for number, one in enumerate(rows(*args)):
+                if number == 3:
+                    begun.set()
+                    gate.wait(WAIT_S)
+                yield one
+
+        slow._rows = held_up
+        thread = threading.Thread(
+            target=lambda: found.append(slow.fetch(source, timeout_s=2 * WAIT_S))
+        )
+        thread.start()
+        assert begun.wait(WAIT_S)
+        for version in (3, 4):  # training goes on, too
+            newer = publish(trainers, version)
+            assert same(quick.fetch(newer, timeout_s=WAIT_S), version)
+        gate.set()
+        thread.join(WAIT_S)
+        assert same(found[0], 2)  # all of it was asked for before it was forgotten
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"train": train, "receive": receive}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,139 @@
+"""The parts of a generation server that need no socket: key, settings, options, metrics, staged weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from realsys.api.errors import ConfigError, DataError
+from realsys.serving.api import ServerInfo
+from realsys.serving.certificate import self_signed
+from realsys.serving.child import options, tail
+from realsys.serving.embedded_settings import EmbeddedSettings
+from realsys.serving.engines import Counters
+from realsys.serving.http_session import HttpSession
+from realsys.serving.prometheus import prometheus_text
+from realsys.serving.secret import bearer_key
+from realsys.serving.staged_weights import stage
+from realsys.transport.keys import TrialKeypairs
+
+
+def test_the_bearer_key_is_the_trials_own() -> None:
+    one, other = TrialKeypairs.generate(), TrialKeypairs.generate()
+    assert bearer_key(one) == bearer_key(one)
+    assert bearer_key(one) != bearer_key(other)
+    assert len(bearer_key(one)) == 64
+    assert one.server_secret.decode() not in bearer_key(one)
+
+
+def test_a_certificate_shows_no_key() -> None:
+    made = self_signed("127.0.0.1")
+    assert "PRIVATE" not in repr(made)
+    assert made.sha256 != self_signed("127.0.0.1").sha256
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://h:1",
+        "https://h:1#sha256=",
+        "https://h:1#sha256=zz",
+        "https://h:1#sha1=00",
+        "http://10.0.0.1:1",
+        "http://host:1",
+        "ftp://127.0.0.1",
+    ],
+)
+def test_a_url_must_say_who_the_server_is(url: str) -> None:
+    with pytest.raises(ConfigError, match="sha256"):
+        HttpSession(url, "key", name="s")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"max_runing": 3}, "did you mean 'max_running'"),
+        ({"max_running": 0}, "max_running is 0"),
+        ({"max_running": True}, "max_running is True"),
+        ({"num_threads": 1.5}, "num_threads is 1.5"),
+        ({"dtype": "float8"}, "dtype is 'float8'"),
+        ({"kv_on_update": "drop"}, "recompute"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused(args: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EmbeddedSettings.from_args(args)
+
+
+def test_settings() -> None:
+    settings = EmbeddedSettings.from_args({"max_tokens": 10, "quantize": "int8"})
+    assert (settings.max_tokens, settings.max_running, settings.quantize) == (10, 64, "int8")
+
+
+def test_options_of_a_child() -> None:
+    args = {"tp_size": 2, "flag": True, "off": False, "none": None, "names": ["a", "b"], "zero": 0}
+    assert options(args) == ["--tp-size", "2", "--flag", "--names", "a", "b", "--zero", "0"]
+
+
+def test_the_tail_of_a_log_is_whole_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert "can't be read" in tail(log)
+    log.write_text("")
+    assert "empty" in tail(log)
+    log.write_text("".join(f"line {i}\n" for i in range(1000)))
+    lines = tail(log).splitlines()
+    assert lines[-1] == "  line 999"
+    assert all(line.startswith("  line ") for line in lines)
+
+
+def test_metrics_are_prometheus_text() -> None:
+    info = ServerInfo(engine="embedded", model_path="m", weight_version=7, num_running=3)
+    text = prometheus_text(info, Counters(generated_tokens=11, update_paused_s=0.5))
+    lines = text.splitlines()
+    assert 'realsys_weight_version{engine="embedded"} 7' in lines
+    assert 'realsys_generated_tokens_total{engine="embedded"} 11' in lines
+    assert 'realsys_weight_update_paused_seconds_total{engine="embedded"} 0.5' in lines
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(set(names)) == len(names) == len(lines) // 3
+
+
+class Tied(nn.Module):
+    """Two names, one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, bias=False)
+        self.second = nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+        self.norm = nn.Parameter(torch.zeros(3))
+
+
+def test_staged_weights_change_nothing_until_the_switch() -> None:
+    module = Tied()
+    before = module.first.weight.detach().clone()
+    new = {"first.weight": torch.ones(2, 2, dtype=torch.float64), "norm": torch.full((3,), 4.0)}
+    staged = stage(module, new, where="test")
+    assert torch.equal(module.first.weight, before)
+    staged.switch()
+    assert torch.equal(module.second.weight, torch.ones(2, 2))
+    assert torch.equal(module.norm, torch.full((3,), 4.0))
+    stage(module, {**new, "second.weight": torch.ones(2, 2)}, where="test")  # its other name
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"norm": None}, "norm is missing"),
+        ({"bias": torch.zeros(1)}, "bias is unknown"),
+        ({"norm": torch.zeros(4)}, r"norm has shape \[4\], the model's is \[3\]"),
+    ],
+)
+def test_weights_of_another_model_are_refused(
+    change: dict[str, torch.Tensor | None], words: str
+) -> None:
+    weights = {"first.weight": torch.ones(2, 2), "norm": torch.ones(3), **change}
+    with pytest.raises(DataError, match=words):
+        stage(Tied(), {k: v for k, v in weights.items() if v is not None}, where="test")

@@ -1,0 +1,116 @@
+"""A model worker's own shards, published and fetched while they train: real engines, no sockets."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from weight_sync_world import Receiver, assert_same
+
+from realsys.api.errors import ConfigError, InternalError
+from realsys.api.experiment import ModelShard, ModelWorker
+from realsys.api.model import (
+    FinetuneSpec,
+    ModelAbstraction,
+    ModelBackendAbstraction,
+    ModelName,
+    ModelShardID,
+    ParallelGroups,
+    ProcessTopology,
+)
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data_plane.tensor_store import TensorStore
+from realsys.interfaces.answers import num_answer_tokens
+from realsys.interfaces.sft import next_token_loss
+from realsys.model_worker.publishing import WeightPublications
+from realsys.model_worker.shards import Shards
+from realsys.serving.api import WeightPart, WeightSource
+
+torch.set_num_threads(1)
+NAME = ModelName("actor")
+SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
+LORA = {"rank": 3, "alpha": 6.0, "target_modules": ["q_proj", "o_proj", "up_proj"]}
+
+
+class World:
+    """One worker with one model; ``stores`` is what a receiver's client sees."""
+
+    def __init__(self, path: Path, *, lora=None, **options):
+        backend = {"optimizer": {"lr": 1e-2}, "lora": lora or {}}
+        self.config = ModelWorker(
+            shards=(
+                ModelShard(
+                    id=ModelShardID(model_name=NAME, topo=ProcessTopology()),
+                    model=ModelAbstraction("hf_causal_lm", {"path": str(path)}),
+                    backend=ModelBackendAbstraction("fsdp", backend),
+                ),
+            ),
+            instantiate=(NAME,),
+        )
+        shards = Shards(self.config, device="cpu")
+        shards.make_models({NAME: ParallelGroups()})
+        shards.initialize(SPEC)
+        self.engine = shards.models[NAME].module
+        self.stores = [TensorStore()]
+        self.publications = WeightPublications(
+            shards, [self.config], worker=0, store=self.stores[0], **options
+        )
+
+    def publish(self, version):
+        said = self.publications.publish(str(NAME), version)
+        part = WeightPart(endpoint="store://0", name=said.name)
+        return WeightSource(version=version, parts=(part,)), said
+
+    def train(self):
+        tokens = torch.randint(3, 500, (20,), generator=torch.Generator().manual_seed(0))
+        keys, mask = ("packed_input_ids", "prompt_mask"), torch.arange(20) < 2
+        sample = SequenceSample.from_tensors(
+            "a", dict.fromkeys(keys, ((20,),)), dict(zip(keys, (tokens, mask), strict=True))
+        )
+        self.engine.train_batch(sample, loss_fn=next_token_loss, loss_weight_fn=num_answer_tokens)
+
+    def whole(self):
+        """What the trainer itself would generate with: a full sync."""
+        module = self.engine.whole_module()
+        return {name: x.detach().clone() for name, x in module.named_parameters()}
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all", "adapters"])
+@pytest.mark.parametrize("delta", [False, True])
+def test_every_version_is_what_the_trainer_had_then(tiny_policy, lora, delta):
+    world = World(tiny_policy, lora=lora, delta=delta)
+    receiver = Receiver(world)
+    first = 0
+    for version in range(4):
+        source, said = world.publish(version)
+        expected = world.whole()
+        world.train()
+        assert_same(receiver.fetch(source, timeout_s=5), expected)
+        first = first or said.new_bytes
+        if version and lora:
+            assert said.new_bytes < first / 4  # adapters alone
+    assert said.num_bytes == first
+
+
+def test_a_parked_engine_is_taken_back(tiny_policy):
+    world = World(tiny_policy)
+    expected = world.whole()
+    world.engine.offload()
+    source, _ = world.publish(3)
+    assert_same(Receiver(world).fetch(source, timeout_s=5), expected)
+
+
+def test_a_version_is_published_once(tiny_policy):
+    world = World(tiny_policy)
+    world.publish(3)
+    with pytest.raises(InternalError, match="version 3 of actor@0 is to be published after"):
+        world.publish(3)
+
+
+def test_half_the_bytes_in_bfloat16_and_no_dtype_of_another_name(tiny_policy):
+    world = World(tiny_policy, wire_dtype="bfloat16")
+    source, said = world.publish(0)
+    expected = {name: x.bfloat16() for name, x in world.whole().items()}
+    assert_same(Receiver(world).fetch(source, timeout_s=5), expected)
+    assert said.num_bytes == sum(2 * x.numel() for x in expected.values())
+    with pytest.raises(ConfigError, match="'int4'"):
+        World(tiny_policy, wire_dtype="int4")
