@@ -37,7 +37,7 @@ def colocated(setting: Setting) -> dict[str, Any]:
     }
 
 
-def batch_of(setting: Setting, answers_a_row: float) -> dict[str, int]:
+def batch_of(setting: Setting, answers_a_row: float) -> dict[str, Any]:
     """A batch of so many answers for each row of all servers."""
     rows = setting.servers * setting.slots
     return {"batch_size": round(answers_a_row * rows / setting.group_size)}

@@ -36,6 +36,8 @@ from realsys.transport.keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
+LOOK_MS = 500  # how often one who waits looks whether it was given up
+
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 
 
@@ -75,6 +77,7 @@ class TensorClient:
         self._maps = SegmentMaps()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._given_up = False
         self.num_bytes: Counter[str] = Counter()
 
     def fetch_all(
@@ -153,6 +156,10 @@ class TensorClient:
             )
         self._header(source, parts, "take")
 
+    def give_up(self) -> None:
+        """Lets whoever waits here have WaitTimeout soon. Any thread may call it, and nothing else of it."""
+        self._given_up = True
+
     def close(self) -> None:
         """Closes all connections."""
         for socket in self._sockets.values():
@@ -222,9 +229,8 @@ class TensorClient:
         while True:
             ready = poller.poll(0)
             if not ready:
-                left_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
                 with waiting_for(f"model_worker/{worker}: tensors {key}"):
-                    ready = poller.poll(left_ms)
+                    ready = self._polled(poller, deadline_s)
             if not ready:
                 return b"", []
             for socket, _ in ready:
@@ -233,12 +239,21 @@ class TensorClient:
                     return request_id.bytes, parts
                 self._drop(sockets[socket], parts)
 
+    def _polled(self, poller: zmq.Poller, deadline_s: float) -> list[tuple[Any, int]]:
+        """What is there to be read; nothing at the deadline, or once it was given up."""
+        while True:
+            left_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
+            ready = poller.poll(min(left_ms, LOOK_MS))
+            if ready or left_ms == 0 or self._given_up:
+                return ready
+
     def _late(self, sources: Sequence[Source], timeout_s: float) -> WaitTimeout:
         workers = sorted({worker for worker, _, _ in sources})
         names = ", ".join(self.names[worker] for worker in workers)
         keys = ", ".join(sorted({repr(key) for _, key, _ in sources}))
+        when = "before it was given up" if self._given_up else f"in {timeout_s:g} s"
         return WaitTimeout(
-            f"{names} did not send {keys} in {timeout_s:g} s",
+            f"{names} did not send {keys} {when}",
             where=", ".join(self._endpoints[worker] for worker in workers),
             fix=f"see the log of {names}",
         )

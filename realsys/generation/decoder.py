@@ -33,7 +33,7 @@ FAST_FAMILIES = {
 }
 
 LARGEST_GRANULE = 64
-WIDTH_GRANULE = 32  # a cache is looked at in multiples of so many positions
+WIDTH_GRANULE = 16  # a cache is looked at in multiples of so many positions
 _QUERIES = 4  # fewer rows than this take another matrix kernel, with other last bits
 _ALIGNMENT = 64  # bytes; kernels may sum in another order from elsewhere
 _ROTATION_BLOCK = 64  # positions whose angles are computed together
@@ -132,6 +132,7 @@ class FastForward:
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim: int = backbone.layers[0].self_attn.head_dim
         self.eps = config.rms_norm_eps
+        self._eps = torch.tensor(self.eps)
         self.scale = 1 / math.sqrt(self.head_dim)
         self.rotary = backbone.rotary_emb
         self.embedding: Tensor = backbone.embed_tokens.weight.data
@@ -197,19 +198,18 @@ class FastForward:
         mask = self._mask(positions_BP, width)
         lanes = num_rows * self.num_kv_heads
         x = F.embedding(tokens_BP.flatten(), self.embedding)
-        size = (x.shape[-1],)
         for w, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            y = F.rms_norm(x, size, w.attn_norm, self.eps)
+            y = self._norm(x, w.attn_norm)
             q, k, v = self._queries_keys_values(y, w, cos, sin)
             keys.view(-1, self.head_dim).index_copy_(0, index, k)
             values.view(-1, self.head_dim).index_copy_(0, index, v)
             y = self._attention(
                 self._lanes_of(q, length), keys[:lanes, :width], values[:lanes, :width], mask
             )
-            x = project(self._tokens_of(y, num_rows, length), w.attn_out, add_to=x)
-            y = F.rms_norm(x, size, w.mlp_norm, self.eps)
+            project(self._tokens_of(y, num_rows, length), w.attn_out, add_to=x)
+            y = self._norm(x, w.mlp_norm)
             gate, up = project(y, w.gate_up).chunk(2, dim=-1)
-            x = project(F.silu(gate).mul_(up), w.down, add_to=x)
+            project(F.silu(gate).mul_(up), w.down, add_to=x)
         return x
 
     def logits(self, hidden: Tensor, rows: Sequence[int] | None = None) -> Tensor:
@@ -219,9 +219,17 @@ class FastForward:
             num = len(rows)
             padding = [0] * (rounded(num, row_granule()) - num)
             hidden = hidden[torch.tensor([*rows, *padding], device=hidden.device)]
-        last = F.rms_norm(hidden, (hidden.shape[-1],), self.final_norm, self.eps)
+        last = self._norm(hidden, self.final_norm)
         logits: Tensor = project(last, self.lm_head)
         return logits[:num]
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+        # torch's own takes more kernels, whose number is what counts for a few rows.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return (x * inverse).mul_(weight)
 
     def _queries_keys_values(
         self, y: Tensor, w: _LayerWeights, cos: Tensor, sin: Tensor
@@ -231,8 +239,7 @@ class FastForward:
         qkv = project(y, w.qkv, bias=w.qkv_bias).view(len(y), heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if w.q_norm is not None and w.k_norm is not None:
-            q = F.rms_norm(qk[:, :heads], (dim,), w.q_norm, self.eps)
-            k = F.rms_norm(qk[:, heads:], (dim,), w.k_norm, self.eps)
+            q, k = self._norm(qk[:, :heads], w.q_norm), self._norm(qk[:, heads:], w.k_norm)
             qk = torch.cat([q, k], dim=1)
         halves_swapped = qk.roll(dim // 2, dims=-1)  # sin holds rotate_half's minus
         qk = (qk * cos).addcmul_(halves_swapped, sin)

@@ -51,11 +51,12 @@ def project(
     bias: Tensor | None = None,
     add_to: Tensor | None = None,
 ) -> Tensor:
-    """``x @ weight.T``, plus ``bias`` or plus ``add_to``."""
+    """``x @ weight.T``, plus ``bias``; or ``add_to``, changed in place by adding it."""
     if isinstance(weight, Int8Weight):
         y = weight.product(x)
-        extra = bias if add_to is None else add_to
-        return y if extra is None else y.add_(extra)
+        if add_to is not None:
+            return add_to.add_(y)
+        return y if bias is None else y.add_(bias)
     if add_to is not None:
-        return torch.addmm(add_to, x, weight.t())
+        return add_to.addmm_(x, weight.t())
     return F.linear(x, weight, bias)

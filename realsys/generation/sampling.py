@@ -221,27 +221,26 @@ class SlotSampler:
             banned: (slot, token) that must not be picked; log-probs stay those over all tokens.
         """
         num_rows = len(logits)
-        uniform = torch.from_numpy(uniforms_at(self._keys[:num_rows], self._positions[:num_rows]))
+        numbers = uniforms_at(self._keys[:num_rows], self._positions[:num_rows])
         self._positions[:num_rows] += np.uint64(1)
-        uniform = uniform.to(self.device)
+        uniform = torch.from_numpy(numbers).to(self.device)
         logits = logits.float()
-        if len(self._count) == 1:
-            picking = next(iter(self._count))
-            if picking.temperature != 1:
-                logits = logits / picking.temperature
-            token = self._alike(_without(logits, banned), uniform, picking)
-        else:
-            vectors = self._vectors_of(num_rows)
+        vectors = self._vectors_of(num_rows) if len(self._count) > 1 else None
+        if vectors is not None:
             logits = logits / vectors.temperature[:, None]
-            token = _each_its_own(_without(logits, banned), uniform, vectors)
-        logprobs = torch.log_softmax(logits, dim=-1)
-        return token, logprobs.gather(1, token[:, None])[:, 0]
-
-    def _alike(self, logits: Tensor, uniform: Tensor, picking: Picking) -> Tensor:
-        if picking.greedy:
-            return logits.argmax(dim=-1)
+        elif (temperature := next(iter(self._count)).temperature) != 1:
+            logits = logits / temperature
         probs = torch.softmax(logits, dim=-1)
-        return sample(probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
+        allowed = probs
+        if pairs := list(banned):
+            allowed = torch.softmax(_without(logits, pairs), dim=-1)
+        if vectors is not None:
+            token = _each_its_own(allowed, uniform, vectors)
+        else:
+            token = _all_alike(allowed, uniform, next(iter(self._count)))
+        # In double: the logarithm of few numbers must not depend on where in a vector they stand.
+        logprob = probs.gather(1, token[:, None])[:, 0].double().log_().float()
+        return token, logprob
 
     def _vectors_of(self, num_rows: int) -> _Vectors:
         if self._vectors is None or len(self._vectors.temperature) != num_rows:
@@ -271,18 +270,21 @@ class _Vectors:
         )
 
 
-def _each_its_own(logits: Tensor, uniform: Tensor, vectors: _Vectors) -> Tensor:
-    probs = torch.softmax(logits, dim=-1)
+def _all_alike(probs: Tensor, uniform: Tensor, picking: Picking) -> Tensor:
+    if picking.greedy:
+        return probs.argmax(dim=-1)
+    return sample(probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
+
+
+def _each_its_own(probs: Tensor, uniform: Tensor, vectors: _Vectors) -> Tensor:
     token = sample(probs, uniform)
     if len(rows := vectors.filtered):
         token[rows] = sample(probs[rows], uniform[rows], top_k=vectors.top_k, top_p=vectors.top_p)
-    return torch.where(vectors.greedy, logits.argmax(dim=-1), token)
+    return torch.where(vectors.greedy, probs.argmax(dim=-1), token)
 
 
-def _without(logits: Tensor, banned: Iterable[tuple[int, int]]) -> Tensor:
-    if not (pairs := list(banned)):
-        return logits
-    slots, tokens = zip(*pairs, strict=True)
+def _without(logits: Tensor, banned: Sequence[tuple[int, int]]) -> Tensor:
+    slots, tokens = zip(*banned, strict=True)
     logits = logits.clone()
     logits[list(slots), list(tokens)] = -torch.inf
     return logits

@@ -137,7 +137,9 @@ class Updates:
         member.num_updates += 1
         try:
             async with asyncio.timeout(self._timeout_s + GRACE_S):
-                taken = await member.client.update_weights(source, timeout_s=self._timeout_s)
+                taken = await member.client.update_weights(
+                    source.of_server(member.index), timeout_s=self._timeout_s
+                )
             if taken.version < source.version:
                 raise InternalError(f"it took version {taken.version}", where=member.name)
         except Exception as error:  # whatever it is: the others go on, and this one is tried again

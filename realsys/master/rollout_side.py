@@ -146,6 +146,7 @@ class RolloutSide:
             workers=workers,
             manager=self.manager,
             every=control.update_steps,
+            makers=control.makers,
             folder=folder if control.weights_through == "disk" else None,
         )
         await asyncio.to_thread(self._note_run, schedule.dataset_size)
@@ -175,6 +176,8 @@ class RolloutSide:
     def metrics(self) -> dict[str, float]:
         """What rollouts, ledger and servers tell of the last step."""
         row = self.desk.metrics()
+        if (at := self.manager.newest_at_servers) is not None and at.versions:
+            row["rollout/servers_at_version"] = float(min(at.versions.values()))
         if self.weights is not None:
             row["time/publish_weights_s"] = self.weights.seconds
         if (at := self.manager.newest_at_servers) is not None:

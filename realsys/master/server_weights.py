@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from realsys.api.experiment import MakerRoute
 from realsys.api.model import ModelName
 from realsys.master.manager_link import ManagerLink
 from realsys.master.model_workers import ModelWorkers
@@ -24,6 +25,7 @@ class ServerWeights:
         trained_by: the call that makes a new version.
         holders: model workers with a part of the model.
         every: servers get every so-many-th version.
+        makers: whose servers take weights from some of the holders only.
         folder: weights go through this folder, which all hosts see; None: from process to process.
     """
 
@@ -36,11 +38,19 @@ class ServerWeights:
         workers: ModelWorkers,
         manager: ManagerLink,
         every: int = 1,
+        makers: Sequence[MakerRoute] = (),
         folder: Path | None,
     ) -> None:
         self._model, self._trained_by = model, trained_by
         self._holders, self._workers = list(holders), workers
         self._manager, self._folder, self._every = manager, folder, every
+        sets = dict.fromkeys(tuple(sorted(maker.sources)) for maker in makers)
+        self._groups = tuple(sets)
+        self._group_of = {
+            server: self._groups.index(tuple(sorted(maker.sources)))
+            for maker in makers
+            for server in maker.servers
+        }
         self.seconds = 0.0  # that training stood still for it, the last time
 
     async def after_call(self, call: str, step: int) -> None:
@@ -60,6 +70,7 @@ class ServerWeights:
             step=version,
             model=str(self._model),
             version=version,
+            groups=self._groups,
         )
         replies: dict[int, Published] = await self._workers.call(
             dict.fromkeys(self._holders, request),
@@ -67,12 +78,18 @@ class ServerWeights:
             what=f"publish {self._model} version {version}",
         )
         self.seconds = max(reply.ended - reply.started for reply in replies.values())
-        parts = tuple(
-            WeightPart(endpoint=self._workers.records[worker].data, name=reply.name)
+        parts = [self._parts(replies, group) for group in range(max(1, len(self._groups)))]
+        if not self._group_of:
+            return WeightSource(version=version, parts=parts[0])
+        routes = {server: parts[group] for server, group in self._group_of.items()}
+        return WeightSource(version=version, routes=routes)
+
+    def _parts(self, replies: Mapping[int, Published], group: int) -> tuple[WeightPart, ...]:
+        return tuple(
+            WeightPart(endpoint=self._workers.records[worker].data, name=reply.names[group])
             for worker, reply in replies.items()
-            if reply.name
+            if reply.names[group]
         )
-        return WeightSource(version=version, parts=parts)
 
     async def _to_folder(self, version: int) -> WeightSource:
         assert self._folder is not None

@@ -209,9 +209,15 @@ class ModelWorkerLoop:
 
     def _publish_weights(self, request: rq.PublishWeights) -> rq.Published:
         started = time.time()
-        given = self.publications.publish(request.model, request.version)
+        given = [
+            self.publications.publish(request.model, request.version, among=group)
+            for group in request.groups or ((),)
+        ]
         return rq.Published(
-            name=given.name, started=started, ended=time.time(), num_bytes=given.num_bytes
+            names=tuple(part.name for part in given),
+            started=started,
+            ended=time.time(),
+            num_bytes=sum(part.num_bytes for part in given),
         )
 
     def _get_from_peers(self, request: rq.RunCall) -> None:

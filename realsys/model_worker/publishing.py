@@ -6,7 +6,7 @@ worker asks another. realsys/weight_sync does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from realsys.api import registry
@@ -53,28 +53,36 @@ class WeightPublications:
         self._store, self._wire_dtype, self._delta = store, wire_dtype, delta
         self._publishers: dict[str, WeightPublisher] = {}
 
-    def publish(self, model: str, version: int) -> Published:
+    def publish(self, model: str, version: int, *, among: tuple[int, ...] = ()) -> Published:
         """Copies this worker's part of ``model`` (``role@replica``) as ``version``, for servers to fetch.
 
         To be called on every worker that holds a part of the model, between two updates of it. Not
         collective: no worker waits for another.
 
+        Args:
+            among: workers that give the whole model together; none: all that hold a part.
         Raises:
             InternalError: ``version`` is not newer than the one before.
         """
+        if among and self._worker not in among:
+            return Published()
         name = self._shards.find(model)
         engine: PipelinableEngine = self._shards.models[name].module
         engine.onload()  # a hook may have left it in CPU memory
-        if model not in self._publishers:
-            self._publishers[model] = self._publisher(name, engine)
-        return self._publishers[model].publish(engine, version)
+        of_all = sorted(worker for worker, _ in self._holders(name))
+        key = model if not among or sorted(among) == of_all else f"{model}+{_spelled(among)}"
+        if key not in self._publishers:
+            self._publishers[key] = self._publisher(name, engine, key, among)
+        return self._publishers[key].publish(engine, version)
 
-    def _publisher(self, name: ModelName, engine: PipelinableEngine) -> WeightPublisher:
+    def _publisher(
+        self, name: ModelName, engine: PipelinableEngine, key: str, among: Collection[int]
+    ) -> WeightPublisher:
         adapters = getattr(engine, "adapters", None)
         return WeightPublisher(
             self._store,
-            self._giving(name),
-            model=str(name),
+            self._giving(name, among),
+            model=key,
             worker=self._worker,
             trained=getattr(engine, "adapter_names", frozenset()),
             adapter_scale=adapters.alpha / adapters.rank if adapters is not None else 0.0,
@@ -82,7 +90,7 @@ class WeightPublications:
             delta=self._delta,
         )
 
-    def _giving(self, name: ModelName) -> Giving:
+    def _giving(self, name: ModelName, among: Collection[int]) -> Giving:
         held = self._holders(name)
         _, shard = held[0]
         backend = registry.make_backend(shard.backend)
@@ -92,7 +100,10 @@ class WeightPublications:
             held=str(shard.model.args.get("dtype", "float32")),
             wire=self._wire_dtype,
         )
-        return who_gives_what(layout, [worker for worker, _ in held], dtypes=dtypes)
+        givers = [i for i, (worker, _) in enumerate(held) if not among or worker in among]
+        return who_gives_what(
+            tuple(layout[i] for i in givers), [held[i][0] for i in givers], dtypes=dtypes
+        )
 
     def _holders(self, name: ModelName) -> list[tuple[int, ModelShard]]:
         """(worker, its shard) of a model, by parallelism rank."""
@@ -103,3 +114,7 @@ class WeightPublications:
             if shard.id.model_name == name
         ]
         return sorted(found, key=lambda held: held[1].id.parallelism_rank)
+
+
+def _spelled(workers: Collection[int]) -> str:
+    return ".".join(map(str, sorted(workers)))

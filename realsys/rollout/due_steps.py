@@ -24,7 +24,7 @@ def shortfalls(dues: Iterable[int], *, step: int, batch_size: int) -> list[int]:
     counts = Counter(dues)
     late = sum(n for due, n in counts.items() if due < step)
     result, so_far = [], late
-    for k in range(max(counts, default=step) - step + 1):
+    for k in range(max([step, *counts]) - step + 1):
         so_far += counts[step + k]
         result.append(so_far - k * batch_size)
     return result

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import AsyncExitStack, closing
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from realsys.api import registry
-from realsys.api.agent import Environment
+from realsys.api.agent import Agent, Environment
 from realsys.api.errors import ConfigError, KeyNotFound
 from realsys.api.experiment import RolloutWorker
 from realsys.api.trial import WorkerRecord, loads
@@ -43,6 +45,17 @@ logger = logging.getLogger(__name__)
 REGISTER_TIMEOUT_S = 300.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a configuration names, made."""
+
+    tokenizer: Any
+    dataset: Any
+    agent: Agent
+    make_environment: Callable[[], Environment]
+    settings: AnswerSettings
+
+
 def run(runner: WorkerRunner) -> int:
     """Runs the rollout worker to its end; returns its exit code."""
     torch.set_num_threads(1)  # it packs small tensors only
@@ -57,8 +70,8 @@ def run(runner: WorkerRunner) -> int:
     return exit_codes.DONE
 
 
-def make_parts(config: RolloutWorker) -> dict[str, Any]:
-    """What a ``GroupRunner`` needs beside its caller, and ``settings`` of answers.
+def make_parts(config: RolloutWorker) -> Parts:
+    """Data set, agent, environment and how answers are made.
 
     Raises:
         ConfigError: an unknown name, arguments that do not fit, not exactly one data set.
@@ -73,21 +86,20 @@ def make_parts(config: RolloutWorker) -> dict[str, Any]:
     _check_environment(make_environment(), config.env)  # a mistake shows before the first prompt
     tokenizer = load_tokenizer(config.tokenizer_path)
     ends = end_token_ids(tokenizer, load_generation_config(config.tokenizer_path))
-    return {
-        "tokenizer": tokenizer,
-        "dataset": registry.make_dataset(
-            config.datasets[0], tokenizer=tokenizer, seed=config.base_seed
-        ),
-        "agent": registry.make_agent(config.agent, **config.agent_args),
-        "make_environment": make_environment,
-        "settings": AnswerSettings(
+    (dataset,) = config.datasets
+    return Parts(
+        tokenizer=tokenizer,
+        dataset=registry.make_dataset(dataset, tokenizer=tokenizer, seed=config.base_seed),
+        agent=registry.make_agent(config.agent, **config.agent_args),
+        make_environment=make_environment,
+        settings=AnswerSettings(
             gconfig=config.gconfig,
             end_ids=frozenset(ends),
             base_seed=config.base_seed,
             chunk=config.new_tokens_per_chunk,
             timeout_s=config.rollout_request_timeout,
         ),
-    }
+    )
 
 
 def _check_environment(made: Any, name: str) -> None:
@@ -99,7 +111,7 @@ def _check_environment(made: Any, name: str) -> None:
         )
 
 
-async def _run(runner: WorkerRunner, parts: dict[str, Any]) -> None:
+async def _run(runner: WorkerRunner, parts: Parts) -> None:
     config: RolloutWorker = runner.config
     keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
     who: dict[str, Any] = {
@@ -109,59 +121,59 @@ async def _run(runner: WorkerRunner, parts: dict[str, Any]) -> None:
         "keypairs": keypairs,
     }
     path = rollouts_file(runner.phase_files, attempt=runner.attempt.number, index=runner.index)
-    settings = parts.pop("settings")
     async with AsyncExitStack() as stack:
         context = client_context()
         stack.callback(context.term)  # the last to go
-        peers = {}
-        for kind, replies in (("master_worker", FromMaster), ("gserver_manager", FromManager)):
-            peers[kind] = Peer(
-                f"{kind}/0",
-                look_up=partial(_endpoint, runner, kind),
-                connect=partial(
-                    RequestClient,
-                    peer_name=f"{kind}/0",
-                    sender=runner.name,
-                    reply_type=replies,
-                    context=context,
-                    **who,
-                ),
-            )
-            stack.push_async_callback(peers[kind].close)
+        master, manager = (
+            _peer(runner, kind, reply_type=replies, context=context, **who)
+            for kind, replies in (("master_worker", FromMaster), ("gserver_manager", FromManager))
+        )
         clients = ServerClients(partial(_server_client, bearer_key(keypairs)))
-        stack.push_async_callback(clients.close)
+        for closed in (master, manager, clients):
+            stack.push_async_callback(closed.close)
         putter = TensorPutter(partial(TensorClient, **who), _dump(runner))
         stack.callback(putter.close)
-        log = stack.enter_context(
-            closing(RolloutLog(path, tokenizer=parts["tokenizer"], texts=config.dump_texts))
-        )
+        log = RolloutLog(path, tokenizer=parts.tokenizer, texts=config.dump_texts)
+        stack.callback(log.close)
         caller = PolicyCaller(
-            worker=runner.name,
-            manager=peers["gserver_manager"],
-            clients=clients,
-            settings=settings,
-        )
-        groups = GroupRunner(
-            caller=caller,
-            group_size=config.group_size,
-            agent_name=config.agent,
-            environment_name=config.env,
-            environment_s=config.rollout_request_timeout,
-            **parts,
-        )
-        limits = RolloutLimits(
-            max_concurrent_rollouts=config.max_concurrent_rollouts,
-            success_rate_lb=config.success_rate_lb,
-            success_rate_ub=config.success_rate_ub,
+            worker=runner.name, manager=manager, clients=clients, settings=parts.settings
         )
         await RolloutLoop(
             name=runner.name,
-            master=peers["master_worker"],
-            groups=groups,
+            master=master,
+            groups=_groups(config, parts, caller),
             connect=putter.connect,
             log=log,
-            limits=limits,
+            limits=RolloutLimits(
+                max_concurrent_rollouts=config.max_concurrent_rollouts,
+                success_rate_lb=config.success_rate_lb,
+                success_rate_ub=config.success_rate_ub,
+            ),
         ).run()
+
+
+def _groups(config: RolloutWorker, parts: Parts, caller: PolicyCaller) -> GroupRunner:
+    return GroupRunner(
+        dataset=parts.dataset,
+        tokenizer=parts.tokenizer,
+        agent=parts.agent,
+        make_environment=parts.make_environment,
+        caller=caller,
+        group_size=config.group_size,
+        agent_name=config.agent,
+        environment_name=config.env,
+        environment_s=config.rollout_request_timeout,
+    )
+
+
+def _peer(runner: WorkerRunner, kind: str, **client: Any) -> Peer:
+    """The worker ``kind``/0, wherever it is."""
+    name = f"{kind}/0"
+    return Peer(
+        name,
+        look_up=partial(_endpoint, runner, kind),
+        connect=partial(RequestClient, peer_name=name, sender=runner.name, **client),
+    )
 
 
 def _dump(runner: WorkerRunner) -> DumpWriter | None:

@@ -83,11 +83,20 @@ class WeightPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the weights of a version are: a Hugging Face folder, or parts to fetch from trainers."""
+    """Where the weights of a version are: a Hugging Face folder, or parts to fetch from trainers.
+
+    ``routes``: server → its own parts, where not all servers take them from the same trainers.
+    """
 
     version: int
     path: str = ""
     parts: tuple[WeightPart, ...] = ()
+    routes: Mapping[int, tuple[WeightPart, ...]] = {}
+
+    def of_server(self, index: int) -> WeightSource:
+        """What server ``index`` takes."""
+        parts = self.routes.get(index, self.parts)
+        return WeightSource(version=self.version, path=self.path, parts=parts)
 
 
 class WeightsTaken(msgspec.Struct, frozen=True, kw_only=True):

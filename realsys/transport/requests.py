@@ -130,7 +130,8 @@ class Offload(_Body, frozen=True, kw_only=True, tag=True):
 class PublishWeights(_Body, frozen=True, kw_only=True, tag=True):
     """Keep a copy of the weights of model ``model`` as version ``version`` for generation servers to fetch.
 
-    Goes to every worker that holds a part of it.
+    Goes to every worker that holds a part of it. The workers of each of ``groups`` give all of it together;
+    none: all that hold a part do.
     """
 
     order: int
@@ -138,12 +139,14 @@ class PublishWeights(_Body, frozen=True, kw_only=True, tag=True):
     step: int
     model: str
     version: int
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class Published(_Body, frozen=True, kw_only=True, tag=True):
-    """``name``: under which name the worker's tensor server gives its part; empty: it has none to give."""
+    """``names``: for each group, under which name the worker's tensor server gives its part; empty: it has
+    none to give."""
 
-    name: str
+    names: tuple[str, ...]
     started: float
     ended: float
     num_bytes: int = 0

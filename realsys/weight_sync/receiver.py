@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a value that is only read
     from realsys.serving.api import WeightSource
 
 IN_FLIGHT = 3  # buckets from each trainer: one being written, one on its way, one being read
-SILENCE_S = 30.0  # a trainer answers from a thread of its own, also while it computes
+SILENCE_S = 60.0  # a trainer answers from a thread of its own, also while it computes
 
 E = TypeVar("E", bound=RealsysError)
 
@@ -102,7 +102,9 @@ class WeightReceiver:
             self._lock.release()
 
     def close(self) -> None:
-        """Closes connections and forgets what was kept. Waits for a fetch that is under way."""
+        """Closes connections and forgets what was kept. A fetch that waits for a trainer ends soon."""
+        if (found := self._client) is not None:
+            found[1].give_up()
         with self._lock:
             self._held = None
             self._memory.clear()

@@ -1,4 +1,4 @@
-"""The HTTP front and its client, over an engine without a model: bounds, mistakes, who goes away, who dies."""
+"""The HTTP front and its client, over an engine without a model: bounds, mistakes, who goes, who dies."""
 
 from __future__ import annotations
 

@@ -353,17 +353,47 @@ def test_a_trainer_that_was_killed_is_named_in_time(start):
     receiver.close()
 
 
+def test_a_receiver_that_is_closed_waits_for_nobody():
+    with trainers_here() as (trainers, receiver):
+        source = publish(trainers, 2)
+        waits, gate, errors = threading.Event(), threading.Event(), []
+
+        def silent(body):
+            waits.set()
+            gate.wait(WAIT_S)
+            return b"", []
+
+        trainers[1].server._answer = silent
+        one = receiver(silence_s=10 * WAIT_S)
+
+        def fetch():
+            try:
+                one.fetch(source, timeout_s=10 * WAIT_S)
+            except WaitTimeout as error:
+                errors.append(error.what)
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        assert waits.wait(WAIT_S)
+        one.close()
+        thread.join(WAIT_S)
+        gate.set()
+        assert not thread.is_alive()
+        assert "model_worker/1 did not send 'weights' before it was given up" in errors[0]
+
+
 def test_a_trainer_that_is_silent_does_not_hold_up_what_another_gives():
     """One trainer answers nothing for a while; all that the other has comes meanwhile."""
     with trainers_here() as (trainers, receiver):
         source = publish(trainers, 2)
         gate, answer = threading.Event(), trainers[1].server._answer
-        came = []
-        mine = receiver()
+        came, answered = [], []
+        mine = receiver(silence_s=2 * WAIT_S)
 
         def slow(body):
-            if len(came) and not gate.is_set():  # after its list: hold the buckets back
+            if answered:  # its list is out: hold the buckets back
                 gate.wait(WAIT_S)
+            answered.append(1)
             return answer(body)
 
         rows = mine._rows

@@ -194,7 +194,7 @@ def mutated(old: str, new: str) -> ModuleType:
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_noticed(rule: str) -> None:
     broken = mutated(*BROKEN[rule])
-    for seed in range(400):
+    for seed in (236, *range(400)):  # the rarest is seen at 236
         draw = random.Random(seed)
         run = Run(
             policy=next((p for p in POLICIES if p in rule), draw.choice(POLICIES)),
