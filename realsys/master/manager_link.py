@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from realsys.api.errors import WaitTimeout, WorkerLost
+from realsys.api.errors import RolloutError, WaitTimeout, WorkerLost
 from realsys.api.trial import WorkerRecord
 from realsys.serving.api import WeightSource
 from realsys.transport import rollout_messages as rm
@@ -27,6 +27,8 @@ MANAGER = "gserver_manager/0"
 FIND_S = 120.0
 UPDATE_TIMEOUT_S = 1800.0
 RETRY_S = 0.5
+LOOK_S = 10.0
+NONE_WELL_S = 300.0
 
 
 class ManagerLink:
@@ -107,6 +109,29 @@ class ManagerLink:
             except (WorkerLost, WaitTimeout) as error:
                 logger.warning("manager not reached, again soon error=%s", error.what)
                 await asyncio.sleep(RETRY_S)
+
+    async def watch(self) -> None:
+        """Until cancelled. Raises RolloutError when no server has been well for ``NONE_WELL_S``."""
+        well_s = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                view: rm.ManagerView = await self.call(
+                    rm.AskManager(), timeout_s=NONE_WELL_S, what="how the servers do"
+                )
+            except WaitTimeout as error:
+                raise RolloutError(error.what, where=MANAGER, fix=error.fix) from error
+            if view.versions.keys() - view.sick.keys() or not view.sick:
+                well_s = time.monotonic()
+                continue
+            told = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
+            logger.warning("no generation server is well why=%s", told)
+            if time.monotonic() - well_s > NONE_WELL_S:
+                raise RolloutError(
+                    f"no generation server has been well for {NONE_WELL_S:g} s: {told}",
+                    where=MANAGER,
+                    fix="see their logs (realsys logs generation_server); then realsys resume",
+                )
 
     def _is_news(self) -> bool:
         if self._source is None:

@@ -72,6 +72,7 @@ class RolloutSide:
         self._tasks = [
             group.create_task(self._server.serve(self.desk.handle), name="rollout desk"),
             group.create_task(self.manager.run(), name="weights to servers"),
+            group.create_task(self.manager.watch(), name="watch over the servers"),
         ]
         return self
 

@@ -57,7 +57,7 @@ class Finish(StrEnum):
 
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The new tokens, one log-prob (at the sampling temperature, whole vocabulary) and one weight version each."""
+    """The new tokens; for each a log-prob (at the sampling temperature, whole vocabulary) and a version."""
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -82,7 +82,7 @@ class WeightPart(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class WeightSource(msgspec.Struct, frozen=True, kw_only=True):
+class WeightSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the weights of a version are: a Hugging Face folder, or parts to fetch from trainers.
 
     ``routes``: server → its own parts, where not all servers take them from the same trainers.

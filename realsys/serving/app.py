@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from realsys.api.errors import InternalError, RealsysError, did_you_mean
@@ -31,6 +30,8 @@ from realsys.serving.http_answers import (
 )
 from realsys.serving.http_control import Control
 from realsys.serving.http_json import GenerateCall, read_generate
+from realsys.serving.http_responses import json_response, refused
+from realsys.serving.http_weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def generation_app(
     routes = [
         web.post("/generate", _Generate(engine, max_requests).handle),
         *Control(engine).routes(),
+        *Weights(engine).routes(),
     ]
     app.add_routes(routes)
     return app
@@ -72,7 +74,7 @@ class _Generate:
         began_s = time.monotonic()
         call = read_generate(await request.read())
         if self._open + len(call.requests) > self._max_requests:
-            return _refused(
+            return refused(
                 f"{self._open} answers are on their way and {len(call.requests)} more would be "
                 f"over the limit of {self._max_requests}",
                 kind="Overloaded",
@@ -99,7 +101,7 @@ class _Generate:
             answers = [task.result() for task in tasks]
         seconds = time.monotonic() - began_s
         bodies = [answer_json(answer, seconds=seconds) for answer in answers]
-        return _json(bodies if call.batch else bodies[0])
+        return json_response(bodies if call.batch else bodies[0])
 
     async def _answer(self, request: GenerateRequest) -> Answer:
         async with aclosing(self._engine.generate(request, stream=False)) as answers:  # type: ignore[type-var]
@@ -162,7 +164,7 @@ def _only_with(key: str) -> Any:
         sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if request.path in OPEN_PATHS or hmac.compare_digest(sent, expected):
             return await handler(request)
-        return _refused(
+        return refused(
             "the request carries no key of this trial",
             kind="Unauthorized",
             status=UNAUTHORIZED,
@@ -178,33 +180,22 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return await handler(request)
     except RealsysError as error:
         status = status_of(error)
-        return _json(error_json(error, status=status), status=status)
+        return json_response(error_json(error, status=status), status=status)
     except web.HTTPNotFound:
         paths = {r.get_info().get("path", "") for r in request.app.router.resources()}
         fix = did_you_mean(request.path, paths)
-        return _refused(f"no path {request.path}", kind="NotFound", status=404, fix=fix)
+        return refused(f"no path {request.path}", kind="NotFound", status=404, fix=fix)
     except web.HTTPException as error:
         what = error.text or error.reason
-        return _refused(what, kind=type(error).__name__, status=error.status, fix="see the API")
+        return refused(what, kind=type(error).__name__, status=error.status, fix="see the API")
     except ConnectionError:
         raise  # the client is gone: nobody to tell
     except Exception as error:  # the outermost frame of a request
         logger.exception("request failed path=%s", request.path)
-        return _json(error_json(_as_ours(error), status=500), status=500)
+        return json_response(error_json(_as_ours(error), status=500), status=500)
 
 
 def _as_ours(error: BaseException) -> RealsysError:
     if isinstance(error, RealsysError):
         return error
     return InternalError(f"{type(error).__name__}: {error}", where="generation server")
-
-
-def _json(body: Any, *, status: int = 200) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(body), status=status, content_type="application/json"
-    )
-
-
-def _refused(what: str, *, kind: str, status: int, fix: str) -> web.Response:
-    error = {"message": what, "type": kind, "code": status, "fix": fix}
-    return _json({"error": error}, status=status)

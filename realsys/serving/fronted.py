@@ -14,6 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from realsys.api.errors import ConfigError, DataError, RealsysError
+from realsys.models.hf_directory import check_hf_directory
 from realsys.serving.api import (
     GenerateRequest,
     PauseMode,
@@ -42,12 +43,16 @@ class FrontedEngine(abc.ABC):
     """
 
     kind = ""
+    length_option = ""  # of its command line: tokens of prompt and answer together
 
     def __init__(self, *, model_path: str, backend_args: Mapping[str, Any], version: int) -> None:
         self.counters = Counters()
         self._model_path, self._version = model_path, version
         self._ours = {k: v for k, v in backend_args.items() if k in _OUR_ARGS}
         self._theirs = {k: v for k, v in backend_args.items() if k not in _OUR_ARGS}
+        self._max_positions = self._theirs.get(self.length_option) or (
+            check_hf_directory(model_path, need_tokenizer=False).max_positions
+        )
         self._open: dict[str, int] = {}  # rid → tokens of its prompt and its answer so far
         self._paused: PauseMode | None = None
         self._child: ChildServer
@@ -102,6 +107,7 @@ class FrontedEngine(abc.ABC):
             raise DataError(
                 f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
             )
+        self._check_length(request)
         self._open[request.rid] = len(request.input_ids)
         finished = False
         try:
@@ -118,6 +124,17 @@ class FrontedEngine(abc.ABC):
                 with suppress(RealsysError):
                     await self._abort(request.rid, every=False)
             del self._open[request.rid]
+
+    def _check_length(self, request: GenerateRequest) -> None:
+        """Here, because vLLM would answer with fewer tokens than it was asked for."""
+        prompt, new = len(request.input_ids), request.sampling.max_new_tokens
+        if self._max_positions and prompt + new > self._max_positions:
+            raise DataError(
+                f"a prompt of {prompt} tokens and max_new_tokens={new} do not fit the "
+                f"{self._max_positions} positions of the model",
+                where="/generate",
+                fix="ask for fewer",
+            )
 
     async def abort(self, rid: str, *, every: bool = False) -> None:
         if every or rid in self._open:

@@ -1,7 +1,6 @@
-"""The control paths of a generation server: abort, pause, weights, health, what it is and does.
+"""The control paths of a generation server: abort, pause, health, what it is and does.
 
-Registered by app.py. Changes of weights are made one at a time, and to their end even if who asked
-for them has gone.
+Registered by app.py. Changes of weights are in http_weights.py.
 """
 
 from __future__ import annotations
@@ -9,25 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from realsys.api.errors import DataError, RealsysError, WorkerLost
-from realsys.serving.api import (
-    GenerateRequest,
-    PauseMode,
-    Sampling,
-    WeightPart,
-    WeightSource,
-    WeightsTaken,
-)
+from realsys.serving.api import GenerateRequest, PauseMode, Sampling
 from realsys.serving.engines import ServedEngine
-from realsys.serving.http_answers import error_json, status_of
 from realsys.serving.http_json import read_body
+from realsys.serving.http_responses import json_response
 from realsys.serving.prometheus import prometheus_text
 
 logger = logging.getLogger(__name__)
@@ -49,36 +39,11 @@ class _Continue(msgspec.Struct):
     torch_empty_cache: bool = True  # SGLang's; nothing to do here
 
 
-class _FromDisk(msgspec.Struct):
-    model_path: str
-    weight_version: str | int | None = None
-    load_format: str | None = None
-    abort_all_requests: bool = False
-    flush_cache: bool = True
-    is_async: bool = False
-    torch_empty_cache: bool = False
-    keep_pause: bool = False
-    token_step: int = 0
-
-
-class _FromStream(msgspec.Struct):
-    version: int
-    path: str = ""
-    parts: tuple[WeightPart, ...] = ()
-
-
-class _NewVersion(msgspec.Struct):
-    new_version: str | int
-    abort_all_requests: bool = True  # SGLang's default
-
-
 class Control:
-    """Handlers of everything but /generate."""
+    """Handlers of everything but /generate and changes of weights."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
-        self._changing = asyncio.Lock()
-        self._changes: set[asyncio.Task[Any]] = set()
 
     def routes(self) -> list[web.RouteDef]:
         """Paths and what serves them."""
@@ -86,9 +51,6 @@ class Control:
             "/abort_request": self._abort,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
-            "/update_weights_from_disk": self._from_disk,
-            "/update_weights_from_stream": self._from_stream,
-            "/update_weight_version": self._new_version,
             "/flush_cache": self._flush,
         }
         gets = {
@@ -130,71 +92,6 @@ class Control:
     async def _flush(self, request: web.Request) -> web.Response:
         await self._engine.flush()
         return web.Response(text="Cache flushed.\n")
-
-    # ---- weights ----------------------------------------------------------------------------
-
-    async def _from_disk(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read(), _FromDisk, where=request.path)
-        if body.load_format not in (None, "auto", "safetensors"):
-            raise DataError(
-                f"load_format is {body.load_format!r}", where=request.path, fix="leave it out"
-            )
-        version = body.weight_version
-        if version is None:  # tokens of other weights must be told from those before
-            version = (await self._engine.info()).weight_version + 1
-        source = WeightSource(version=_number(version, request.path), path=body.model_path)
-        if body.abort_all_requests:
-            await self._engine.abort("", every=True)
-        return await self._update(source)
-
-    async def _from_stream(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read(), _FromStream, where=request.path)
-        if bool(body.path) == bool(body.parts):
-            fix = "give path, a Hugging Face folder, or parts to fetch"
-            raise DataError("path and parts: one of them is needed", where=request.path, fix=fix)
-        return await self._update(
-            WeightSource(version=body.version, path=body.path, parts=body.parts)
-        )
-
-    async def _update(self, source: WeightSource) -> web.Response:
-        try:
-            taken: WeightsTaken = await self._to_its_end(
-                lambda: self._engine.update_weights(source)
-            )
-        except RealsysError as error:
-            logger.warning("weights not taken version=%d error=%s", source.version, error.what)
-            status = status_of(error)
-            told = {"success": False, "message": error.what, **error_json(error, status=status)}
-            return _json(told, status=status)
-        logger.info(
-            "weights taken version=%d seconds=%.3f paused_s=%.4f bytes=%d",
-            taken.version,
-            taken.seconds,
-            taken.paused_s,
-            taken.num_bytes,
-        )
-        done = {"success": True, "message": "Succeeded to update model weights."}
-        return _json({**done, **msgspec.structs.asdict(taken)})
-
-    async def _new_version(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read(), _NewVersion, where=request.path)
-        version = _number(body.new_version, request.path)
-        if body.abort_all_requests:
-            await self._engine.abort("", every=True)
-        await self._to_its_end(lambda: self._engine.set_version(version))
-        done = {"success": True, "message": f"Weight version updated to {version}"}
-        return _json({**done, "new_version": str(version)})
-
-    async def _to_its_end(self, change: Callable[[], Awaitable[Any]]) -> Any:
-        async def one_at_a_time() -> Any:
-            async with self._changing:
-                return await change()
-
-        task = asyncio.create_task(one_at_a_time(), name="change of weights")
-        self._changes.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(self._changes.discard)
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # seen, if nobody waits
-        return await asyncio.shield(task)
 
     # ---- how it does ------------------------------------------------------------------------
 
@@ -246,7 +143,7 @@ class Control:
 
     async def _model_info(self, request: web.Request) -> web.Response:
         info = await self._engine.info()
-        return _json(
+        return json_response(
             {
                 "model_path": info.model_path,
                 "tokenizer_path": info.model_path,
@@ -256,7 +153,7 @@ class Control:
         )
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return _json(await self._engine.info())
+        return json_response(await self._engine.info())
 
     async def _loads(self, request: web.Request) -> web.Response:
         info = await self._engine.info()
@@ -268,29 +165,12 @@ class Control:
             "num_used_tokens": info.num_tokens,
             "max_running_requests": info.max_running,
         }
-        return _json({"dp_rank_count": 1, "loads": [load]})
+        return json_response({"dp_rank_count": 1, "loads": [load]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         text = prometheus_text(await self._engine.info(), self._engine.counters)
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 
-def _number(version: str | int, where: str) -> int:
-    try:
-        return int(version)
-    except ValueError:
-        raise DataError(
-            f"weight version {version!r} is no whole number",
-            where=where,
-            fix="use the number of training steps behind the weights",
-        ) from None
-
-
 def _ok(message: str) -> web.Response:
-    return _json({"message": message, "status": "ok"})
-
-
-def _json(body: Any, *, status: int = 200) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(body), status=status, content_type="application/json"
-    )
+    return json_response({"message": message, "status": "ok"})

@@ -7,6 +7,7 @@ travel in the clear.
 from __future__ import annotations
 
 import asyncio
+import io
 import ipaddress
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +22,7 @@ from realsys.serving.http_answers import read_error
 MAX_CONNECTIONS = 512
 MAX_EVENT_BYTES = 32 << 20
 _CONNECT_S = 10.0
+_LARGE_BYTES = 1 << 20
 
 
 class HttpSession:
@@ -137,8 +139,12 @@ class HttpSession:
         )
 
 
-def _encoded(body: Any) -> bytes | None:
-    return None if body is None else msgspec.json.encode(body)
+def _encoded(body: Any) -> bytes | io.BytesIO | None:
+    if body is None:
+        return None
+    data = msgspec.json.encode(body)
+    # A large one as a file: aiohttp would hold up the loop with bytes, and warns of it.
+    return io.BytesIO(data) if len(data) > _LARGE_BYTES else data
 
 
 def _pin(url: str, fragment: str) -> aiohttp.Fingerprint | None:

@@ -35,6 +35,7 @@ class SGLangEngine(FrontedEngine):
     """
 
     kind = "sglang"
+    length_option = "context_length"
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class VLLMEngine(FrontedEngine):
     """vLLM as ``python -m vllm.entrypoints.openai.api_server``. Args: as ``SGLangEngine``."""
 
     kind = "vllm"
+    length_option = "max_model_len"
 
     def __init__(
         self,

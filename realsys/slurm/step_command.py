@@ -159,8 +159,12 @@ def srun_argv(
 
 
 def srun_log(attempt: AttemptFiles, step: StepPlan, again: Again | None = None) -> Path:
-    """Where the step's srun itself writes: who ended how, and what it could not start."""
-    name = f"{step.worker_type.value}-{again.index}" if again else step.worker_type.value
+    """Where the step's srun itself writes: who ended how, and what it could not start.
+
+    A file for each restart: the srun of the start before may have a last word to say of its task 0.
+    """
+    kind = step.worker_type.value
+    name = f"{kind}-{again.index}-{again.restart}" if again else kind
     return attempt.logs / f"srun-{name}.log"
 
 

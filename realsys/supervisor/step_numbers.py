@@ -3,7 +3,8 @@
 Slurm counts the steps of a requeued job from 0 again. An srun of an earlier incarnation that lives on asks
 slurmctld for the end of "step 123.0" as soon as it hears that its node was given up, and slurmctld ends
 whichever step has that number (seen with 22.05). srun is not our code, and may be the first thing that
-runs when a node that slept wakes up; so the numbers must differ. A step that does nothing uses one up.
+runs when a node that slept wakes up; so the numbers must differ. A step that does nothing uses one up. The
+components of a het job share one count, so a step in its first one will do.
 """
 
 from __future__ import annotations

@@ -133,7 +133,6 @@ async def test_a_dead_engine_is_a_lost_worker() -> None:
         client = server.client()
         waiting = asyncio.create_task(client.generate(ask("r"), timeout_s=S))
         await until(lambda: bool(server.engine.running))
-        assert await client.healthy()
         server.engine.die()
         with pytest.raises(WorkerLost, match=r"generation_server/0.*killed by a test"):
             await waiting

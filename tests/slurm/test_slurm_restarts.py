@@ -49,5 +49,6 @@ def test_a_task_is_started_again_beside_the_others(
     assert {p.name for p in logs.iterdir()} == {
         *(f"{kind}-{i}.log" for i in range(4)),
         f"srun-{kind}.log",
-        f"srun-{kind}-3.log",
+        f"srun-{kind}-3-1.log",
+        f"srun-{kind}-3-2.log",
     }

@@ -404,6 +404,27 @@ def test_a_step_of_which_all_tasks_were_started_again_is_ended_as_well(make):
     assert [p.poll() is None for p in processes] == [False] * 3
 
 
+def test_a_late_word_of_the_srun_before_is_not_about_the_new_task(make):
+    late = 'while [ ! -e "$SLURM_HOSTFILE.go" ]; do sleep 0.01; done'
+    trial = make().srun(LATER)
+    first, _ = trial.start()
+    trial.told(0, -9)
+    trial.steps.kill(first)
+    wait_until(lambda: first.poll() is not None)
+    trial.srun(f"{late}; echo 'srun: error: n1: task 0: Exited with exit code 137'; exit 137")
+    second = trial.steps.restart(first)
+    trial.told(0, -9)
+    trial.steps.kill(second)
+    wait_until(lambda: second.poll() is not None)
+    trial.srun(LATER)
+    third = trial.steps.restart(second)
+    trial.tasks.append(third)
+    (trial.files.hosts / "main-model_worker-0.go").touch()
+    second.step.process.wait(10)
+    third.step._next_refresh = 0.0
+    assert third.poll() is None
+
+
 # ---- where we are ----------------------------------------------------------------------------------
 
 
