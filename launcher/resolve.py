@@ -222,18 +222,12 @@ def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
 
     It is refused here because the run would leave it out without a word.
     """
-    if config.auto_eval or config.evaluator is not None:
-        yield _not_carried_out("automatic evaluation", "initial_setup().auto_eval and .evaluator")
     if config.wandb.mode != "disabled" and importlib.util.find_spec("wandb") is None:
         yield ConfigError(
             f"wandb.mode is {config.wandb.mode!r}, and the package wandb is not installed",
             where="wandb.mode",
             fix="pip install 'realsys[wandb]', or wandb.mode=disabled",
         )
-
-
-def _not_carried_out(what: str, where: str) -> ConfigError:
-    return ConfigError(f"{what}: not carried out by this version", where=where, fix="leave it out")
 
 
 def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:

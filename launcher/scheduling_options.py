@@ -59,6 +59,7 @@ class SchedulingOptions:
     generation_server: GroupOptions = option(GroupOptions(), "of generation servers")
     gserver_manager: GroupOptions = option(GroupOptions(), "of the generation servers' manager")
     rollout_worker: GroupOptions = option(GroupOptions(), "of rollout workers")
+    evaluator: GroupOptions = option(GroupOptions(), "of the evaluator")
 
     def put_on(self, scheduling: ExperimentScheduling) -> ExperimentScheduling:
         """The experiment's groups with these settings over them. Raises ConfigError."""

@@ -26,7 +26,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.options import WandbOptions, option, range_problems
-from realsys.api.scheduling import ExperimentScheduling, WorkerType
+from realsys.api.scheduling import DISPENSABLE, ExperimentScheduling, WorkerType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,11 +296,39 @@ class MasterWorker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutomaticEvaluator:
-    """Evaluation of saved checkpoints beside the training."""
+class Evaluator:
+    """A process that evaluates the saved checkpoints of one role beside the training, one by one.
 
-    dataset: DatasetAbstraction | None = None
-    max_concurrent_jobs: int = 1
+    Attributes:
+        base_seed: of the data sets, and of answers that are sampled.
+        role: whose checkpoints; one that is trained.
+        dtype: torch's name of the type that weights are loaded in.
+        datasets: held-out questions by name; of several, the name stands before each figure.
+        reward: registered rule; an answer that it scores above 0.5 is right.
+        gconfig: of the answers; accuracy is that of greedy ones.
+        n: answers a question for pass@1 … pass@n, sampled as ``gconfig`` says; 1: none.
+        max_tries: of a checkpoint; then it is noted as failed, and the run goes on.
+    """
+
+    base_seed: int = 1
+    role: str = "actor"
+    dtype: str = "float32"
+    datasets: Mapping[str, DatasetAbstraction] = field(default_factory=dict)
+    reward: str = "math_verify"
+    gconfig: GenerationHyperparameters = field(
+        default_factory=lambda: GenerationHyperparameters(greedy=True)
+    )
+    n: int = option(1, "answers a question for pass@k", ge=1)
+    batch_size: int = option(128, "questions at a time", ge=1)
+    num_threads: int | None = None
+    poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
+    max_tries: int = option(3, "of a checkpoint", ge=1)
+    retry_s: float = option(30.0, "before it is tried again", unit="seconds", ge=0)
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+    def __post_init__(self) -> None:
+        for problem in range_problems(self, path="evaluator."):
+            raise problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,8 +364,7 @@ class ExperimentConfig:
     master_worker: tuple[MasterWorker, ...] = ()
     wandb: WandbOptions = field(default_factory=WandbOptions)
     tensorboard: bool = True
-    auto_eval: bool = False
-    evaluator: AutomaticEvaluator | None = None
+    evaluator: tuple[Evaluator, ...] = ()
     max_staleness: int = 0
     weights_through: str = "memory"
     rollout: RolloutControl | None = None
@@ -373,6 +400,7 @@ class ExperimentConfig:
         sync_pairs = _sync_param_pairs(self.model_rpcs, topos, problems)
         _check_weights(self.model_rpcs, topos, trained, problems)
         _check_rollout(self, trained, problems)
+        _check_evaluator(self, trained, problems)
         if problems:
             raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
         resolved = Resolution(
@@ -402,11 +430,15 @@ class ExperimentConfig:
         return getattr(self, kind.value)  # type: ignore[no-any-return]
 
     def set_worker_information(self, experiment_name: str, trial_name: str) -> ExperimentConfig:
-        """The same with every worker told who and where it is. Workers watch the master's key."""
+        """The same with every worker told who and where it is.
+
+        Workers watch the master's key, but for those that work on when it has left.
+        """
         changed: dict[str, Any] = {}
         for kind in WorkerType:
             workers = self.workers(kind)
-            watch = () if kind is WorkerType.MASTER_WORKER else ("worker/master_worker/0",)
+            alone = kind is WorkerType.MASTER_WORKER or kind in DISPENSABLE
+            watch = () if alone else ("worker/master_worker/0",)
             changed[kind.value] = tuple(
                 replace(
                     w,
@@ -624,6 +656,38 @@ def _check_rollout(
                 fix=did_you_mean(str(name), [str(n) for n in trained.values()]),
             )
         )
+
+
+def _check_evaluator(
+    config: ExperimentConfig, trained: Mapping[str, ModelName], problems: list[ConfigError]
+) -> None:
+    """At most one, for a role that is saved, with something to ask."""
+    if len(config.evaluator) > 1:
+        problems.append(
+            ConfigError(
+                f"{len(config.evaluator)} evaluators would write the same files",
+                where="initial_setup().evaluator",
+                fix="use one; it takes the checkpoints one by one",
+            )
+        )
+    for i, evaluator in enumerate(config.evaluator):
+        where = f"initial_setup().evaluator[{i}]"
+        if evaluator.role not in trained:
+            problems.append(
+                ConfigError(
+                    f"nothing trains {evaluator.role!r}: it has no checkpoints to evaluate",
+                    where=f"{where}.role",
+                    fix=did_you_mean(evaluator.role, list(trained)),
+                )
+            )
+        if not evaluator.datasets:
+            problems.append(
+                ConfigError(
+                    "no questions to evaluate with",
+                    where=f"{where}.datasets",
+                    fix="name a data set, or leave out the evaluator",
+                )
+            )
 
 
 def _sync_param_pairs(

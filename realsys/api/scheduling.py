@@ -23,12 +23,20 @@ class WorkerType(StrEnum):
     GENERATION_SERVER = "generation_server"
     GSERVER_MANAGER = "gserver_manager"
     ROLLOUT_WORKER = "rollout_worker"
+    EVALUATOR = "evaluator"
 
 
 # The supervisor starts one of these again when it ends or hangs; any other worker's end is the trial's.
 RESTARTED_ALONE = frozenset(
-    {WorkerType.GENERATION_SERVER, WorkerType.GSERVER_MANAGER, WorkerType.ROLLOUT_WORKER}
+    {
+        WorkerType.GENERATION_SERVER,
+        WorkerType.GSERVER_MANAGER,
+        WorkerType.ROLLOUT_WORKER,
+        WorkerType.EVALUATOR,
+    }
 )
+# Of those, the trial goes on without one that can't be started again, and waits for them at its end.
+DISPENSABLE = frozenset({WorkerType.EVALUATOR})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +113,11 @@ class Scheduling:
         """4 cores, no GPU, 20 GiB."""
         return cls(**{"cpu": 4, "gpu": 0.0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
 
+    @classmethod
+    def evaluator_default(cls, **overrides: object) -> Scheduling:
+        """4 cores, 1 GPU, 60 GiB."""
+        return cls(**{"cpu": 4, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TasksGroup:
@@ -129,6 +142,7 @@ class ExperimentScheduling:
     generation_server: TasksGroup | None = None
     gserver_manager: TasksGroup | None = None
     rollout_worker: TasksGroup | None = None
+    evaluator: TasksGroup | None = None
     controller_image: str | None = None
 
     def groups(self) -> dict[WorkerType, TasksGroup]:
@@ -139,6 +153,7 @@ class ExperimentScheduling:
             WorkerType.MODEL_WORKER,
             WorkerType.MASTER_WORKER,
             WorkerType.ROLLOUT_WORKER,
+            WorkerType.EVALUATOR,
         )
         found = {kind: getattr(self, kind.value) for kind in order}
         return {kind: group for kind, group in found.items() if group is not None and group.count}

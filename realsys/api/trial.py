@@ -18,6 +18,7 @@ written by one process and read by many; each is written whole (temporary file, 
                                               of an attempt (of the main phase)
       metrics.jsonl …                       links to the newest attempt's
       tensorboard/  checkpoints/<role>/step-000200/  recover/step-000100.<attempt>/
+      evaluations.jsonl evaluations/<role>-step-000200.json   of saved checkpoints
       dataflow_graph.png  report.html
       prepare/<phase>/                      the same files of a preparing phase
 """
@@ -64,6 +65,8 @@ class PhaseFiles:
     ledger = _Under("ledger.jsonl")
     samples = _Under("samples.jsonl")
     generation = _Under("generation.jsonl")
+    evaluations = _Under("evaluations.jsonl")  # of saved checkpoints, a line each
+    evaluation_results = _Under("evaluations")  # the same with what is pending, a file each
     timeline = _Under("timeline.json")
     tensorboard = _Under("tensorboard")
     checkpoints = _Under("checkpoints")

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from realsys.generation.attention import MIN_QUERIES, KeyValues, Lanes
 from realsys.generation.int8 import Int8Weight, project
 
 FAST_FAMILIES = {
@@ -34,14 +35,14 @@ FAST_FAMILIES = {
 
 LARGEST_GRANULE = 64
 WIDTH_GRANULE = 16  # a cache is looked at in multiples of so many positions
-_QUERIES = 4  # fewer rows than this take another matrix kernel, with other last bits
+_ROWS_A_THREAD = 4  # fewer take another matrix kernel, with other last bits
 _ALIGNMENT = 64  # bytes; kernels may sum in another order from elsewhere
 _ROTATION_BLOCK = 64  # positions whose angles are computed together
 
 
 def row_granule() -> int:
     """Rows of a batch are padded to a multiple of this: four for each thread."""
-    return min(_QUERIES * max(2, torch.get_num_threads()), LARGEST_GRANULE)
+    return min(_ROWS_A_THREAD * max(2, torch.get_num_threads()), LARGEST_GRANULE)
 
 
 def rounded(n: int, granule: int) -> int:
@@ -72,34 +73,6 @@ def fast_path_obstacle(module: nn.Module) -> str | None:
     return None
 
 
-class KeyValues:
-    """Keys and values of ``num_rows`` rows at ``width`` positions each, of all layers.
-
-    Position = index: a row begins at 0. What has not been written is 0, because the sums run over it
-    with weight 0.
-
-    Attributes:
-        keys, values: by layer, ``[rows * key heads, width, head size]``.
-        tensors: all of them, as ``[rows, key heads, width, head size]``.
-        base: int64 ``[rows, key heads]``, index of position 0 when a tensor is seen as ``[-1, head size]``.
-    """
-
-    def __init__(self, like: FastForward, num_rows: int, width: int) -> None:
-        heads, dim = like.num_kv_heads, like.head_dim
-        self.num_rows, self.width = num_rows, width
-        size = (num_rows * heads, width, dim)
-        zeros = like.embedding.new_zeros
-        self.keys = [zeros(size) for _ in like.layers]
-        self.values = [zeros(size) for _ in like.layers]
-        lanes = torch.arange(size[0], device=like.embedding.device)
-        self.base = (lanes * width).view(num_rows, heads)
-        shape = (num_rows, heads, width, dim)
-        self.tensors = [x.view(shape) for x in (*self.keys, *self.values)]
-
-    def num_bytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in self.tensors)
-
-
 @dataclass(frozen=True)
 class _LayerWeights:
     attn_norm: Tensor
@@ -120,8 +93,7 @@ class FastForward:
     quarters of a layer's weights): ``reload`` after they changed. ``int8`` keeps all linear weights
     as copies of a quarter of the size.
 
-    Shape suffixes: B rows, P tokens of a row, N = B * P, H query heads, K key-value heads, G = H / K,
-    D head size, T positions.
+    Shape suffixes: as in attention.py.
     """
 
     def __init__(self, module: nn.Module, *, int8: bool = False) -> None:
@@ -133,7 +105,7 @@ class FastForward:
         self.head_dim: int = backbone.layers[0].self_attn.head_dim
         self.eps = config.rms_norm_eps
         self._eps = torch.tensor(self.eps)
-        self.scale = 1 / math.sqrt(self.head_dim)
+        self.lanes = Lanes(self.num_heads, self.num_kv_heads, self.head_dim)
         self.rotary = backbone.rotary_emb
         self.embedding: Tensor = backbone.embed_tokens.weight.data
         self.device = self.embedding.device
@@ -175,10 +147,14 @@ class FastForward:
         aligned = weight.is_contiguous() and weight.data_ptr() % _ALIGNMENT == 0
         return weight if aligned else weight.clone(memory_format=torch.contiguous_format)
 
+    def cache(self, num_rows: int, width: int) -> KeyValues:
+        """An empty one."""
+        return KeyValues(self.lanes, len(self.layers), num_rows, width, self.embedding)
+
     def padded_length(self, num_rows: int, length: int) -> int:
         """Tokens a row to give ``run`` instead of ``length``, so that the matrices suit its kernels."""
         granule = row_granule()
-        return rounded(length, math.lcm(_QUERIES, granule // math.gcd(num_rows, granule)))
+        return rounded(length, math.lcm(MIN_QUERIES, granule // math.gcd(num_rows, granule)))
 
     def run(self, tokens_BP: Tensor, positions_BP: Tensor, cache: KeyValues, width: int) -> Tensor:
         """Reads tokens; what the last layer says of each, ``[N, hidden]``.
@@ -194,21 +170,18 @@ class FastForward:
         num_rows, length = tokens_BP.shape
         rotation = self._rotation_of(width).index_select(0, positions_BP.flatten())[:, None]
         cos, sin = rotation.chunk(2, dim=-1)
+        lanes, used = self.lanes, num_rows * self.lanes.num_lanes
         index = (positions_BP[:, :, None] + cache.base[:num_rows, None]).flatten()
-        mask = self._mask(positions_BP, width)
-        lanes = num_rows * self.num_kv_heads
+        mask = lanes.mask(positions_BP, width, self.embedding.dtype)
         x = F.embedding(tokens_BP.flatten(), self.embedding)
         for w, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
-            y = self._norm(x, w.attn_norm)
-            q, k, v = self._queries_keys_values(y, w, cos, sin)
-            keys.view(-1, self.head_dim).index_copy_(0, index, k)
-            values.view(-1, self.head_dim).index_copy_(0, index, v)
-            y = self._attention(
-                self._lanes_of(q, length), keys[:lanes, :width], values[:lanes, :width], mask
-            )
-            project(self._tokens_of(y, num_rows, length), w.attn_out, add_to=x)
-            y = self._norm(x, w.mlp_norm)
-            gate, up = project(y, w.gate_up).chunk(2, dim=-1)
+            q, k, v = self._queries_keys_values(self._norm(x, w.attn_norm), w, cos, sin)
+            keys.view(-1, lanes.width).index_copy_(0, index, k)
+            values.view(-1, lanes.width).index_copy_(0, index, v)
+            q = lanes.queries(q, length)
+            y = lanes.attend(q, keys[:used, :width], values[:used, :width], mask)
+            project(lanes.outputs(y, length), w.attn_out, add_to=x)
+            gate, up = project(self._norm(x, w.mlp_norm), w.gate_up).chunk(2, dim=-1)
             project(F.silu(gate).mul_(up), w.down, add_to=x)
         return x
 
@@ -234,7 +207,7 @@ class FastForward:
     def _queries_keys_values(
         self, y: Tensor, w: _LayerWeights, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``[N, H, D]`` and, one line a token and head, keys and values ``[N * K, D]``."""
+        """Queries ``[N, H, D]`` and, one line a token and lane, keys and values ``[N * L, E]``."""
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
         qkv = project(y, w.qkv, bias=w.qkv_bias).view(len(y), heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -243,48 +216,8 @@ class FastForward:
             qk = torch.cat([q, k], dim=1)
         halves_swapped = qk.roll(dim // 2, dims=-1)  # sin holds rotate_half's minus
         qk = (qk * cos).addcmul_(halves_swapped, sin)
-        return qk[:, :heads], qk[:, heads:].reshape(-1, dim), v.reshape(-1, dim)
-
-    def _lanes_of(self, q_NHD: Tensor, length: int) -> Tensor:
-        """Queries by key head: ``[B * K, P * G, D]``, at least ``_QUERIES`` of them.
-
-        The query heads that share a key head see the same keys: they stand in as tokens.
-        """
-        kv_heads, dim = self.num_kv_heads, self.head_dim
-        group = self.num_heads // kv_heads
-        if length > 1:
-            q_BPKGD = q_NHD.reshape(-1, length, kv_heads, group, dim)
-            return q_BPKGD.transpose(1, 2).reshape(-1, length * group, dim)
-        q = q_NHD.reshape(-1, group, dim)
-        if group >= _QUERIES:
-            return q
-        padded = q.new_zeros(len(q), _QUERIES, dim)
-        padded[:, :group] = q
-        return padded
-
-    def _tokens_of(self, y: Tensor, num_rows: int, length: int) -> Tensor:
-        """The way back: ``[N, H * D]``."""
-        group = self.num_heads // self.num_kv_heads
-        if length > 1:
-            y = y.view(num_rows, self.num_kv_heads, length, group, -1).transpose(1, 2)
-        else:
-            y = y[:, :group]
-        return y.reshape(num_rows * length, -1)
-
-    def _attention(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        # Two batched products are quicker on a CPU than torch's fused attention for so few queries.
-        scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.scale)
-        return torch.bmm(torch.softmax(scores, dim=-1), values)
-
-    def _mask(self, positions_BP: Tensor, width: int) -> Tensor:
-        """Added to the scores of each query, ``[B * K, P * G, T]``: 0, or -inf for what is later."""
-        num_rows, length = positions_BP.shape
-        group = self.num_heads // self.num_kv_heads
-        queries = group if length > 1 else max(group, _QUERIES)
-        later = torch.arange(width, device=self.device) > positions_BP[:, :, None]
-        mask = self.embedding.new_zeros(later.shape).masked_fill_(later, -torch.inf)
-        shape = (num_rows, self.num_kv_heads, length, queries, width)
-        return mask[:, None, :, None].expand(shape).reshape(-1, length * queries, width)
+        width = self.lanes.width
+        return qk[:, :heads], qk[:, heads:].reshape(-1, width), v.reshape(-1, width)
 
     def _rotation_of(self, width: int) -> Tensor:
         """cos and sin side by side, ``[width or more, 2 D]``; the sin with rotate_half's minus in it.

@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from realsys.generation.attention import KeyValues
 from realsys.generation.decoder import (
     WIDTH_GRANULE,
     FastForward,
-    KeyValues,
     rounded,
     row_granule,
 )
@@ -68,7 +68,7 @@ class Slots(Protocol):
 
 @dataclass(frozen=True)
 class _Prefix:
-    """One row's keys and values (by layer ``[key heads, tokens, head size]``) and what follows."""
+    """One row's keys and values (by layer ``[L, tokens, E]``, attention.py) and what follows."""
 
     layers: list[Tensor]
     logits: Tensor | None
@@ -112,7 +112,7 @@ class FastSlots:
         self.forward = forward
         self.max_rows = max_rows
         self.prefixes: PrefixCache[_Prefix] = PrefixCache(prefix_bytes)
-        self.cache = KeyValues(forward, 0, 0)
+        self.cache = forward.cache(0, 0)
         # Position of the next token by slot, and 1 where there is a row: counting needs no loop.
         self.positions = torch.zeros(0, dtype=torch.int64, device=forward.device)
         self.in_use = self.positions.clone()
@@ -164,7 +164,7 @@ class FastSlots:
         forward, num_rows = self.forward, len(batch)
         length = forward.padded_length(num_rows, max(r.num_new for r in batch))
         begins = [r.known for r in batch]
-        scratch = KeyValues(forward, num_rows, rounded(max(begins) + length, WIDTH_GRANULE))
+        scratch = forward.cache(num_rows, rounded(max(begins) + length, WIDTH_GRANULE))
         own = scratch.tensors
         for i, reading in enumerate(batch):
             if reading.prefix is not None:
@@ -262,7 +262,7 @@ class FastSlots:
         num_rows, width = max(num_rows, old.num_rows), max(width, old.width)
         if (num_rows, width) == (old.num_rows, old.width):
             return
-        self.cache = KeyValues(self.forward, num_rows, width)
+        self.cache = self.forward.cache(num_rows, width)
         for new, x in zip(self.cache.tensors, old.tensors, strict=True):
             new[: old.num_rows, :, : old.width] = x
         more = self.positions.new_zeros(num_rows - len(self.positions))

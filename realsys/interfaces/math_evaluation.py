@@ -16,7 +16,7 @@ from realsys.interfaces.answers import answer_lengths, answer_texts
 from realsys.interfaces.math_reward import known_answers
 
 NUM_SAMPLES = 8  # shown in the report
-_CORRECT = 0.5  # a score above it; rules give 1 or 0
+CORRECT_ABOVE = 0.5  # a score above it is right; rules give 1 or 0
 
 
 def evaluate_math(
@@ -40,7 +40,7 @@ def evaluate_math(
         for prompt, response, answer in zip(
             _prompts(batch, model.tokenizer), responses, known_answers(batch), strict=True
         ):
-            correct = rule(response=response, answer=answer) > _CORRECT
+            correct = rule(response=response, answer=answer) > CORRECT_ABOVE
             num_correct += correct
             if len(samples) < NUM_SAMPLES:
                 samples.append(

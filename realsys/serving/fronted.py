@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from realsys.api.errors import ConfigError, DataError, RealsysError
-from realsys.models.hf_directory import check_hf_directory
+from realsys.models.hf_directory import check_hf_directory, weight_shapes
 from realsys.serving.api import (
     GenerateRequest,
     PauseMode,
@@ -155,6 +155,8 @@ class FrontedEngine(abc.ABC):
                 where="/update_weights_from_stream",
                 fix="give path, or use backend_type=embedded",
             )
+        # A folder that they can't read, or of another model, ends them.
+        await asyncio.to_thread(check_fits, source.path, self._model_path)
         keep = self._ours.get("kv_on_update") == "keep"
         mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
         began_s = time.perf_counter()
@@ -199,3 +201,22 @@ class FrontedEngine(abc.ABC):
     def _env(self) -> dict[str, str]:
         env = self._ours.get("env") or {}
         return {str(name): str(value) for name, value in env.items()}
+
+
+def check_fits(path: str, model_path: str) -> None:
+    """Whether the folder is whole and of the same model as the one that the server was started with.
+
+    Raises:
+        CheckpointError: a file is missing or torn. DataError: a weight has another shape.
+    """
+    check_hf_directory(path, need_tokenizer=False)
+    found, expected = weight_shapes(path), weight_shapes(model_path)
+    for name in sorted(found.keys() & expected.keys()):
+        if found[name] != expected[name]:
+            raise DataError(
+                f"{name} has shape {found[name]}, the model's is {expected[name]}",
+                where=path,
+                fix=f"give weights of the model in {model_path}",
+            )
+    if not found.keys() & expected.keys():
+        raise DataError("no weight of the model is there", where=path, fix="give its folder")

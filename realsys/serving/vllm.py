@@ -116,7 +116,8 @@ class VLLMEngine(FrontedEngine):
         await self._http.call("POST", "/abort_requests", body, timeout_s=CONTROL_S)
 
     async def _pause(self, mode: PauseMode) -> None:
-        path = f"/pause?mode={_PAUSES[mode]}"
+        clear = str(mode is PauseMode.ABORT).lower()
+        path = f"/pause?mode={_PAUSES[mode]}&clear_cache={clear}"
         await self._http.call("POST", path, timeout_s=CONTROL_S)
         if mode is PauseMode.RETRACT:  # its running requests give their caches back
             await self._reset_prefixes(running=True)

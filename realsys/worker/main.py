@@ -42,6 +42,7 @@ ROLES = {
     "generation_server": "realsys.generation_server.build:run",
     "gserver_manager": "realsys.gserver_manager.build:run",
     "rollout_worker": "realsys.rollout_worker.build:run",
+    "evaluator": "realsys.evaluator.build:run",
 }
 
 

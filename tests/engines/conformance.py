@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -56,12 +56,16 @@ class Served:
     exact: bool = True
     position: bool = True
     seeds: bool = True
+    opened: list[HttpSession] = field(default_factory=list, compare=False, repr=False)
 
     def client(self) -> HttpGenerationClient:
         return HttpGenerationClient(self.url, self.key, name=self.name)
 
-    def http(self, key: str | None = None) -> HttpSession:
-        return HttpSession(self.url, self.key if key is None else key, name=self.name)
+    def http(self, key: str | None = None, *, url: str = "") -> HttpSession:
+        """A bare session, closed when the case ends."""
+        session = HttpSession(url or self.url, self.key if key is None else key, name=self.name)
+        self.opened.append(session)
+        return session
 
 
 Case = Callable[[Served, HttpGenerationClient], Awaitable[None]]
@@ -80,11 +84,15 @@ async def run_case(name: str, served: Served) -> None:
     try:
         await CASES[name](served, client)
     finally:
-        await client.resume()
-        await client.abort(every=True)
-        if (await client.info()).weight_version != 0:
-            await _take(client, served.first, 0)
-        await client.close()
+        try:
+            await client.resume()
+            await client.abort(every=True)
+            if (await client.info()).weight_version != 0:
+                await _take(client, served.first, 0)
+        finally:
+            await client.close()
+            while served.opened:
+                await served.opened.pop().close()
 
 
 def request(rid: str, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> GenerateRequest:
@@ -198,7 +206,6 @@ async def batches_and_n_come_in_order(served: Served, client: HttpGenerationClie
     body = {"input_ids": list(PROMPT), "sampling_params": {"max_new_tokens": 8, "n": 3}}
     answers = json.loads(await http.call("POST", "/generate", body, timeout_s=S))
     assert len({tuple(a["output_ids"]) for a in answers}) == 3
-    await http.close()
 
 
 @case
@@ -354,7 +361,6 @@ async def who_hangs_up_is_aborted(served: Served, client: HttpGenerationClient) 
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await _until_idle(client)
-    await http.close()
 
 
 async def _until_idle(client: HttpGenerationClient) -> None:
@@ -444,7 +450,6 @@ async def weights_from_a_folder(served: Served, client: HttpGenerationClient) ->
     answer = read_answer(data, rid="v")
     assert answer.versions == [7] * len(answer.output_ids)
     assert_close(answer.logprobs, served.second.logprobs(PROMPT, answer.output_ids))
-    await http.close()
 
 
 @case
@@ -483,7 +488,6 @@ async def it_says_how_it_does(served: Served, client: HttpGenerationClient) -> N
         await http.call("GET", "/ready", timeout_s=S)
     await client.resume()
     await http.call("GET", "/ready", timeout_s=S)
-    await http.close()
 
 
 @case
@@ -508,7 +512,6 @@ async def mistakes_are_told(served: Served, client: HttpGenerationClient) -> Non
         await http.call("GET", "/generat", timeout_s=S)
     result = await client.generate(request("fine", max_new_tokens=2), timeout_s=S)
     assert all(math.isfinite(x) for x in result.logprobs)
-    await http.close()
 
 
 @case
@@ -519,10 +522,7 @@ async def strangers_are_refused(served: Served, client: HttpGenerationClient) ->
             with pytest.raises(RemoteError, match="401"):
                 await stranger.call(method, path, timeout_s=S)
         await stranger.call("GET", "/health", timeout_s=S)
-        await stranger.close()
-    other = HttpSession(served.url[:-1] + "0", served.key, name=served.name)
-    if served.url.endswith("0"):
-        other = HttpSession(served.url[:-1] + "1", served.key, name=served.name)
+    last = "1" if served.url.endswith("0") else "0"
+    other = served.http(url=served.url[:-1] + last)
     with pytest.raises(WorkerLost, match="certificate"):
         await other.call("GET", "/server_info", timeout_s=S)
-    await other.close()

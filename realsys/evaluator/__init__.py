@@ -1,0 +1,1 @@
+"""The worker that evaluates saved checkpoints beside the training."""

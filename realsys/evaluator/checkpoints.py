@@ -1,0 +1,89 @@
+"""The saved checkpoints of a role, each with the digest of its weights.
+
+A resumed run may save a step again, with the same weights or others: what counts is what the files hold.
+They are read once; after that size and time of change tell that they are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from realsys.api.progress import tick
+from realsys.evaluator.pending import Checkpoint
+
+_STEP = re.compile(r"step-(\d+)")
+_PIECE_BYTES = 1 << 22
+
+
+class SavedCheckpoints:
+    """Looks into ``folder``, where the checkpoints of ``role`` are."""
+
+    def __init__(self, folder: Path, role: str) -> None:
+        self._folder, self._role = folder, role
+        self._digests: dict[tuple[int, str], str] = {}
+
+    def knows(self, step: int, stamp: str, weights: str) -> None:
+        """What somebody has read before."""
+        self._digests[step, stamp] = weights
+
+    def look(self) -> list[Checkpoint]:
+        """Those that are there now, in the order of steps."""
+        return [c for step, path in self._folders() if (c := self._checkpoint(step, path))]
+
+    def is_unchanged(self, checkpoint: Checkpoint) -> bool:
+        """Whether its files are still those that were looked at."""
+        try:
+            return stamp_of(weight_files(checkpoint.path)) == checkpoint.stamp
+        except OSError:
+            return False
+
+    def _folders(self) -> list[tuple[int, Path]]:
+        try:
+            paths = list(self._folder.iterdir())
+        except FileNotFoundError:
+            return []  # nothing has been saved yet
+        found = [(m, path) for path in paths if (m := _STEP.fullmatch(path.name)) and path.is_dir()]
+        return sorted((int(match[1]), path) for match, path in found)
+
+    def _checkpoint(self, step: int, path: Path) -> Checkpoint | None:
+        """None when it is just being replaced."""
+        try:
+            files = weight_files(path)
+            stamp = stamp_of(files)
+            if (step, stamp) not in self._digests:
+                self._digests[step, stamp] = digest_of(files)
+        except OSError:
+            return None
+        return Checkpoint(
+            role=self._role,
+            step=step,
+            path=path,
+            weights=self._digests[step, stamp],
+            stamp=stamp,
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weights in a Hugging Face directory; adapters have a folder of their own."""
+    return sorted(folder.glob("*.safetensors"))
+
+
+def stamp_of(files: Iterable[Path]) -> str:
+    """Names, sizes and times of change."""
+    stats = [(path.name, path.stat()) for path in files]
+    return " ".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """SHA-256 over names and contents, 32 hex digits of it."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}:{path.stat().st_size}\n".encode())
+        with open(path, "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+                tick()
+    return digest.hexdigest()[:32]

@@ -1,0 +1,119 @@
+"""One checkpoint → its figures: loaded, asked the held-out questions, judged by the reward rule.
+
+The same answers as the trainer's own evaluation gives with these weights: the embedded engine, greedy.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import batched
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from realsys.api import registry
+from realsys.api.experiment import Evaluator
+from realsys.api.model import (
+    DatasetAbstraction,
+    FinetuneSpec,
+    Model,
+    ModelAbstraction,
+    ModelBackendAbstraction,
+    ModelName,
+    ParallelGroups,
+    ProcessTopology,
+)
+from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.evaluator.pass_at_k import mean_pass_at_k
+from realsys.interfaces.answers import answer_texts
+from realsys.interfaces.math_evaluation import CORRECT_ABOVE, evaluate_math
+from realsys.interfaces.math_reward import known_answers
+
+_NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
+
+
+def evaluate_checkpoint(
+    path: Path, config: Evaluator, *, device: str, before_batch: Callable[[], None]
+) -> dict[str, float]:
+    """``accuracy``, ``num_problems``, ``response_length/mean``; with ``n`` above 1 also ``pass@k``.
+
+    Of several data sets each figure has the data set's name in front.
+
+    Args:
+        before_batch: called before each batch of questions; what it raises ends the evaluation.
+    Raises:
+        CheckpointError: the directory is not whole.
+        Whatever data set, model and reward raise.
+    """
+    model = load_model(path, config, device=device)
+    try:
+        figures: dict[str, float] = {}
+        for name, abstraction in config.datasets.items():
+            batches = list(_batches(abstraction, model, config))
+            prefix = f"{name}/" if len(config.datasets) > 1 else ""
+            found = _figures(model, batches, config, before_batch=before_batch)
+            figures |= {prefix + key: float(value) for key, value in found.items()}
+        return figures
+    finally:
+        model.module = None
+        gc.collect()  # the next checkpoint must find the memory free
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def load_model(path: Path, config: Evaluator, *, device: str) -> Model:
+    """The language model in ``path``, ready to answer, in this process alone."""
+    made: Model = registry.make_model(
+        ModelAbstraction("hf_causal_lm", {"path": str(path), "dtype": config.dtype}),
+        name=ModelName(config.role),
+        device=device,
+        topology=ProcessTopology(),
+        rank=0,
+        groups=ParallelGroups(),
+        base_seed=config.base_seed,
+    )
+    backend = registry.make_backend(ModelBackendAbstraction("inference"))
+    return backend.initialize(made, _NO_TRAINING)
+
+
+def _batches(
+    abstraction: DatasetAbstraction, model: Model, config: Evaluator
+) -> Iterator[SequenceSample]:
+    dataset = registry.make_dataset(abstraction, tokenizer=model.tokenizer, seed=config.base_seed)
+    for indices in batched(range(len(dataset)), config.batch_size):
+        # The names that the trainer's evaluation gives: sampled answers belong to them.
+        yield dataset.batch(list(indices), [f"eval-{i}" for i in indices])
+
+
+def _figures(
+    model: Model,
+    batches: Sequence[SequenceSample],
+    config: Evaluator,
+    *,
+    before_batch: Callable[[], None],
+) -> dict[str, Any]:
+    def announced() -> Iterator[SequenceSample]:
+        for batch in batches:
+            before_batch()
+            yield batch
+
+    found = evaluate_math(model, announced(), gen=config.gconfig, reward=config.reward)
+    found.pop("samples")
+    if config.n > 1:
+        correct = [c for batch in announced() for c in _num_correct(model, batch, config)]
+        found |= mean_pass_at_k(correct, config.n)
+    return found
+
+
+def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
+    """Right ones among ``n`` sampled answers to each question."""
+    rule, sampled = registry.find_reward(config.reward), replace(config.gconfig, n=config.n, greedy=False)
+    answers = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=sampled)
+    groups = batched(answer_texts(answers, model.tokenizer), config.n)
+    return [
+        sum(rule(response=text, answer=known) > CORRECT_ABOVE for text in texts)
+        for texts, known in zip(groups, known_answers(batch), strict=True)
+    ]

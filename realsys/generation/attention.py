@@ -1,0 +1,120 @@
+"""Attention over cached keys and values, as products of matrices of a few rows.
+
+A *lane* is one row's share of one product: the queries of all query heads that see the same keys stand in
+as rows of a matrix. Matrices of fewer than ``MIN_QUERIES`` rows take another kernel, with other last
+bits (decoder.py, batch invariance), so where a key head has fewer query heads than that, some key
+heads share a lane: their keys lie side by side, and a query is 0 where it meets another head's.
+
+Shape suffixes: B rows, P tokens of a row, N = B * P, H query heads, K key heads, C key heads of a lane,
+L = K / C lanes, G = H / K, D head size, E = C * D, Q queries of a token in a lane, T positions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+MIN_QUERIES = 4
+
+
+class Lanes:
+    """How the heads of a model are put into lanes."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        self.group = num_heads // num_kv_heads
+        needed = -(-MIN_QUERIES // self.group)
+        divisors = [c for c in range(1, num_kv_heads + 1) if num_kv_heads % c == 0]
+        self.shared = next((c for c in divisors if c >= needed), num_kv_heads)  # C
+        self.num_lanes = num_kv_heads // self.shared  # L
+        self.head_dim = head_dim
+        self.width = self.shared * head_dim  # E
+        self.scale = 1 / math.sqrt(head_dim)
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of one token a row, by rows
+
+    def queries(self, q_NHD: Tensor, length: int) -> Tensor:
+        """``[B * L, P * Q, E]``; valid until the next call."""
+        num_rows = len(q_NHD) // length
+        q_BPLCGD = q_NHD.unflatten(0, (num_rows, length)).unflatten(
+            2, (self.num_lanes, self.shared, self.group)
+        )
+        num_queries = self._num_queries(length)
+        if self.shared == 1 and num_queries == self.group:
+            q_BLPGD = q_BPLCGD[:, :, :, 0].transpose(1, 2)
+            return q_BLPGD.reshape(-1, length * num_queries, self.head_dim)
+        buffer, own = self._buffer(q_NHD, num_rows, length)
+        own.copy_(q_BPLCGD.permute(0, 2, 1, 4, 5, 3))
+        return buffer
+
+    def outputs(self, y: Tensor, length: int) -> Tensor:
+        """From ``[B * L, P * Q, E]`` the way back to ``[N, H * D]``."""
+        y_BLPGDC = self._own(y, length)
+        num_tokens = y_BLPGDC.shape[0] * length
+        return y_BLPGDC.permute(0, 2, 1, 5, 3, 4).reshape(num_tokens, -1)
+
+    def mask(self, positions_BP: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """Added to the scores, ``[B * L, P * Q, T]``: 0, or -inf for what is later."""
+        num_rows, length = positions_BP.shape
+        num_queries = self._num_queries(length)
+        later = torch.arange(width, device=positions_BP.device) > positions_BP[:, :, None]
+        mask = torch.zeros(later.shape, dtype=dtype, device=later.device)
+        mask.masked_fill_(later, -torch.inf)
+        shape = (num_rows, self.num_lanes, length, num_queries, width)
+        return mask[:, None, :, None].expand(shape).reshape(-1, length * num_queries, width)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """``[B * L, P * Q, E]`` from keys and values ``[B * L, T, E]``."""
+        # Quicker on a CPU than torch's fused attention, for so few queries.
+        scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=self.scale)
+        return torch.bmm(torch.softmax(scores, dim=-1), values)
+
+    def _num_queries(self, length: int) -> int:
+        own = self.shared * self.group
+        return own if length > 1 else max(own, MIN_QUERIES)
+
+    def _buffer(self, like: Tensor, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Zeros for queries, and the part of them that queries are written to."""
+        if length == 1 and (found := self._buffers.get(num_rows)) is not None:
+            return found
+        shape = (num_rows * self.num_lanes, length * self._num_queries(length), self.width)
+        buffer = like.new_zeros(shape)
+        made = buffer, self._own(buffer, length)
+        if length == 1:
+            self._buffers = {num_rows: made}  # the number of rows changes seldom
+        return made
+
+    def _own(self, x: Tensor, length: int) -> Tensor:
+        """The blocks where a query meets its own head: a view ``[B, L, P, G, D, C]``."""
+        heads, group = self.shared, self.group
+        x = x.view(-1, self.num_lanes, length, self._num_queries(length), self.width)
+        blocks = x[:, :, :, : heads * group].unflatten(3, (heads, group))
+        return blocks.unflatten(5, (heads, self.head_dim)).diagonal(dim1=3, dim2=5)
+
+
+class KeyValues:
+    """Keys and values of ``num_rows`` rows at ``width`` positions each, of all layers.
+
+    Position = index: a row begins at 0. What has not been written is 0, because the sums run over it
+    with weight 0.
+
+    Attributes:
+        keys, values: by layer, ``[rows * L, width, E]``.
+        tensors: all of them, as ``[rows, L, width, E]``.
+        base: int64 ``[rows, L]``, index of position 0 when a tensor is seen as ``[-1, E]``.
+    """
+
+    def __init__(
+        self, lanes: Lanes, num_layers: int, num_rows: int, width: int, like: Tensor
+    ) -> None:
+        self.num_rows, self.width = num_rows, width
+        shape = (num_rows, lanes.num_lanes, width, lanes.width)
+        self.tensors = [like.new_zeros(shape) for _ in range(2 * num_layers)]
+        flat = [x.view(-1, width, lanes.width) for x in self.tensors] if width else []
+        self.keys, self.values = flat[:num_layers], flat[num_layers:]
+        all_lanes = torch.arange(num_rows * lanes.num_lanes, device=like.device)
+        self.base = (all_lanes * width).view(num_rows, lanes.num_lanes)
+
+    def num_bytes(self) -> int:
+        """Of all of them."""
+        return sum(x.numel() * x.element_size() for x in self.tensors)
