@@ -8,7 +8,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast check format
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast test-engines check format
 install: $(VENV)/.installed
 
 ppo-math: install
@@ -28,6 +28,12 @@ test: install slurm-packages etcd-packages
 
 test-fast: install
 	$(BIN)/python -m pytest tests/unit
+
+# Real SGLang and vLLM behind our front. Makes an environment of its own for each: network, 6 GB, minutes.
+test-engines: install
+	tests/engines/env/install sglang .engines/sglang
+	tests/engines/env/install vllm .engines/vllm
+	$(BIN)/python -m pytest --timeout 900 tests/engines/real_engines.py
 
 check: install
 	$(BIN)/ruff format --check .

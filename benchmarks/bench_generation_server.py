@@ -57,6 +57,12 @@ def config_of(kind: str, model: Path, engines: Path) -> dict[str, Any]:
     return {"backend_type": kind, "model_path": str(model), "backend_args": args}
 
 
+def say(line: str) -> None:
+    """A line of the table, at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="+", choices=["embedded", "sglang", "vllm"])
@@ -67,9 +73,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="realsys-bench-") as folder:
         first, _ = make_models(Path(folder))
-        print(
-            "| engine | requests at once | tokens/s, median | least | most |\n|---|---|---|---|---|"
-        )
+        say("| engine | requests at once | tokens/s, median | least | most |")
+        say("|---|---|---|---|---|")
         for kind in args.kinds:
             config = config_of(kind, first.path, args.engines)
             with server_process(Path(folder), config) as (url, _):
@@ -80,7 +85,7 @@ def main() -> None:
                         )
                     )
                     middle = rates[len(rates) // 2]
-                    print(f"| {kind} | {n} | {middle:.0f} | {rates[0]:.0f} | {rates[-1]:.0f} |")
+                    say(f"| {kind} | {n} | {middle:.0f} | {rates[0]:.0f} | {rates[-1]:.0f} |")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from experiments.backend_args import backend_of, replica_backend_of
+from experiments.evaluation import EvaluationOptions
 from experiments.layout_checks import batch_problems, following_problems, layout_problems_of
 from experiments.math_calls import policy_calls, to_reference
 from experiments.math_files import (
@@ -39,6 +40,7 @@ from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import (
+    Evaluator,
     Experiment,
     ExperimentConfig,
     ExperimentSaveEvalControl,
@@ -136,6 +138,10 @@ class MathRLExperiment(Experiment):
         "main phase's folder of an asynchronous trial: train on what it trained on, in its order, without "
         "servers (realsys replay)",
     )
+    auto_eval: bool = option(
+        False, "evaluate every saved checkpoint of the actor beside the training (evaluator.*)"
+    )
+    evaluator: EvaluationOptions = option(EvaluationOptions(), "how, with which resources")
     weights_through: str = option(
         "memory",
         "how copies of a model get their weights: in memory, from process to process; or through "
@@ -188,6 +194,8 @@ class MathRLExperiment(Experiment):
             )
         yield from ppo_problems(self.ppo)
         yield from self._mode_problems()
+        if self.auto_eval:
+            yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.dataset.eval_size)
         start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
         if self.ref_ema_eta is not None:
             yield from following_problems(self.actor, self.ref, start, built_in)
@@ -240,6 +248,8 @@ class MathRLExperiment(Experiment):
             gpu=self.gpus_per_model_worker,
             mem=self.mem_per_model_worker,
         )
+        if self.auto_eval:
+            base = self.evaluator.scheduling(base)
         return self.rollout.scheduling(base) if self.has_servers else base
 
     def initial_setup(self) -> ExperimentConfig:
@@ -270,8 +280,26 @@ class MathRLExperiment(Experiment):
             weights_through=self.weights_through,
             pools=self._allocated.pools,
             replay=replayed_ledger(self.replay_from),
+            evaluator=self._evaluators(),
             **(self._rollout_side(prompts) if self.has_servers else {}),
         )
+
+    def _evaluators(self) -> tuple[Evaluator, ...]:
+        if not self.auto_eval:
+            return ()
+        evaluator = self.evaluator.evaluator(
+            seed=self.seed,
+            role="actor",
+            dtype=self.actor.dtype,
+            held_out=self._held_out,
+            reward=self.reward,
+            gen=self.ppo.gen,
+        )
+        return (evaluator,)
+
+    @property
+    def _held_out(self) -> DatasetAbstraction:
+        return DatasetAbstraction("math_prompts", {**dataset_args(self.dataset), "split": "test"})
 
     def _fed_from(self, prompts: DatasetAbstraction) -> DatasetAbstraction:
         if self.replay_from is None:
@@ -382,16 +410,13 @@ class MathRLExperiment(Experiment):
         options: ModelOptions = getattr(self, role)
         kind = "hf_critic" if role == "critic" else "hf_causal_lm"
         evaluated = role == "actor" and self.dataset.eval_size > 0
-        held_out = DatasetAbstraction(
-            "math_prompts", {**dataset_args(self.dataset), "split": "test"}
-        )
         return RoleModel(
             model=ModelAbstraction(
                 kind, {"path": absolute(options.path or self.actor.path), "dtype": options.dtype}
             ),
             backend=backend_of(options, trained=role != "ref"),
             replica_backend=replica_backend_of(options),
-            eval_dataset=held_out if evaluated else None,
+            eval_dataset=self._held_out if evaluated else None,
         )
 
     def _call(

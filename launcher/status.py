@@ -36,6 +36,7 @@ from realsys.api.trial import (
 )
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
+from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
 
 T = TypeVar("T")
@@ -141,7 +142,7 @@ class TrialReader:
             heartbeats=heartbeats,
             restarts=self._restarts(),
             published=self._published(),
-            metrics=last_metrics(TrialFiles.phase(files.root).metrics),
+            metrics=self._metrics(),
             notes=tuple(self._notes),
         )
 
@@ -155,6 +156,14 @@ class TrialReader:
         if attempt is not None:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
         return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
+
+    def _metrics(self) -> dict[str, Any]:
+        """The last row of the main phase, with the figures of the newest checkpoint evaluated."""
+        phase = TrialFiles.phase(self.files.root)
+        metrics = last_metrics(phase.metrics)
+        with self._noted():
+            metrics |= last_figures(read_jsonl(phase.evaluations))
+        return metrics
 
     def _restarts(self) -> list[dict[str, Any]]:
         """Of single workers in the last attempt."""

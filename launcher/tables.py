@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher import output
@@ -42,6 +42,8 @@ def print_status(view: TrialView) -> None:
             say(f"  metrics   {headline(p.headline)}")
         for name, where in p.running.items():
             say(f"  computes  {name} on {where}")
+    if evaluated := evaluated_words(view.metrics):
+        say(f"  evaluated {evaluated}")
     if view.job:
         say(f"  job       {_job_words(view)}")
     if view.supervisor_pid:
@@ -82,6 +84,14 @@ def _job_words(view: TrialView) -> str:
     assert job is not None
     words = f"{', '.join(view.job_ids) or job.job_id}  {job.slurm_state}"
     return words + (f" on {job.nodes}" if job.nodes else "")
+
+
+def evaluated_words(metrics: Mapping[str, Any]) -> str:
+    """``step 200: accuracy 0.5``, of the newest saved checkpoint that was evaluated."""
+    prefix = "auto_eval/"
+    figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+    step = figures.pop("step", None)
+    return f"step {step}: {headline(figures)}" if figures else ""
 
 
 def _worker_row(worker: Any) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.options import WandbOptions, option, range_problems
-from realsys.api.scheduling import DISPENSABLE, ExperimentScheduling, WorkerType
+from realsys.api.scheduling import DISPENSABLE, SCALED, ExperimentScheduling, WorkerType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,9 +455,13 @@ class ExperimentConfig:
             )
         return replace(self, **changed)
 
-    def resolve_worker_config(self, kind: WorkerType | str, index: int) -> Any:
+    def resolve_worker_config(
+        self, kind: WorkerType | str, index: int, *, like: int | None = None
+    ) -> Any:
         """One worker's configuration with the resolved fields filled in.
 
+        Args:
+            like: for a worker that was added to the run: whose configuration it has.
         Raises:
             ConfigError: there is no such worker, or the configuration was not resolved.
         """
@@ -474,13 +478,20 @@ class ExperimentConfig:
             raise ConfigError(
                 "the experiment is not resolved", where="resolve_worker_config", fix="lazy_init()"
             )
-        if not 0 <= index < len(workers):
+        place = index if like is None else like
+        if not 0 <= place < len(workers) or (like is not None and kind not in SCALED):
             raise ConfigError(
-                f"no {kind.value}/{index}; there are {len(workers)}",
+                f"no {kind.value}/{place}; there are {len(workers)}"
+                + ("" if like is None else f", and {kind.value}/{index} can't be added like it"),
                 where="resolve_worker_config",
                 fix="use an index below that",
             )
-        worker = workers[index]
+        worker = workers[place]
+        if like is not None:
+            info = replace(
+                worker.worker_info, worker_index=index, host_key=f"worker/{kind.value}/{index}"
+            )
+            return replace(worker, worker_info=info)
         if not isinstance(worker, ModelWorker | MasterWorker):
             return worker
         shared: dict[str, Any] = {

@@ -37,6 +37,8 @@ RESTARTED_ALONE = frozenset(
 )
 # Of those, the trial goes on without one that can't be started again, and waits for them at its end.
 DISPENSABLE = frozenset({WorkerType.EVALUATOR})
+# Of these some may be added to a run, or leave it, while it lives.
+SCALED = frozenset({WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER})
 
 
 @dataclass(frozen=True, kw_only=True)

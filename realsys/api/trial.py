@@ -13,6 +13,7 @@ written by one process and read by many; each is written whole (temporary file, 
       latest -> attempts/0001                 last_words/<type>-<index>.json, secrets/, history/,
                                               stacks/, resumed-<phase>.json, done-<phase>.json
                                               restarts.jsonl of workers started again
+                                              scaling.jsonl of workers that came or left
                                               on Slurm also exits/, hosts/, steps.jsonl
       rows/0001/                            metrics.jsonl events.jsonl ledger.jsonl samples.jsonl
                                               of an attempt (of the main phase)
@@ -94,6 +95,7 @@ class AttemptFiles:
     hosts = _Under("hosts")
     steps = _Under("steps.jsonl")
     restarts = _Under("restarts.jsonl")  # of single workers, a line each
+    scaling = _Under("scaling.jsonl")  # of workers that came or left while the run lived
     rendezvous = _Under("rendezvous")
     stacks = _Under("stacks")
     secrets = _Under("secrets")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import batched
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +82,11 @@ def _batches(
     abstraction: DatasetAbstraction, model: Model, config: Evaluator
 ) -> Iterator[SequenceSample]:
     dataset = registry.make_dataset(abstraction, tokenizer=model.tokenizer, seed=config.base_seed)
-    for indices in batched(range(len(dataset)), config.batch_size):
+    everything = range(len(dataset))
+    for start in range(0, len(dataset), config.batch_size):
+        indices = everything[start : start + config.batch_size]
         # The names that the trainer's evaluation gives: sampled answers belong to them.
-        yield dataset.batch(list(indices), [f"eval-{i}" for i in indices])
+        yield dataset.batch(indices, [f"eval-{i}" for i in indices])
 
 
 def _figures(
@@ -110,10 +111,13 @@ def _figures(
 
 def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
     """Right ones among ``n`` sampled answers to each question."""
-    rule, sampled = registry.find_reward(config.reward), replace(config.gconfig, n=config.n, greedy=False)
+    rule, sampled = (
+        registry.find_reward(config.reward),
+        replace(config.gconfig, n=config.n, greedy=False),
+    )
     answers = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=sampled)
-    groups = batched(answer_texts(answers, model.tokenizer), config.n)
+    texts = answer_texts(answers, model.tokenizer)  # of one question after another
     return [
-        sum(rule(response=text, answer=known) > CORRECT_ABOVE for text in texts)
-        for texts, known in zip(groups, known_answers(batch), strict=True)
+        sum(rule(response=next(texts), answer=known) > CORRECT_ABOVE for _ in range(config.n))
+        for known in known_answers(batch)
     ]

@@ -1,9 +1,10 @@
 """Attention over cached keys and values, as products of matrices of a few rows.
 
 A *lane* is one row's share of one product: the queries of all query heads that see the same keys stand in
-as rows of a matrix. Matrices of fewer than ``MIN_QUERIES`` rows take another kernel, with other last
-bits (decoder.py, batch invariance), so where a key head has fewer query heads than that, some key
-heads share a lane: their keys lie side by side, and a query is 0 where it meets another head's.
+as rows of a matrix. Small matrices take other kernels, with other last bits (decoder.py, batch
+invariance). So where a key head has fewer query heads than ``MIN_QUERIES``, or is narrower than
+``MIN_WIDTH``, some key heads share a lane: their keys lie side by side, and a query is 0 where it
+meets another head's.
 
 Shape suffixes: B rows, P tokens of a row, N = B * P, H query heads, K key heads, C key heads of a lane,
 L = K / C lanes, G = H / K, D head size, E = C * D, Q queries of a token in a lane, T positions.
@@ -12,11 +13,15 @@ L = K / C lanes, G = H / K, D head size, E = C * D, Q queries of a token in a la
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-MIN_QUERIES = 4
+MIN_QUERIES = 4  # with fewer rows
+MIN_WIDTH = 8  # with fewer than 400 multiplications: rows x columns x terms
+# Sums over positions are made in pieces of so many: MKL adds more than 192 terms in another order.
+_PIECE = 128
 
 
 class Lanes:
@@ -24,7 +29,7 @@ class Lanes:
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self.group = num_heads // num_kv_heads
-        needed = -(-MIN_QUERIES // self.group)
+        needed = max(-(-MIN_QUERIES // self.group), -(-MIN_WIDTH // head_dim))
         divisors = [c for c in range(1, num_kv_heads + 1) if num_kv_heads % c == 0]
         self.shared = next((c for c in divisors if c >= needed), num_kv_heads)  # C
         self.num_lanes = num_kv_heads // self.shared  # L
@@ -36,13 +41,13 @@ class Lanes:
     def queries(self, q_NHD: Tensor, length: int) -> Tensor:
         """``[B * L, P * Q, E]``; valid until the next call."""
         num_rows = len(q_NHD) // length
-        q_BPLCGD = q_NHD.unflatten(0, (num_rows, length)).unflatten(
-            2, (self.num_lanes, self.shared, self.group)
-        )
+        lane = (self.num_lanes, self.shared, self.group)
+        q_BPLCGD = _split(_split(q_NHD, 0, (num_rows, length)), 2, lane)
         num_queries = self._num_queries(length)
         if self.shared == 1 and num_queries == self.group:
             q_BLPGD = q_BPLCGD[:, :, :, 0].transpose(1, 2)
-            return q_BLPGD.reshape(-1, length * num_queries, self.head_dim)
+            q: Tensor = q_BLPGD.reshape(-1, length * num_queries, self.head_dim)
+            return q
         buffer, own = self._buffer(q_NHD, num_rows, length)
         own.copy_(q_BPLCGD.permute(0, 2, 1, 4, 5, 3))
         return buffer
@@ -67,7 +72,15 @@ class Lanes:
         """``[B * L, P * Q, E]`` from keys and values ``[B * L, T, E]``."""
         # Quicker on a CPU than torch's fused attention, for so few queries.
         scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=self.scale)
-        return torch.bmm(torch.softmax(scores, dim=-1), values)
+        weights = torch.softmax(scores, dim=-1)
+        width = weights.shape[-1]
+        if width <= _PIECE or weights.device.type != "cpu":
+            return torch.bmm(weights, values)
+        sums = torch.bmm(weights[:, :, :_PIECE], values[:, :_PIECE])
+        for begin in range(_PIECE, width, _PIECE):
+            piece = slice(begin, begin + _PIECE)
+            sums.baddbmm_(weights[:, :, piece], values[:, piece])
+        return sums
 
     def _num_queries(self, length: int) -> int:
         own = self.shared * self.group
@@ -88,8 +101,13 @@ class Lanes:
         """The blocks where a query meets its own head: a view ``[B, L, P, G, D, C]``."""
         heads, group = self.shared, self.group
         x = x.view(-1, self.num_lanes, length, self._num_queries(length), self.width)
-        blocks = x[:, :, :, : heads * group].unflatten(3, (heads, group))
-        return blocks.unflatten(5, (heads, self.head_dim)).diagonal(dim1=3, dim2=5)
+        blocks = _split(x[:, :, :, : heads * group], 3, (heads, group))
+        return _split(blocks, 5, (heads, self.head_dim)).diagonal(dim1=3, dim2=5)
+
+
+def _split(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    split: Tensor = x.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return split
 
 
 class KeyValues:
@@ -114,7 +132,3 @@ class KeyValues:
         self.keys, self.values = flat[:num_layers], flat[num_layers:]
         all_lanes = torch.arange(num_rows * lanes.num_lanes, device=like.device)
         self.base = (all_lanes * width).view(num_rows, lanes.num_lanes)
-
-    def num_bytes(self) -> int:
-        """Of all of them."""
-        return sum(x.numel() * x.element_size() for x in self.tensors)

@@ -14,12 +14,12 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
 
-from realsys.api.errors import DataError
+from realsys.api.errors import DataError, InternalError
 from realsys.generation.decoder import LARGEST_GRANULE, FastForward, fast_path_obstacle, rounded
 from realsys.generation.generic_slots import GenericSlots
 from realsys.generation.requests import GenerationOutput, GenerationRequest
@@ -32,7 +32,7 @@ _COMPACT_BELOW = 0.75
 _WHERE = "generation request"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
     """A request and what has become of it."""
 
@@ -161,6 +161,7 @@ class ContinuousEngine:
         self._rows[request.rid] = row
         self._waiting.append(row)
 
+    @torch.inference_mode()
     def step(self) -> list[GenerationOutput]:
         """Admits what fits, then makes one token for each running request.
 
@@ -170,25 +171,25 @@ class ContinuousEngine:
         """
         if not self._running and not self._waiting:
             return []
-        with torch.inference_mode():
-            logits = None
-            if self._running:
-                longest = max(row.length for row in self._running.values()) - 1
-                logits = self.slots.step(self._tokens, max(self._running) + 1, longest)
-            if admitted := self._admit():
-                logits = self._read(admitted, logits)
-            assert logits is not None
-            num_slots = max(self._running) + 1
-            tokens, logprobs = self._sampler.pick(logits[:num_slots], list(self._banned()))
-            self._tokens[:num_slots] = tokens
-            # Together, because each is a wait for a GPU. float64 holds both exactly.
-            picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
-            rows = list(self._running.values())
-            self._remove(self._append(rows, *picked))
-            if not self._waiting:
-                self._compact()
+        logits = None
+        if self._running:
+            longest = max(row.length for row in self._running.values()) - 1
+            logits = self.slots.step(self._tokens, max(self._running) + 1, longest)
+        if admitted := self._admit():
+            logits = self._read(admitted, logits)
+        assert logits is not None
+        num_slots = max(self._running) + 1
+        tokens, logprobs = self._sampler.pick(logits[:num_slots], list(self._banned()))
+        self._tokens[:num_slots] = tokens
+        # Together, because each is a wait for a GPU. float64 holds both exactly.
+        picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
+        rows = list(self._running.values())
+        self._remove(self._append(rows, *picked))
+        if not self._waiting:
+            self._compact()
         return [row.output for row in rows]
 
+    @torch.inference_mode()
     def abort(self, rid: str) -> GenerationOutput | None:
         """Ends a request: what it has, with finish ``abort``. None if it is not (or no longer) here."""
         if (row := self._rows.get(rid)) is None:
@@ -201,6 +202,7 @@ class ContinuousEngine:
             self._remove([row])
         return row.output
 
+    @torch.inference_mode()
     def abort_all(self) -> list[GenerationOutput]:
         """As ``abort`` for each, running ones first."""
         rows = [*self._running.values(), *self._waiting]
@@ -211,6 +213,7 @@ class ContinuousEngine:
             row.output.finish = "abort"
         return [row.output for row in rows]
 
+    @torch.inference_mode()
     def retract_all(self) -> None:
         """Running requests wait again, in front, with their tokens kept: they'll be read anew."""
         rows = list(self._running.values())
@@ -228,6 +231,7 @@ class ContinuousEngine:
 
     # ---- weights ------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def set_version(self, version: int, *, recompute: bool = True) -> None:
         """Told after the module's weights were changed in place, between two steps.
 
@@ -241,8 +245,7 @@ class ContinuousEngine:
             row.version = -1
         self.version = version
         self.flush_prefixes()
-        with torch.inference_mode():
-            self.slots.reload()
+        self.slots.reload()
 
     def flush_prefixes(self) -> None:
         """Forgets cached prompts."""
@@ -314,10 +317,11 @@ class ContinuousEngine:
         """Each row gets what was picked for its slot. Those that have ended with it."""
         version, ended = self.version, []
         for row in rows:  # some at each step: this loop is kept short
-            output, slot = row.output, row.slot
-            token = int(tokens[slot])
+            output, token, logprob = row.output, int(tokens[row.slot]), logprobs[row.slot]
+            if logprob != logprob:
+                _refuse_nan(row.request.rid, version)
             output.tokens.append(token)
-            output.logprobs.append(logprobs[slot])
+            output.logprobs.append(logprob)
             output.versions.append(version)
             if finish := row.ending(token):
                 output.finish = finish
@@ -328,16 +332,17 @@ class ContinuousEngine:
         """Running rows that have ended."""
         for row in rows:
             del self._rows[row.request.rid]
-            known = row.version == self.version  # else its keys and values are of older weights
-            if self.keep_answers and known and row.output.finish != "stop":
-                self.slots.keep(row.slot, row.text[:-1])  # the last was not read
+        # Not if keys and values are of older weights, nor of an answer that nobody goes on with.
+        kept = [r for r in rows if r.version == self.version and r.output.finish != "stop"]
+        if kept and self.keep_answers:
+            texts = [row.text[:-1] for row in kept]  # the last token was not read
+            self.slots.keep([row.slot for row in kept], texts)
         self._vacate(rows)
 
     def _vacate(self, rows: Sequence[_Row]) -> None:
         if not rows:
             return
-        with torch.inference_mode():
-            self.slots.free([row.slot for row in rows])
+        self.slots.free([row.slot for row in rows])
         for row in rows:
             self._sampler.free(row.slot)
             del self._running[row.slot]
@@ -390,3 +395,11 @@ class ContinuousEngine:
             )
         if request.stop_texts and self.tokenizer is None:
             refuse("stop texts, but the engine has no tokenizer", "use stop token ids")
+
+
+def _refuse_nan(rid: str, version: int) -> NoReturn:
+    raise InternalError(
+        "the model's probabilities are not numbers",
+        where=f"{_WHERE} {rid}, weights of version {version}",
+        fix="these weights hold NaN or infinity: look at the loss and the gradient norm of training",
+    )

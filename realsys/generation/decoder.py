@@ -8,9 +8,9 @@ model, or one of these with something unusual in it, takes a slower way; ``fast_
 tokens of its row up to it, bit for bit: not on the other rows, their number, their lengths, nor on how
 the row's tokens were cut into calls. It rests on what kernels were seen to do (torch 2.13 with MKL, 1 and 2
 threads; tests/unit/test_continuous_invariance.py): a row of a matrix product is the same in every
-product of at least four rows a thread; zeros at the end of a sum change nothing; a softmax and a norm
-look at their own row alone. So rows are padded to ``row_granule()``, queries to four, widths to
-``WIDTH_GRANULE``, and keys stand at their position.
+product of at least four rows a thread; zeros at the end of a short sum change nothing; a softmax and a
+norm look at their own row alone. So rows are padded to ``row_granule()``, queries to four, widths to
+``WIDTH_GRANULE``, keys stand at their position, and long sums are made in pieces (attention.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realsys.generation.attention import MIN_QUERIES, KeyValues, Lanes
+from realsys.generation.attention import MIN_QUERIES, MIN_WIDTH, KeyValues, Lanes
 from realsys.generation.int8 import Int8Weight, project
 
 FAST_FAMILIES = {
@@ -64,6 +64,9 @@ def fast_path_obstacle(module: nn.Module) -> str | None:
         return f"activation {config.hidden_act}"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
         return "sliding-window attention"
+    head_dim = module.model.layers[0].self_attn.head_dim  # type: ignore[union-attr, index]
+    if head_dim * config.num_key_value_heads < MIN_WIDTH:
+        return f"head size {head_dim} with {config.num_key_value_heads} key heads"
     for name, part in module.named_modules():
         if name.endswith(("_proj", "lm_head")) and type(part) is not nn.Linear:
             return f"{name} is a {type(part).__name__}"
@@ -87,13 +90,11 @@ class _LayerWeights:
 
 
 class FastForward:
-    """Forward passes of a module for which ``fast_path_obstacle`` is None.
+    """Forward passes of a module for which ``fast_path_obstacle`` is None; shapes as in attention.py.
 
     Reads some of the module's weights in place and holds a copy of the fused projections (about three
     quarters of a layer's weights): ``reload`` after they changed. ``int8`` keeps all linear weights
     as copies of a quarter of the size.
-
-    Shape suffixes: as in attention.py.
     """
 
     def __init__(self, module: nn.Module, *, int8: bool = False) -> None:
@@ -110,7 +111,7 @@ class FastForward:
         self.embedding: Tensor = backbone.embed_tokens.weight.data
         self.device = self.embedding.device
         self._int8 = int8
-        self._rotation = self.embedding.new_empty(0, 2 * self.head_dim)
+        self._rotation: Tensor = self.embedding.new_empty(0, 2 * self.head_dim)
         self.reload()
 
     def reload(self) -> None:
@@ -202,7 +203,8 @@ class FastForward:
         # torch's own takes more kernels, whose number is what counts for a few rows.
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
-        return (x * inverse).mul_(weight)
+        y: Tensor = (x * inverse).mul_(weight)
+        return y
 
     def _queries_keys_values(
         self, y: Tensor, w: _LayerWeights, cos: Tensor, sin: Tensor
@@ -230,5 +232,6 @@ class FastForward:
             cos, sin = self.rotary(self.embedding, positions[None])
             half = self.head_dim // 2
             sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-            self._rotation = torch.cat([self._rotation, torch.cat([cos, sin], dim=-1)[0]])
+            more: Tensor = torch.cat([cos, sin], dim=-1)[0]
+            self._rotation = torch.cat([self._rotation, more])
         return self._rotation

@@ -49,7 +49,7 @@ class GenericSlots:
         for slot in slots:
             del self.rows[slot]
 
-    def keep(self, slot: int, tokens: tuple[int, ...]) -> None:
+    def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
         pass
 
     def forget_prefixes(self) -> None:

@@ -142,7 +142,8 @@ def sample(
         total = (running * kept).amax(dim=-1, keepdim=True).double()
     # uniform < 1 and total < 2^53: the product rounds to less than total.
     target = (uniform[:, None] * total).long()
-    index = torch.searchsorted(running, target, right=True)
+    # Beyond the last only where there is no distribution (NaN): an index all the same.
+    index = torch.searchsorted(running, target, right=True).clamp_(max=probs.shape[1] - 1)
     return (index if order is None else order.gather(1, index))[:, 0]
 
 
@@ -231,13 +232,16 @@ class SlotSampler:
         elif (temperature := next(iter(self._count)).temperature) != 1:
             logits = logits / temperature
         probs = torch.softmax(logits, dim=-1)
-        allowed = probs
+        allowed, allowed_probs = logits, probs
         if pairs := list(banned):
-            allowed = torch.softmax(_without(logits, pairs), dim=-1)
+            allowed = _without(logits, pairs)
+            allowed_probs = torch.softmax(allowed, dim=-1)
         if vectors is not None:
-            token = _each_its_own(allowed, uniform, vectors)
+            token = _each_its_own(allowed, allowed_probs, uniform, vectors)
+        elif (picking := next(iter(self._count))).greedy:
+            token = allowed.argmax(dim=-1)
         else:
-            token = _all_alike(allowed, uniform, next(iter(self._count)))
+            token = sample(allowed_probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
         # In double: the logarithm of few numbers must not depend on where in a vector they stand.
         logprob = probs.gather(1, token[:, None])[:, 0].double().log_().float()
         return token, logprob
@@ -270,17 +274,11 @@ class _Vectors:
         )
 
 
-def _all_alike(probs: Tensor, uniform: Tensor, picking: Picking) -> Tensor:
-    if picking.greedy:
-        return probs.argmax(dim=-1)
-    return sample(probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
-
-
-def _each_its_own(probs: Tensor, uniform: Tensor, vectors: _Vectors) -> Tensor:
+def _each_its_own(logits: Tensor, probs: Tensor, uniform: Tensor, vectors: _Vectors) -> Tensor:
     token = sample(probs, uniform)
     if len(rows := vectors.filtered):
         token[rows] = sample(probs[rows], uniform[rows], top_k=vectors.top_k, top_p=vectors.top_p)
-    return torch.where(vectors.greedy, probs.argmax(dim=-1), token)
+    return torch.where(vectors.greedy, logits.argmax(dim=-1), token)
 
 
 def _without(logits: Tensor, banned: Sequence[tuple[int, int]]) -> Tensor:

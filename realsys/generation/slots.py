@@ -56,8 +56,8 @@ class Slots(Protocol):
     def free(self, slots: Sequence[int]) -> None:
         """These hold nothing any more."""
 
-    def keep(self, slot: int, tokens: tuple[int, ...]) -> None:
-        """Remembers a row, whose tokens these are, for texts that begin with it."""
+    def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
+        """Remembers rows, whose tokens these are, for texts that begin with them."""
 
     def forget_prefixes(self) -> None:
         """Drops all that was remembered beside the slots."""
@@ -180,10 +180,8 @@ class FastSlots:
         ends = [i * length + r.num_new - 1 for i, r in enumerate(batch)]
         logits = forward.logits(hidden, ends)
         self._place_rows(own, batch)
-        num_bytes = scratch.num_bytes() // num_rows
-        for i, reading in enumerate(batch):
-            layers = [x[i, :, : len(reading.text)] for x in own]
-            self.prefixes.put(reading.text, _Prefix(layers, logits[i]), num_bytes)
+        if self.prefixes.max_bytes:
+            self._remember(own, [r.text for r in batch], list(logits))
         return logits
 
     def _in_pieces(self, tokens: Tensor, positions: Tensor, cache: KeyValues) -> Tensor:
@@ -238,17 +236,35 @@ class FastSlots:
         self.positions[where] = 0
         self.in_use[where] = 0
 
-    def keep(self, slot: int, tokens: tuple[int, ...]) -> None:
-        layers = [x[slot, :, : len(tokens)] for x in self.cache.tensors]
-        num_bytes = sum(x.numel() * x.element_size() for x in layers)
-        if num_bytes <= self.prefixes.max_bytes:
-            self.prefixes.put(tokens, _Prefix([x.clone() for x in layers], None), num_bytes)
+    def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
+        if not self.prefixes.max_bytes:
+            return
+        width = max(map(len, texts))
+        take = torch.tensor(slots, device=self.positions.device)
+        rows = [x[take, :, :width] for x in self.cache.tensors]  # copies, all at once
+        self._remember(rows, texts, [None] * len(texts))
+
+    def _remember(
+        self,
+        rows: Sequence[Tensor],
+        texts: Sequence[tuple[int, ...]],
+        logits: Sequence[Tensor | None],
+    ) -> None:
+        """Row i of each tensor belongs to text i. They are kept as they are, not copied."""
+        num_bytes = sum(x[0].numel() * x.element_size() for x in rows)
+        for i, text in enumerate(texts):
+            layers = [x[i, :, : len(text)] for x in rows]
+            self.prefixes.put(text, _Prefix(layers, logits[i]), num_bytes)
 
     def forget_prefixes(self) -> None:
         self.prefixes.clear()
 
     def reload(self) -> None:
         self.forward.reload()
+        if not bool(self.in_use.any()):
+            # What weights gone wrong left in it (NaN) would spread: it is summed with weight 0.
+            self.cache = self.forward.cache(0, 0)
+            self.positions = self.in_use = self.positions[:0]
 
     def _reserve(self, num_rows: int, width: int) -> None:
         """Room for so many rows of so many tokens; at least twice of what there was, if it grows."""

@@ -39,6 +39,8 @@ def main() -> int:
     own_pid = os.getpid()
 
     def become_program() -> None:  # between fork and exec; this process has one thread
+        for number in (signal.SIGTERM, signal.SIGINT):  # workers on Slurm ignore them
+            signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         die_with_parent(own_pid)
 

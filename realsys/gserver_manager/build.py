@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import time
 from functools import partial
 
+from realsys.api.errors import StoreError
 from realsys.api.experiment import GserverManager
+from realsys.api.trial import dumps
 from realsys.gserver_manager.fleet import Fleet, MakeClient
-from realsys.gserver_manager.manager import Manager
+from realsys.gserver_manager.manager import Dismiss, Manager, nobody
 from realsys.gserver_manager.quarantine import Quarantine, Rules
 from realsys.gserver_manager.record import Event, GenerationRecord
 from realsys.gserver_manager.registrations import Registrations, RegistrationWatch
@@ -21,7 +25,7 @@ from realsys.transport.channel import RequestServer
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.rollout_messages import ToManager
 from realsys.worker import exit_codes
-from realsys.worker.commands import Verb
+from realsys.worker.commands import Command, Verb
 from realsys.worker.lifecycle import WorkerEvent
 from realsys.worker.runner import WorkerRunner
 
@@ -38,7 +42,9 @@ async def _run(runner: WorkerRunner) -> int:
     record = GenerationRecord(runner.phase_files.generation, attempt=runner.attempt.number)
     make_client = partial(_make_client, bearer_key(keypairs))
     try:
-        manager = make_manager(runner.config, make_client=make_client, record=record)
+        manager = make_manager(
+            runner.config, make_client=make_client, record=record, dismiss=partial(_dismiss, runner)
+        )
         await _serve(runner, manager, keypairs)
     finally:
         record.close()
@@ -46,7 +52,11 @@ async def _run(runner: WorkerRunner) -> int:
 
 
 def make_manager(
-    config: GserverManager, *, make_client: MakeClient, record: GenerationRecord
+    config: GserverManager,
+    *,
+    make_client: MakeClient,
+    record: GenerationRecord,
+    dismiss: Dismiss = nobody,
 ) -> Manager:
     """The manager that a configuration asks for. Needs a running event loop, which owns it."""
     fleet = Fleet(
@@ -65,11 +75,30 @@ def make_manager(
         timeout_s=config.flush_request_timeout,
     )
     record.write(Event.MANAGER_UP)
-    return Manager(fleet, updates)
+    return Manager(fleet, updates, dismiss=dismiss)
 
 
 def _make_client(key: str, address: ServerAddress) -> GenerationClient:
     return HttpGenerationClient(address.url, key, name=f"generation_server/{address.index}")
+
+
+async def _dismiss(runner: WorkerRunner, index: int) -> None:
+    """Tells a server to answer what it has and end. One that is not reached is told again later."""
+    command = Command(
+        id=secrets.token_hex(8),
+        verb=Verb.EXIT,
+        by=runner.name,
+        at=time.time(),
+        attempt=runner.attempt.number,
+        token=runner.attempt.token,
+    )
+    key = runner.keys.command("generation_server", index)
+    try:
+        await asyncio.to_thread(
+            lambda: runner.store.add(key, dumps(command), replace=True)
+        )
+    except StoreError as error:
+        logger.warning("server not dismissed server=%d error=%s", index, error.what)
 
 
 async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs) -> None:

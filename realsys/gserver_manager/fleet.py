@@ -78,6 +78,9 @@ class Fleet:
         server_limit: most requests of one server; 0: ``LIMIT_FACTOR`` times what it says it runs.
         on_change: called when a server may take requests that it could not take before, or is due for a
             check.
+
+    Attributes:
+        like: server that was added → the one of the plan whose weights it takes.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Fleet:
     ) -> None:
         self.router, self.quarantine, self.record = router, quarantine, record
         self.members: dict[int, Member] = {}
+        self.like: dict[int, int] = {}
         self.on_change = on_change
         self._make_client, self._server_limit = make_client, server_limit
         self._left: list[Member] = []
@@ -113,7 +117,18 @@ class Fleet:
             if index not in found and member.listed:
                 member.listed = False
                 self.quarantine.look_at(index, self.now_s())
+        for index in self.router.leaving - found.keys() & self.router.servers.keys():
+            self._leaves(index)
         self.on_change()
+
+    def _leaves(self, index: int) -> None:
+        """One that was to go is not there any more: unlike others it is not missed."""
+        if index in self.members:
+            self._left.append(self.members.pop(index))
+            self.quarantine.left(index)
+        self.router.removed(index)
+        logger.info("server left server=%d", index)
+        self.record.write(Event.SERVER_LEFT, server=index)
 
     def _joins(self, one: Registered, former: Member | None) -> None:
         index = one.address.index

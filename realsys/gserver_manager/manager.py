@@ -1,6 +1,6 @@
 """The manager's service: gives requests a server, brings new weights to servers, looks after them.
 
-    rollout workers ─ AskServer, DoneWith ─▶ Manager ─ checks, updates ─▶ generation servers
+    rollout workers ─ AskServer, DoneWith ─▶ Manager ─ checks, updates, goodbyes ─▶ generation servers
     master ─ NewWeights, AskManager, Leave ─▶
 
 One event loop; all state is touched by it alone. Nothing here is needed by anybody after its death: a
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from realsys.api.progress import tick
@@ -25,18 +26,40 @@ from realsys.gserver_manager.updates import Updates
 from realsys.serving.api import WeightSource
 from realsys.transport import rollout_messages as rm
 from realsys.transport.codec import decode
+from realsys.worker.scaling import Leaving, Scaling, index_of
 
 logger = logging.getLogger(__name__)
 
+SERVER = "generation_server/"
 MAX_WAIT_S = 300.0  # of one AskServer, whatever it asks for
 IDLE_S = 1.0  # the loop wakes this often at least, and ticks
+DISMISS_EVERY_S = 5.0  # one that was told to go and is still there is told again
+
+
+Dismiss = Callable[[int], Coroutine[Any, Any, None]]
+
+
+async def nobody(index: int) -> None:
+    """Dismisses no server."""
 
 
 class Manager:
-    """Answers ``ToManager`` messages (``handle``) and looks after the servers (``run``)."""
+    """Answers ``ToManager`` messages (``handle``) and looks after the servers (``run``).
 
-    def __init__(self, fleet: Fleet, updates: Updates) -> None:
+    Args:
+        dismiss: tells a server, by its index, to answer what it has and end.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        updates: Updates,
+        *,
+        dismiss: Dismiss = nobody,
+    ) -> None:
         self.fleet, self.updates, self._router = fleet, updates, fleet.router
+        self._dismiss, self._leaving_servers = dismiss, Leaving()
+        self._dismiss_at_s: dict[int, float] = {}
         self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # of requests that wait
         self._rollout_workers: dict[str, str] = {}
         self._news, self._leaving = asyncio.Event(), False
@@ -116,7 +139,22 @@ class Manager:
         for worker, incarnation in former.items():
             if self._rollout_workers.get(worker) != incarnation:
                 self._worker_lost(worker)
+        if found.scaling is not None:
+            self._scaled(found.scaling)
         self.fleet.registered(found.servers)
+
+    def _scaled(self, scaling: Scaling) -> None:
+        """Who was added: with routes, maker i is server i and rollout worker i. Who is to go."""
+        for worker, like in scaling.added.items():
+            if worker.startswith(SERVER):
+                self.fleet.like[index_of(worker)] = index_of(like)
+            elif self._router.is_routed(like):
+                self._router.allow(worker, {index_of(worker)})
+        for worker in self._leaving_servers.hear(scaling, now_s=self.fleet.now_s()):
+            if worker.startswith(SERVER):
+                self._router.leaving.add(index_of(worker))
+                logger.info("server is to go server=%d by=%s", index_of(worker), scaling.by)
+                self.fleet.record.write(Event.SERVER_LEAVING, server=index_of(worker))
 
     def _worker_lost(self, worker: str) -> None:
         """Whatever it held is free again. Were it only cut off from the store, its servers get somewhat
@@ -151,6 +189,7 @@ class Manager:
                 while not self._leaving:
                     tick()
                     self._start_checks(tasks, checks)
+                    self._start_goodbyes(tasks)
                     await self.fleet.close_left()
                     await self._wait_for_news()
                 for task in checks:
@@ -170,6 +209,18 @@ class Manager:
             task = tasks.create_task(self._check(member), name=f"check of {member.name}")
             checks.add(task)
             task.add_done_callback(checks.discard)
+
+    def _start_goodbyes(self, tasks: asyncio.TaskGroup) -> None:
+        """Dismisses servers that are to go: idle and of no use to anybody, or out of time."""
+        now_s, running = self.fleet.now_s(), self._router.running
+        late = {index_of(w) for w in self._leaving_servers.overdue(now_s=now_s)}
+        for index in self._router.leaving & self.fleet.members.keys():
+            is_used = running[index] or self._router.is_needed(index, self._rollout_workers)
+            if (is_used and index not in late) or now_s < self._dismiss_at_s.get(index, 0.0):
+                continue
+            self._dismiss_at_s[index] = now_s + DISMISS_EVERY_S
+            logger.info("server dismissed server=%d requests=%d", index, running[index])
+            tasks.create_task(self._dismiss(index), name=f"goodbye of generation_server/{index}")
 
     async def _check(self, member: Member) -> None:
         try:

@@ -24,6 +24,8 @@ class Event(StrEnum):
     SERVER_UP = "server_up"  # a new process answers, has the newest weights and takes requests
     SERVER_SICK = "server_sick"  # ``why``; it takes none
     SERVER_BACK = "server_back"  # the same process again
+    SERVER_LEAVING = "server_leaving"  # it is to go, and gets no new requests where others are
+    SERVER_LEFT = "server_left"  # it has gone for good
     UPDATE_START = "update_start"  # to ``version``, of ``servers``
     UPDATE_END = "update_end"  # ``seconds``, ``paused_s`` (the longest), ``failed``: server → why
     WORKER_LOST = "worker_lost"  # ``worker``: what it held is counted out

@@ -1,4 +1,5 @@
-"""Tells the manager which generation servers and rollout workers are registered, whenever that changes.
+"""Tells the manager which generation servers and rollout workers are registered, and which were added or
+are to go, whenever that changes.
 
 On a thread of its own, because the store may take its time. A worker that was started again has another
 process behind the same key: ``incarnation`` tells them apart.
@@ -18,6 +19,7 @@ from realsys.gserver_manager.fleet import Registered
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve, Watch
 from realsys.serving.api import ServerAddress
+from realsys.worker.scaling import Scaling, read_scaling
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +30,15 @@ _TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
 
 @dataclass(frozen=True, kw_only=True)
 class Registrations:
-    """Servers by index; rollout workers by name, with their incarnation."""
+    """Servers by index; rollout workers by name, with their incarnation; how the run differs from its plan."""
 
     servers: Mapping[int, Registered] = field(default_factory=dict)
     rollout_workers: Mapping[str, str] = field(default_factory=dict)
+    scaling: Scaling | None = None
 
 
 def registrations(store: NameResolve, keys: TrialKeys, *, token: str) -> Registrations:
-    """Those of one attempt. Raises StoreError."""
+    """Those of one attempt. Raises StoreError; TrialError for a wish that can't be understood."""
     servers: dict[int, Registered] = {}
     workers: dict[str, str] = {}
     for kind in _TYPES:
@@ -54,7 +57,9 @@ def registrations(store: NameResolve, keys: TrialKeys, *, token: str) -> Registr
                 servers[index] = Registered(address=address, incarnation=incarnation)
             else:
                 workers[record.worker] = incarnation
-    return Registrations(servers=servers, rollout_workers=workers)
+    # Read last: who was added is registered after that was written, so we never see one without it.
+    scaling = read_scaling(store, keys, token=token)
+    return Registrations(servers=servers, rollout_workers=workers, scaling=scaling)
 
 
 class RegistrationWatch:
@@ -91,6 +96,7 @@ class RegistrationWatch:
             try:
                 # Watch first, then list: what comes in between is seen twice, not missed.
                 prefixes = [f"{self._keys.workers}/{kind.value}" for kind in _TYPES]
+                prefixes.append(self._keys.scaling)
                 with self._store.watch(*prefixes) as watch:
                     while not self._ended.is_set():
                         found = registrations(self._store, self._keys, token=self._token)

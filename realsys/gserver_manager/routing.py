@@ -100,6 +100,7 @@ class Router:
         self.policy = policy
         self._routes = {worker: frozenset(servers) for worker, servers in (routes or {}).items()}
         self.servers: dict[int, ServerLoad] = {i: ServerLoad() for i in range(num_servers)}
+        self.leaving: set[int] = set()  # servers that are to go: only for workers that have no other
         self._placed: dict[str, _Placed] = {}
         self._waiting: dict[str, tuple[int, Asked]] = {}
         self._queue: list[tuple[int, str]] = []  # (arrival, rid), sorted
@@ -201,6 +202,22 @@ class Router:
         """It takes nothing from now, because …; empty: it is well."""
         self.servers[server].unfit = why
 
+    def allow(self, worker: str, servers: Collection[int]) -> None:
+        """From now on a worker's requests may use these servers and no others."""
+        self._routes[worker] = frozenset(servers)
+
+    def is_routed(self, worker: str) -> bool:
+        """Whether its requests may use some servers only."""
+        return worker in self._routes
+
+    def removed(self, server: int) -> None:
+        """It has left for good: nobody waits for it, and nothing is counted in there."""
+        if server in self.servers:
+            self.starts_anew(server, why="has left")
+            del self.servers[server]
+        homes = self._homes.items()
+        self._homes = OrderedDict((group, home) for group, home in homes if home != server)
+
     # ---- views ----------------------------------------------------------------------------------
 
     @property
@@ -212,6 +229,13 @@ class Router:
     def running(self) -> Mapping[int, int]:
         """Server → requests counted in."""
         return {i: server.num_requests for i, server in self.servers.items()}
+
+    def is_needed(self, server: int, workers: Collection[str]) -> bool:
+        """Whether one of these workers has no other server than this one, or others that leave too."""
+        return any(
+            server in self._allowed(worker) and self._has_only_leaving(worker)
+            for worker in workers
+        )
 
     def why_not(self, asked: Asked) -> str:
         """What keeps each server from taking the request, in words."""
@@ -225,9 +249,17 @@ class Router:
     # ---- choice ---------------------------------------------------------------------------------
 
     def _refusal(self, asked: Asked, server: int) -> str:
-        if server not in self._routes.get(asked.worker, self.servers):
+        if server not in self._allowed(asked.worker):
             return f"is not for {asked.worker}"
+        if server in self.leaving and not self._has_only_leaving(asked.worker):
+            return "is leaving"
         return self.servers[server].refusal(asked)
+
+    def _allowed(self, worker: str) -> Collection[int]:
+        return self._routes.get(worker, self.servers.keys())
+
+    def _has_only_leaving(self, worker: str) -> bool:
+        return all(server in self.leaving for server in self._allowed(worker))
 
     @staticmethod
     def _is_open(server: ServerLoad) -> bool:

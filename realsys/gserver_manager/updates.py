@@ -138,7 +138,8 @@ class Updates:
         try:
             async with asyncio.timeout(self._timeout_s + GRACE_S):
                 taken = await member.client.update_weights(
-                    source.of_server(member.index), timeout_s=self._timeout_s
+                    source.of_server(self._fleet.like.get(member.index, member.index)),
+                    timeout_s=self._timeout_s,
                 )
             if taken.version < source.version:
                 raise InternalError(f"it took version {taken.version}", where=member.name)

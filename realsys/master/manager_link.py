@@ -112,7 +112,7 @@ class ManagerLink:
 
     async def watch(self) -> None:
         """Until cancelled. Raises RolloutError when no server has been well for ``NONE_WELL_S``."""
-        well_s = time.monotonic()
+        well_s, before = time.monotonic(), ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -125,7 +125,9 @@ class ManagerLink:
                 well_s = time.monotonic()
                 continue
             told = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
-            logger.warning("no generation server is well why=%s", told)
+            if told != before:
+                logger.warning("no generation server is well why=%s", told)
+            before = told
             if time.monotonic() - well_s > NONE_WELL_S:
                 raise RolloutError(
                     f"no generation server has been well for {NONE_WELL_S:g} s: {told}",

@@ -73,6 +73,10 @@ class TrialKeys:
         return f"{self.root}/stop"
 
     @property
+    def scaling(self) -> str:
+        return f"{self.root}/scaling"
+
+    @property
     def done(self) -> str:
         return f"{self.root}/done"
 
@@ -192,6 +196,13 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         writer="launcher: stop; supervisor on a signal",
         reader="master, workers",
         lifetime="until the next attempt",
+    ),
+    KeyRow(
+        name="scaling",
+        pattern="scaling",
+        writer="launcher: scale; supervisor, when it gives up a worker that was added",
+        reader="supervisor, master, gserver manager",
+        lifetime="until the next attempt scales",
     ),
     KeyRow(
         name="done",

@@ -18,7 +18,8 @@ Points = tuple[tuple[int, float], ...]
 Table = dict[str, Points]
 
 MAX_SERIES = 3
-_ASIDE = ("eval*", "*/first_minibatch/*")  # told beside the training's own figure, not instead
+# Told beside the training's own figure, not instead.
+_ASIDE = ("eval*", "auto_eval/*", "*/first_minibatch/*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +49,19 @@ REWARD = CurveKind(
 ACCURACY = CurveKind(
     title="Held-out accuracy",
     patterns=("eval/accuracy", "eval*/accuracy", "*eval*accuracy*", "*accuracy*"),
+    without=("auto_eval/*",),
     percent=True,
+)
+SAVED_ACCURACY = CurveKind(
+    title="Accuracy of saved checkpoints", patterns=("auto_eval/*accuracy",), percent=True
 )
 KINDS = (
     REWARD,
     ACCURACY,
+    SAVED_ACCURACY,
+    CurveKind(
+        title="pass@k of saved checkpoints", patterns=("auto_eval/*pass@*",), percent=True
+    ),
     CurveKind(
         title="KL to the reference",
         patterns=("*/kl_ref/per_sequence", "*/kl_ref*", "*kl_to_ref*", "*ref_kl*", "*/kl", "kl"),

@@ -21,6 +21,7 @@ from realsys.observability import report_details as details
 from realsys.observability import report_sections as parts
 from realsys.observability.attempt_story import Outcome
 from realsys.observability.jsonl import write_error
+from realsys.observability.report_evaluations import evaluations
 from realsys.observability.report_page import page, section
 from realsys.observability.report_samples import samples
 from realsys.observability.trial_story import TrialStory, read_story
@@ -51,6 +52,7 @@ def report_html(story: TrialStory) -> str:
             parts.failure_box(story),
             parts.notes_box(story),
             parts.curves(story),
+            evaluations(story),
             samples(story),
             parts.preparing(story),
             details.time_spent(story),

@@ -14,6 +14,7 @@ from realsys.observability.curves import (
     ACCURACY,
     LOSS,
     REWARD,
+    SAVED_ACCURACY,
     Curve,
     Table,
     find,
@@ -41,9 +42,10 @@ BADGE = {
 
 def headline(story: TrialStory) -> str:
     """Trial, result and the figures that one looks for first."""
-    metrics = table(story.main.metrics)
+    metrics = table(story.main.all_metrics)
     figures = [_steps_figure(story), _duration_figure(story)]
-    if ends := first_and_last(metrics, ACCURACY):
+    accuracy = first_and_last(metrics, ACCURACY) or first_and_last(metrics, SAVED_ACCURACY)
+    if ends := accuracy:
         figures.append(_accuracy_figure(*ends))
     if ends := first_and_last(metrics, REWARD):
         change = f"reward, from {number_text(ends[0])}"
@@ -148,7 +150,7 @@ def notes_box(story: TrialStory) -> str:
 
 def curves(story: TrialStory) -> str:
     """The main curves, then every other metric, folded."""
-    metrics = table(story.main.metrics)
+    metrics = table(story.main.all_metrics)
     seconds = tuple((int(r["step"]), r["wall_s"]) for r in step_rows(story.main.events))
     shown = main_curves(metrics, seconds)
     if not shown and not metrics:

@@ -7,7 +7,7 @@ and the rest is told. Reads the trial's folder only: no name resolution, no work
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from realsys.api.trial import (
     read_record,
 )
 from realsys.observability.attempt_story import Attempt, Outcome, duration_s, first_failure, outcome
+from realsys.observability.evaluations import metric_rows
 from realsys.observability.events import Event, parse_events
 from realsys.observability.jsonl import parse_jsonl
 
@@ -40,6 +41,12 @@ class Phase:
     metrics: list[dict[str, Any]]
     events: list[Event]
     samples: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # of saved checkpoints
+
+    @property
+    def all_metrics(self) -> list[dict[str, Any]]:
+        """The master's rows and those of evaluations."""
+        return [*self.metrics, *metric_rows(self.evaluations)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +158,7 @@ class _Reader:
             metrics=self._rows(files.metrics),
             events=self._events(files.events),
             samples=self._rows(files.samples),
+            evaluations=self._rows(files.evaluations),
         )
 
     def _rows(self, path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from realsys.api.errors import ConfigError, DataError, RealsysError
-from realsys.models.hf_directory import check_hf_directory, weight_shapes
+from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
 from realsys.serving.api import (
     GenerateRequest,
     PauseMode,
@@ -30,6 +30,7 @@ from realsys.serving.http_session import HttpSession
 REQUEST_S = 24 * 3600.0
 CONTROL_S = 60.0
 UPDATE_S = 1800.0
+GOODBYE_S = 5.0
 _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
 
 
@@ -94,8 +95,8 @@ class FrontedEngine(abc.ABC):
         await self._name_version(self._version)
 
     async def close(self) -> None:
-        with suppress(RealsysError):
-            await self._abort("", every=True)
+        with suppress(RealsysError, TimeoutError):
+            await asyncio.wait_for(self._abort("", every=True), GOODBYE_S)
         await self._http.close()
         await self._child.close()
 
@@ -156,7 +157,7 @@ class FrontedEngine(abc.ABC):
                 fix="give path, or use backend_type=embedded",
             )
         # A folder that they can't read, or of another model, ends them.
-        await asyncio.to_thread(check_fits, source.path, self._model_path)
+        num_bytes = await asyncio.to_thread(check_fits, source.path, self._model_path)
         keep = self._ours.get("kv_on_update") == "keep"
         mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
         began_s = time.perf_counter()
@@ -169,7 +170,9 @@ class FrontedEngine(abc.ABC):
             if self._paused is None:
                 await asyncio.shield(self._resume())
         seconds = time.perf_counter() - began_s
-        taken = WeightsTaken(version=source.version, seconds=seconds, paused_s=seconds)
+        taken = WeightsTaken(
+            version=source.version, seconds=seconds, paused_s=seconds, num_bytes=num_bytes
+        )
         self.counters.count_update(taken)
         return taken
 
@@ -203,8 +206,8 @@ class FrontedEngine(abc.ABC):
         return {str(name): str(value) for name, value in env.items()}
 
 
-def check_fits(path: str, model_path: str) -> None:
-    """Whether the folder is whole and of the same model as the one that the server was started with.
+def check_fits(path: str, model_path: str) -> int:
+    """Checks that the folder is whole and of the model that the server was started with; bytes of weights.
 
     Raises:
         CheckpointError: a file is missing or torn. DataError: a weight has another shape.
@@ -220,3 +223,4 @@ def check_fits(path: str, model_path: str) -> None:
             )
     if not found.keys() & expected.keys():
         raise DataError("no weight of the model is there", where=path, fix="give its folder")
+    return sum(file.stat().st_size for file in set(weight_files(path).values()))

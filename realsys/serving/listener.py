@@ -1,10 +1,15 @@
-"""Serves an aiohttp application over HTTPS on a free port, with a certificate of its own."""
+"""Serves an aiohttp application over HTTPS on a free port, with a certificate of its own.
+
+Whoever connects must get to the end of a TLS handshake, and then of a first request's head, in some
+seconds each: who says nothing holds no connection.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Self
 
 from aiohttp import web
@@ -14,23 +19,36 @@ from realsys.serving.certificate import self_signed, server_context
 
 logger = logging.getLogger(__name__)
 
+SILENCE_S = 10.0
 _BACKLOG = 1024
-# Requests still open are aborted before this begins (app.py); it is for the last bytes of answers.
+# Requests still open are aborted before this begins (the engine's close); it is for the last bytes.
 _SHUTDOWN_S = 2.0
 
 
 class HttpsListener:
-    """Owns the sockets. ``url``, with the certificate's SHA-256, is there after ``start``."""
+    """Owns the sockets. ``url``, with the certificate's SHA-256, is there after ``start``.
+
+    Args:
+        silence_s: how long a connection may take for its handshake, and then for its first request.
+    """
 
     url = ""
 
     def __init__(
-        self, app: web.Application, *, host: str = "127.0.0.1", ports: Iterable[int] | None = None
+        self,
+        app: web.Application,
+        *,
+        host: str = "127.0.0.1",
+        ports: Iterable[int] | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
-        self._host, self._ports = host, ports
+        self._host, self._ports, self._silence_s = host, ports, silence_s
+        self._silent: set[object] = set()  # connections that have not asked anything yet
+        app.middlewares.insert(0, self._hear)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
         )
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> Self:
         """Listens from now on.
@@ -41,17 +59,44 @@ class HttpsListener:
         certificate = self_signed(self._host)
         await self._runner.setup()
         sock = _listen(self._host, self._ports)
-        site = web.SockSite(
-            self._runner, sock, ssl_context=server_context(certificate), backlog=_BACKLOG
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connection,
+            sock=sock,
+            ssl=server_context(certificate),
+            ssl_handshake_timeout=self._silence_s,
+            backlog=_BACKLOG,
         )
-        await site.start()
         port = sock.getsockname()[1]
         self.url = f"https://{self._host}:{port}#sha256={certificate.sha256}"
         return self
 
     async def stop(self) -> None:
         """Closes all connections."""
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()
+
+    def _connection(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None  # setup() made it
+        protocol = server()
+        self._silent.add(protocol)
+        asyncio.get_running_loop().call_later(2 * self._silence_s, self._cut_if_silent, protocol)
+        return protocol
+
+    def _cut_if_silent(self, protocol: web.RequestHandler) -> None:
+        if protocol in self._silent:
+            self._silent.discard(protocol)
+            protocol.force_close()
+
+    @web.middleware
+    async def _hear(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        self._silent.discard(request.protocol)
+        return await handler(request)
 
 
 def _listen(host: str, ports: Iterable[int] | None) -> socket.socket:

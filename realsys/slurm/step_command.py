@@ -35,15 +35,24 @@ _KEPT_PREFIXES = ("SLURM_JOB_ID_HET_GROUP", "SLURM_JOB_NODELIST_HET_GROUP", "SLU
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """One task of a step that is started again, in a step of its own.
+    """One task of a step that is started again, or added later, in a step of its own.
 
     Attributes:
         index: of its worker.
-        restart: how often it was started again, this time too.
+        restart: how often it was started again, this time too; 0: it was added and has no place yet. One
+            that is added in the place of another begins with 1: it keeps to that one's CPUs and GPUs.
+        like: of one that was added: index of the worker whose configuration it has.
     """
 
     index: int
     restart: int
+    like: int | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """Of the task wrapper."""
+        own = [f"--first-index={self.index}", f"--restart={self.restart}"]
+        return own if self.like is None else [*own, f"--like={self.like}"]
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -100,7 +109,7 @@ def task_command(
         f"--plan-hash={plan_hash}",
         f"--phase={phase.name}",
         f"--attempt={attempt}",
-        *([f"--first-index={again.index}", f"--restart={again.restart}"] if again else []),
+        *(again.options if again else []),
     ]
 
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -23,13 +23,14 @@ from realsys.worker.environment import worker_environment
 from realsys.worker.main import command
 from realsys.worker.oom_evidence import OomCounts, oom_evidence, read_oom_counts
 from realsys.worker.parent import PARENT_PID_VARIABLE
+from realsys.worker.scaling import index_of
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class LocalTask:
-    """One child process."""
+    """One child process. ``like``: index of the one whose configuration it has, if it was added."""
 
     worker: str
     phase: PhasePlan
@@ -38,6 +39,7 @@ class LocalTask:
     memory: OomCounts
     ended_at: float | None = None
     hint: str = ""
+    like: int | None = None
 
     @property
     def pid(self) -> int:
@@ -79,7 +81,15 @@ class LocalSteps:
         """A new process; its output goes on in the same log."""
         assert isinstance(task, LocalTask)
         kind, _, index = task.worker.partition("/")
-        return self._start(task.phase, WorkerType(kind), int(index))
+        return self._start(task.phase, WorkerType(kind), int(index), task.like)
+
+    def add(
+        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
+    ) -> Task:
+        """A new process: this machine has no places to give away."""
+        assert isinstance(like, LocalTask)
+        kind, _, index = worker.partition("/")
+        return self._start(like.phase, WorkerType(kind), int(index), index_of(like.worker))
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
         """SIGTERM, after ``grace_s`` SIGKILL."""
@@ -97,7 +107,9 @@ class LocalSteps:
             task.process.wait()  # SIGKILL: the kernel ends it; no deadline can help otherwise
             task.poll()
 
-    def _start(self, phase: PhasePlan, kind: WorkerType, index: int) -> LocalTask:
+    def _start(
+        self, phase: PhasePlan, kind: WorkerType, index: int, like: int | None = None
+    ) -> LocalTask:
         worker = f"{kind}/{index}"
         argv = command(
             trial_dir=self.plan.trial_dir,
@@ -106,6 +118,7 @@ class LocalSteps:
             attempt=self.attempt_files.number,
             worker_type=kind.value,
             index=index,
+            like=like,
         )
         log = self.attempt_files.log(worker)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -125,4 +138,4 @@ class LocalSteps:
                 env=environment,
             )
         logger.info("worker started worker=%s pid=%d", worker, process.pid)
-        return LocalTask(worker, phase, process, socket.gethostname(), memory)
+        return LocalTask(worker, phase, process, socket.gethostname(), memory, like=like)

@@ -1,8 +1,8 @@
 """Whether a worker that ended or hangs is started again by itself, and when (pure).
 
 For the types in RESTARTED_ALONE: they hold nothing that another could not make again. A worker that ends
-again and again costs a little more time each time, and in the end the trial. Times are seconds of one
-monotonic clock. What follows is done in worker_restarts.py.
+again and again costs a little more time each time, and in the end the trial; one in DISPENSABLE is left
+down instead. Times are seconds of one monotonic clock. What follows is done in worker_restarts.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from realsys.api.scheduling import RESTARTED_ALONE
+from realsys.api.scheduling import DISPENSABLE, RESTARTED_ALONE
 from realsys.api.trial import WorkerStatus
 from realsys.supervisor.failure_report import suspects
 
@@ -25,6 +25,11 @@ RECOVERY_S = (
 def is_restarted_alone(worker: str) -> bool:
     """Whether ``generation_server/1`` is of a type that is started again by itself."""
     return worker.partition("/")[0] in RESTARTED_ALONE
+
+
+def is_dispensable(worker: str) -> bool:
+    """Whether the trial goes on without ``evaluator/0`` if it can't be started again."""
+    return worker.partition("/")[0] in DISPENSABLE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """Workers as Slurm steps: one srun for each worker type, as many tasks as its group has; one more for each
-worker that is started again by itself.
+worker that is started again by itself, or added while the run lives.
 
 srun runs on this node, the job's first, and speaks for its tasks (slurm_step.py). A SIGTERM to srun ends
 all its tasks within moments (measured: SIGKILL to the tasks in 0.1 s).
@@ -13,18 +13,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from realsys.api.errors import ClusterError
 from realsys.api.job import JobPlan, Layout, StepPlan
 from realsys.api.plan import LaunchPlan, PhasePlan
-from realsys.api.trial import AttemptFiles
+from realsys.api.trial import AttemptFiles, read_record, write_record
 from realsys.slurm.hostlist import expand
 from realsys.slurm.step_command import Again, hosts, srun_argv, srun_log, step_environment
 from realsys.supervisor.slurm_step import SlurmTask, Step
 from realsys.supervisor.step_numbers import note_steps, skip_former_numbers
 from realsys.supervisor.steps import Task
 from realsys.worker.environment import worker_environment
+from realsys.worker.scaling import index_of
+from realsys.worker.task_place import TaskPlace
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,16 @@ def component_nodes(job: JobPlan, environ: dict[str, str]) -> list[list[str]]:
     return [list(expand(environ[name])) for name in names]
 
 
+def least_used(nodes: Sequence[str], used: Sequence[str]) -> str:
+    """The node that is named least often in ``used``; of several the first (pure)."""
+    return min(nodes, key=used.count)
+
+
+def _node_of(task: Task) -> str:
+    assert isinstance(task, SlurmTask)
+    return task.node
+
+
 @dataclass
 class SlurmSteps:
     """Starts the steps of this job's components.
@@ -60,6 +72,7 @@ class SlurmSteps:
     components: dict[int, Sequence[str]]
     _has_begun: bool = False
     _replaced: list[SlurmTask] = field(default_factory=list)  # their sruns may run for other tasks
+    _places_taken: set[str] = field(default_factory=set)  # of workers that left
 
     def start(self, phase: PhasePlan) -> list[Task]:
         """One srun for each worker type of ours."""
@@ -89,11 +102,43 @@ class SlurmSteps:
         assert isinstance(task, SlurmTask)
         former = task.step
         index = int(task.worker.partition("/")[2])
-        again = Again(index=index, restart=former.again.restart + 1 if former.again else 1)
+        again = former.again or Again(index=index, restart=0)
+        again = replace(again, restart=again.restart + 1)
         self.attempt_files.exit_of(task.worker).unlink(missing_ok=True)
         started = self._start_step(former.phase, former.plan, [task.node], again)
         self._replaced.append(task)
         return started.tasks[0]
+
+    def add(
+        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
+    ) -> Task:
+        """A step of its own beside all others: with GPUs where one that left had its own, without them on
+        the node with the fewest of its kind."""
+        assert isinstance(like, SlurmTask)
+        former, step = like.step, like.step.plan
+        again = Again(index=index_of(worker), restart=0, like=index_of(like.worker))
+        if step.gpus_per_task:
+            node = self._take_place(worker, left)
+            again = replace(again, restart=1)
+        else:
+            node = least_used(self.components[step.component], [_node_of(t) for t in running])
+        self.attempt_files.exit_of(worker).unlink(missing_ok=True)
+        return self._start_step(former.phase, step, [node], again).tasks[0]
+
+    def _take_place(self, worker: str, left: Sequence[Task]) -> str:
+        """Gives ``worker`` the CPUs and GPUs of one that left; returns its node."""
+        for task in left:
+            place = read_record(TaskPlace, self.attempt_files.place_of(task.worker))
+            if task.worker not in self._places_taken and place is not None:
+                self._places_taken.add(task.worker)
+                write_record(self.attempt_files.place_of(worker), place)
+                logger.info("place taken over worker=%s of=%s", worker, task.worker)
+                return _node_of(task)
+        raise ClusterError(
+            f"no GPU of the job is free for {worker}",
+            where=f"step {worker.partition('/')[0]}",
+            fix="let one of its kind go first (realsys scale --drain), or launch with more of them",
+        )
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
         """SIGTERM to the sruns of tasks that still run: srun ends its tasks by SIGKILL."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from realsys.api.errors import ClusterError
@@ -142,6 +142,16 @@ class SplitSteps:
         task_now = replace(task, local=new)
         self._tasks = [task_now if t is task else t for t in self._tasks]
         return task_now
+
+    def add(
+        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
+    ) -> Task:
+        """Refused: most workers would have to be started in another job."""
+        raise ClusterError(
+            f"{worker} can't be added: the trial's jobs were started apart",
+            where="layout split",
+            fix="use the layout single or het: realsys launch … --layout het",
+        )
 
     def _local(self, task: Task) -> Task:
         """The task as this job's steps know it."""

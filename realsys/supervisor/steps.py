@@ -6,7 +6,7 @@ A ``Task`` is one worker process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from realsys.api.plan import PhasePlan
@@ -59,6 +59,19 @@ class Steps(Protocol):
 
         Raises:
             ClusterError: it can't be started.
+        """
+
+    def add(
+        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
+    ) -> Task:
+        """Starts a worker that the phase's plan does not have, with what ``like`` has.
+
+        Args:
+            like: of the same type, and in the plan.
+            running, left: the tasks of its type that run, and those that have left for good: what they
+                had of a node may be taken.
+        Raises:
+            ClusterError: it can't be started, or nothing is free for it.
         """
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:

@@ -34,11 +34,13 @@ from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.supervisor.failure_report import FailureReporter, suspects
 from realsys.supervisor.first_failure import order_failures
 from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
+from realsys.supervisor.restarts import is_dispensable
 from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
 from realsys.supervisor.stop_watch import StopWatch
 from realsys.supervisor.worker_leases import WorkerLeases
 from realsys.supervisor.worker_restarts import STACKS_S, WorkerRestarts
+from realsys.supervisor.worker_scaling import WorkerScaling
 from realsys.worker import exit_codes
 from realsys.worker.requeued import newer_attempt_of_same_job
 
@@ -51,6 +53,7 @@ LAST_WORDS_S = 1.0  # how long peers get to say something after the first failur
 END_GRACE_S = 5.0
 BALLAST_BYTES = 1 << 20
 GOODBYE_S = 20.0  # how long workers may take to leave after the master is done
+EVALUATIONS_S = 600.0  # how long evaluators may then be at what is still to be evaluated
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Supervisor:
     leases: WorkerLeases = field(init=False)
     history: HistoryLog = field(init=False)
     restarts: WorkerRestarts = field(init=False)
+    scaling: WorkerScaling = field(init=False)
     _reporter: FailureReporter = field(init=False)
     stop_watch: StopWatch = field(init=False)
 
@@ -100,6 +104,15 @@ class Supervisor:
             self.leases,
             self.history,
             self._reporter,
+            is_stopping=lambda: self.stop_watch.is_asked,
+        )
+        self.scaling = WorkerScaling(
+            self.attempt_files,
+            self.store,
+            self.keys,
+            self.attempt,
+            self.leases,
+            self.restarts,
             is_stopping=lambda: self.stop_watch.is_asked,
         )
 
@@ -167,8 +180,10 @@ class Supervisor:
             tasks = self.steps.start(phase)
             self.leases.begin_phase(len(tasks))
             self.restarts.begin_phase()
+            self.scaling.begin_phase(phase)
             result = self._watch(tasks, phase)
         finally:
+            self.scaling.end_phase()
             self.leases.end_phase()
             self._end_steps(tasks)
         if result is Result.COMPLETED and phase.publish is not None:
@@ -198,9 +213,11 @@ class Supervisor:
                 return Result.STOPPED
             if beyond_help := self.restarts.advance(tasks):
                 return self._fail_by(beyond_help, tasks)
-            up = [t for t in tasks if not self.restarts.is_down(t.worker)]
+            self.scaling.advance(tasks, self.steps)
+            up = self._looked_after(tasks)
             ended = [t for t in up if t.poll() is not None]
             if master.poll() == exit_codes.DONE and is_done(self.files, self.attempt, phase.name):
+                self._wait_for_evaluators(tasks, timeout_s=EVALUATIONS_S)
                 return self._wait_for_goodbyes(tasks)
             if any(t.poll() == exit_codes.STOPPED for t in ended):  # the master, or one interrupted
                 return Result.STOPPED
@@ -213,6 +230,14 @@ class Supervisor:
                 self._collect_stalls(tasks, self.leases.statuses)
                 return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
+
+    def _looked_after(self, tasks: list[Task]) -> list[Task]:
+        """Those whose end, or silence, means something: not who is started again, or is to go."""
+        return [
+            t
+            for t in tasks
+            if not (self.restarts.is_down(t.worker) or self.scaling.is_leaving(t.worker))
+        ]
 
     def _without_restarted(self, tasks: list[Task], op: Op) -> list[Task]:
         """Those whose end is the trial's; the others will be started again."""
@@ -237,6 +262,27 @@ class Supervisor:
         told = read_record(WorkerExit, self.attempt_files.exit_of(task.worker))
         return told is not None and told.returncode == exit_codes.DONE
 
+    def _wait_for_evaluators(self, tasks: list[Task], *, timeout_s: float) -> None:
+        """Until they have left, started again where they end badly, or a stop is asked. The others
+        leave meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            self.look_after_store()
+            self.stop_watch.poll()
+            self._refuse_if_requeued()
+            self.restarts.advance(tasks)
+            here = [t for t in tasks if is_dispensable(t.worker)]
+            up = [t for t in here if not self.restarts.is_down(t.worker)]
+            bad = [t for t in up if t.poll() not in (None, exit_codes.DONE, exit_codes.STOPPED)]
+            self._without_restarted(bad, Op.EXITED)
+            at_work = [t.worker for t in up if t.poll() is None]
+            down = [t.worker for t in here if self.restarts.is_down(t.worker)]
+            down = [w for w in down if not self.restarts.is_given_up(w)]
+            if self.stop_watch.is_asked or not at_work + down:
+                return
+            time.sleep(POLL_S)
+        logger.warning("evaluations not finished in time timeout_s=%g", timeout_s)
+
     def _wait_for_goodbyes(self, tasks: list[Task]) -> Result:
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline:
@@ -259,7 +305,7 @@ class Supervisor:
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
             time.sleep(POLL_S)
-        up = [t for t in tasks if not self.restarts.is_down(t.worker)]
+        up = self._looked_after(tasks)
         failed = [t for t in up if t.poll() not in (None, exit_codes.DONE)]
         if any(task.poll() == exit_codes.STOPPED for task in failed):
             self._end_steps(tasks)

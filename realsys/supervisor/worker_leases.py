@@ -55,6 +55,7 @@ class WorkerLeases:
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
     # Workers that were started again → the registration of the former process, if it had one.
     _former: dict[str, WorkerRecord | None] = field(default_factory=dict)
+    _let_go: set[str] = field(default_factory=set)  # workers that are not looked after any more
     _known: dict[str, tuple[int, object]] = field(default_factory=dict)  # key → revision, value
     _looks: Looks[Found] | None = None
     _frozen: str = ""
@@ -64,6 +65,7 @@ class WorkerLeases:
         self.registered.clear()
         self.statuses.clear()
         self._former.clear()
+        self._let_go.clear()
         self.detector = FailureDetector(
             lost_s=self.detector.lost_s, settle_s=self.detector.settle_s
         )
@@ -105,6 +107,12 @@ class WorkerLeases:
         self.statuses = {name: s for name, s in self.statuses.items() if name != worker}
         self.detector.forget(worker)
 
+    def let_go(self, worker: str) -> None:
+        """``worker`` is to leave when it likes: it is neither missed nor asked to get on."""
+        self._let_go.add(worker)
+        self.statuses = {name: s for name, s in self.statuses.items() if name != worker}
+        self.detector.forget(worker)
+
     def stalled(self) -> dict[str, WorkerStatus]:
         """Workers that say of themselves that they do not get on, as of the last look."""
         return {worker: s for worker, s in self.statuses.items() if s.stalled_s > 0}
@@ -128,12 +136,13 @@ class WorkerLeases:
         return Found(records=records, leases=leases, statuses=statuses)
 
     def _without_former(self, found: Found) -> Found:
-        """Without what former processes of workers have left in the store, or had when we looked."""
+        """Without workers that were let go, and what former processes of others have left in the store,
+        or had when we looked."""
         gone = {
             worker
             for worker, old in self._former.items()
             if found.records.get(worker) in (None, old)
-        }
+        } | self._let_go
         if not gone:
             return found
         return Found(

@@ -7,6 +7,7 @@ what it sees and ``advance`` in every turn; nothing here waits, but for a store 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from realsys.supervisor.failure_report import FailureReporter
 from realsys.supervisor.restarts import (
     RECOVERY_S,
     RestartPolicy,
+    is_dispensable,
     is_restarted_alone,
     judge_stalls,
 )
@@ -37,7 +39,7 @@ KILL_TIMEOUT_S = 30.0  # a task that was killed must be seen to end; a lost node
 
 @dataclass
 class _Down:
-    """A worker between its end, or the decision to end it, and its new start."""
+    """A worker between its end, or the decision to end it, and its new start (infinite: never)."""
 
     task: Task
     op: Op
@@ -53,6 +55,7 @@ class WorkerRestarts:
 
     Args:
         is_stopping: whether a stop was asked: then nothing is started any more.
+        dispensable: workers that the trial goes on without, beside those of dispensable types.
     """
 
     steps: Steps
@@ -65,16 +68,22 @@ class WorkerRestarts:
     reporter: FailureReporter
     is_stopping: Callable[[], bool]
     policy: RestartPolicy = field(default_factory=RestartPolicy)
+    dispensable: set[str] = field(default_factory=set)
     _down: dict[str, _Down] = field(default_factory=dict)
     _past_s: dict[str, list[float]] = field(default_factory=dict)
 
     def begin_phase(self) -> None:
         """Forgets the workers of the phase before, but not how often they were started again."""
         self._down.clear()
+        self.dispensable.clear()
 
     def is_down(self, worker: str) -> bool:
         """Whether its end is known and it will be started again (or not any more, at a stop)."""
         return worker in self._down
+
+    def is_given_up(self, worker: str) -> bool:
+        """Whether it is down for the rest of the phase, and the trial goes on without it."""
+        return worker in self._down and math.isinf(self._down[worker].start_at_s)
 
     def recovering(self) -> frozenset[str]:
         """Workers that are down, or were started again a short while ago."""
@@ -94,6 +103,9 @@ class WorkerRestarts:
             return False
         now_s, past_s = time.monotonic(), self._past_s.get(task.worker, [])
         start_at_s = self.policy.next_start_s(past_s, now_s=now_s)
+        if start_at_s is None and self._is_dispensable(task.worker):
+            logger.warning("worker given up worker=%s restarts=%d", task.worker, len(past_s))
+            start_at_s = math.inf
         if start_at_s is None and not self.is_stopping():
             return False
         known = self.leases.registered.get(task.worker)
@@ -107,6 +119,13 @@ class WorkerRestarts:
         why, times = failure.why.partition("\n")[0], len(past_s)
         logger.warning("worker down worker=%s restarts=%d why=%s", task.worker, times, why)
         return True
+
+    def let_go(self, worker: str) -> None:
+        """``worker`` is to go: it is not started again."""
+        self._down.pop(worker, None)
+
+    def _is_dispensable(self, worker: str) -> bool:
+        return is_dispensable(worker) or worker in self.dispensable
 
     def take_hung(self, up: Iterable[Task]) -> bool:
         """Takes on those who stand still and do not just wait for another; False when one of them ends
@@ -139,6 +158,10 @@ class WorkerRestarts:
             try:
                 self._turn(down, tasks)
             except ClusterError as error:
+                if self._is_dispensable(down.task.worker):
+                    logger.warning("worker given up worker=%s why=%s", down.task.worker, error.what)
+                    down.start_at_s = down.kill_at_s = math.inf
+                    continue
                 del self._down[down.task.worker]
                 why = f"{down.failure.why}; it can't be started again: {error.what}"
                 fix = down.failure.fix or error.fix

@@ -47,9 +47,20 @@ ROLES = {
 
 
 def command(
-    *, trial_dir: str, plan_hash: str, phase: str, attempt: int, worker_type: str, index: int
+    *,
+    trial_dir: str,
+    plan_hash: str,
+    phase: str,
+    attempt: int,
+    worker_type: str,
+    index: int,
+    like: int | None = None,
 ) -> list[str]:
-    """argv that starts a worker (the supervisor's side of ``main``)."""
+    """argv that starts a worker (the supervisor's side of ``main``).
+
+    Args:
+        like: of one that the plan does not have: index of the one whose configuration it has.
+    """
     return [
         sys.executable,
         "-m",
@@ -60,6 +71,7 @@ def command(
         f"--plan-hash={plan_hash}",
         f"--phase={phase}",
         f"--attempt={attempt}",
+        *([] if like is None else [f"--like={like}"]),
     ]
 
 
@@ -80,7 +92,9 @@ def main() -> int:
             on_over=lambda over: _leave_words_of(files, args.attempt, name, over)
         )
         registry.load_plugins(runner.plan.imports)
-        runner.config = runner.phase.config.resolve_worker_config(args.worker_type, args.index)
+        runner.config = runner.phase.config.resolve_worker_config(
+            args.worker_type, args.index, like=args.like
+        )
         runner.set_log_step = lambda step: setattr(context, "step", step)
         module, _, function = ROLES[args.worker_type].partition(":")
         code: int = getattr(importlib.import_module(module), function)(runner)
@@ -111,6 +125,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--plan-hash", required=True)
     parser.add_argument("--phase", required=True)
     parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--like", type=int)
     return parser.parse_args()
 
 

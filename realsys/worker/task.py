@@ -92,6 +92,7 @@ def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
         attempt=args.attempt,
         worker_type=args.worker_type,
         index=index,
+        like=args.like,
     )
     environment = {
         **task_environment(plan, os.environ),
@@ -178,6 +179,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--first-index", type=int, default=0, help="of the step's workers")
     parser.add_argument("--restart", type=int, default=0, help="how often it was started again")
+    parser.add_argument("--like", type=int, help="whose configuration one that was added has")
     return parser.parse_args()
 
 

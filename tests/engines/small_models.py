@@ -1,4 +1,4 @@
-"""Two small Llamas of one shape, long enough to be interrupted, and what transformers says of their tokens."""
+"""Two small Llamas of one shape with room for long answers, and what transformers says of their tokens."""
 
 from __future__ import annotations
 

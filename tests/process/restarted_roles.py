@@ -37,7 +37,7 @@ def run(runner: WorkerRunner) -> int:
     return exit_codes.DONE
 
 
-def no_config(config: ExperimentConfig, kind: str, index: int) -> SimpleNamespace:
+def no_config(config: ExperimentConfig, kind: str, index: int, **_: object) -> SimpleNamespace:
     return SimpleNamespace(worker_info=SimpleNamespace(watch_keys=()))
 
 

@@ -19,6 +19,8 @@ from realsys.observability.metrics import deterministic, read_metrics
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
+LONGER = tuple(w.replace("total_train_epochs=2", "total_train_epochs=6") for w in SMALL_PPO)
+LONGER_STEPS = 72
 # The plain objective, so that nothing but the way of the answers differs.
 PLAIN = ("ppo.use_decoupled_loss=false", "ppo.correction=none")
 # What only one of the two ways has to tell.
@@ -122,8 +124,7 @@ def test_a_killed_worker_is_started_again_alone_and_nothing_is_lost(
         f"actor.path={tiny_policy}",
         "max_staleness=2",
         "rollout.servers=2",
-        *SMALL_PPO,
-        "exp_ctrl.total_train_epochs=4",
+        *LONGER,
     )
     view = module_trials.wait_for_step(files, 3)
     others = {w.worker: w.pid for w in view.workers if w.worker != worker}
@@ -134,7 +135,7 @@ def test_a_killed_worker_is_started_again_alone_and_nothing_is_lost(
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == 48 * 8
+    assert len(trained_ids(files)) == LONGER_STEPS * 8
     assert max(column(files, "actor_train/staleness/max")) <= 2
     told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
     assert [row["worker"] for row in told] == [worker]

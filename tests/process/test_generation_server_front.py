@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from serving_double import KEY, DoubleEngine, ServerDouble, double_answer
 
 from realsys.api.errors import (
+    ClusterError,
     DataError,
     RealsysError,
     RemoteError,
@@ -25,9 +30,11 @@ from realsys.api.errors import (
 )
 from realsys.generation_server.child_guard import descendants, guarded
 from realsys.serving.api import Finish, GenerateRequest, PauseMode, Sampling, WeightSource
+from realsys.serving.app import generation_app
 from realsys.serving.child import ChildServer
 from realsys.serving.client import HttpGenerationClient
 from realsys.serving.http_session import HttpSession
+from realsys.serving.listener import HttpsListener
 
 S = 20.0
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -41,7 +48,7 @@ def running(test: Test) -> Callable[..., None]:
 
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__
-    run.__signature__ = __import__("inspect").signature(test)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
     return run
 
 
@@ -260,6 +267,59 @@ async def test_strangers_bodies_are_bounded() -> None:
             await http.call("POST", "/generate", {"text": "x" * (65 << 20)}, timeout_s=S)
         assert await server.client().healthy()
         await http.close()
+
+
+async def read_all(url: str, sent: bytes, *, tls: bool) -> bytes:
+    """What a server says to a stranger who sends this and then nothing."""
+    parts = urlsplit(url)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection(
+        parts.hostname, parts.port, ssl=context if tls else None
+    )
+    writer.write(sent)
+    async with asyncio.timeout(S):
+        heard = b""
+        with contextlib.suppress(ConnectionError):
+            heard = await reader.read()
+    writer.close()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("sent", "tls"),
+    [(b"", True), (b"GET /server_info HTTP/1.1\r\nHost", True), (b"", False), (b"GET", False)],
+)
+def test_who_says_nothing_is_cut(sent: bytes, tls: bool) -> None:
+    async def run() -> None:
+        engine = DoubleEngine()
+        await engine.start()
+        listener = await HttpsListener(generation_app(engine, key=KEY), silence_s=0.2).start()
+        assert await read_all(listener.url, sent, tls=tls) == b""
+        client = HttpGenerationClient(listener.url, KEY, name="s")
+        assert await client.healthy()
+        await asyncio.sleep(0.6)  # longer than a silent one has
+        server = await client.info()
+        assert server.engine == "double"
+        await client.close()
+        await listener.stop()
+
+    asyncio.run(run())
+
+
+@running
+async def test_a_taken_port_is_passed_over() -> None:
+    async with ServerDouble() as server:
+        taken = urlsplit(server.url).port
+        app = generation_app(server.engine, key=KEY)
+        with pytest.raises(ClusterError, match="none of 1 ports"):
+            await HttpsListener(app, ports=[taken]).start()
+        app = generation_app(server.engine, key=KEY)
+        other = await HttpsListener(app, ports=[taken, 0]).start()
+        assert urlsplit(other.url).port != taken
+        await other.stop()
 
 
 # ---- children -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from launcher.cli import run
 from launcher.exit_codes import ExitCode
 from realsys.api import registry
 from realsys.api.experiment import (
-    AutomaticEvaluator,
+    Evaluator,
     ExperimentConfig,
     GenerationServer,
     GserverManager,
@@ -301,12 +301,12 @@ def test_no_permission_to_write(
     )
 
 
-# ---- what this version does not carry out ---------------------------------------------------
+# ---- workers without work -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ahead(SFTMathExperiment):
-    """Asks for parts of the architecture that have no implementation yet."""
+class Idlers(SFTMathExperiment):
+    """Asks for workers that nothing gives work."""
 
     wants: str = ""
     dataset: MathDatasetOptions = MathDatasetOptions(train_bs_n_seqs=4, eval_size=0)
@@ -318,33 +318,50 @@ class Ahead(SFTMathExperiment):
             "generation_server": (GenerationServer(),),
             "gserver_manager": (GserverManager(model_name=actor, n_servers=1),),
             "rollout_worker": (RolloutWorker(), RolloutWorker()),
-            "auto_eval": True,
-            "evaluator": AutomaticEvaluator(),
+            "evaluator": (Evaluator(), Evaluator(role="model")),
         }
         return replace(config, **{self.wants: changes[self.wants]})
 
 
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(registry._registered["experiment"], "ahead", Ahead)
-    return "ahead"
+def idlers(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(registry._registered["experiment"], "idlers", Idlers)
+    return "idlers"
 
 
 @pytest.mark.parametrize(
     ("wants", "what", "where"),
     [
-        ("generation_server", "1 generation_server", "initial_setup().generation_server"),
-        ("gserver_manager", "1 gserver_manager", "initial_setup().gserver_manager"),
-        ("rollout_worker", "2 rollout_worker", "initial_setup().rollout_worker"),
-        ("auto_eval", "automatic evaluation", ".auto_eval"),
-        ("evaluator", "automatic evaluation", ".evaluator"),
+        ("generation_server", "1 generation_server workers, and nobody", ".generation_server"),
+        ("gserver_manager", "1 gserver_manager workers, and nobody", ".gserver_manager"),
+        ("rollout_worker", "2 rollout_worker workers, and nobody", ".rollout_worker"),
+        ("evaluator", "2 evaluators would write the same files", ".evaluator"),
+        ("evaluator", "nothing trains 'actor'", ".evaluator[0].role"),
+        ("evaluator", "no questions to evaluate with", ".evaluator[1].datasets"),
     ],
 )
-def test_what_would_be_left_out_is_refused(
-    refused: Refused, ahead: str, wants: str, what: str, where: str
+def test_workers_without_work_are_refused(
+    refused: Refused, idlers: str, wants: str, what: str, where: str
 ) -> None:
-    message = refused(ahead, f"wants={wants}")
-    assert_in_order(message, f"{what}: not carried out by this version", where, "leave it out")
+    message = refused(idlers, f"wants={wants}")
+    assert_in_order(message, what, f"initial_setup(){where}")
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "where"),
+    [
+        ((), "none is saved before the end", "exp_ctrl.save_freq_steps"),
+        (
+            ("exp_ctrl.save_freq_steps=2", "dataset.eval_size=0"),
+            "no held-out questions",
+            "dataset.eval_size",
+        ),
+    ],
+)
+def test_automatic_evaluation_needs_checkpoints_and_questions(
+    refused: Refused, words: tuple[str, ...], what: str, where: str
+) -> None:
+    assert_in_order(refused("ppo-math", "auto_eval=true", *words), what, where, "leave auto_eval")
 
 
 def test_wandb_without_its_package_is_refused_in_every_phase(

@@ -18,6 +18,7 @@ GIB = 1024  # MiB
         (Scheduling.generation_server_default(), 4, 1, 60 * GIB),
         (Scheduling.gserver_manager_default(), 4, 0, 10 * GIB),
         (Scheduling.rollout_worker_default(), 4, 0, 20 * GIB),
+        (Scheduling.evaluator_default(), 4, 1, 60 * GIB),
     ],
     ids=[kind.value for kind in (list(WorkerType))],
 )
@@ -74,6 +75,7 @@ def test_groups_come_in_the_order_in_which_they_start():
         rollout_worker=one,
         gserver_manager=one,
         generation_server=one,
+        evaluator=one,
     )
     assert list(whole.groups()) == [
         WorkerType.GENERATION_SERVER,
@@ -81,6 +83,7 @@ def test_groups_come_in_the_order_in_which_they_start():
         WorkerType.MODEL_WORKER,
         WorkerType.MASTER_WORKER,
         WorkerType.ROLLOUT_WORKER,
+        WorkerType.EVALUATOR,
     ]
 
 

@@ -97,6 +97,7 @@ def test_the_worker_is_the_task_of_its_group_that_slurm_says(make):
         "attempt": 3,
         "worker_type": "model_worker",
         "index": 1,
+        "like": None,
     }
     assert wrapper.environment()["REALSYS_PARENT_PID"] == str(os.getpid())
 

@@ -37,7 +37,7 @@ from realsys.supervisor.restarts import RestartPolicy
 from realsys.supervisor.supervisor import Supervisor
 from realsys.worker.runner import trial_keys
 
-MASTER, SERVER = "master_worker/0", "generation_server/0"
+MASTER, SERVER, EVALUATOR = "master_worker/0", "generation_server/0", "evaluator/0"
 # Says who it is, then waits for the test to say how to end.
 WORKER = """
 echo "$$" >> {root}/{name}.pids; echo "here $$"
@@ -52,12 +52,23 @@ done
 class Trial:
     """A supervisor over a master, two model workers and a generation server, which are shell scripts."""
 
-    def __init__(self, root: Path, *, on_slurm: bool = False, policy: RestartPolicy) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        on_slurm: bool = False,
+        evaluates: bool = False,
+        policy: RestartPolicy,
+    ) -> None:
         self.root = root
+        self.workers = [MASTER, "model_worker/0", "model_worker/1", SERVER]
+        self.workers += [EVALUATOR] * evaluates
         plan = make_plan(root)
         (phase,) = plan.phases
-        servers = TasksGroup(count=1, scheduling=Scheduling())
-        phase = replace(phase, scheduling=replace(phase.scheduling, generation_server=servers))
+        one = TasksGroup(count=1, scheduling=Scheduling())
+        groups = replace(phase.scheduling, generation_server=one)
+        groups = replace(groups, evaluator=one) if evaluates else groups
+        phase = replace(phase, scheduling=groups)
         self.plan = replace(plan, phases=(phase,), job=plan.job if on_slurm else None)
         self.trial = write_plan(self.plan)
         self.store, self.keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
@@ -87,7 +98,7 @@ class Trial:
 
     def begin(self) -> Trial:
         self._thread.start()
-        for worker in (MASTER, "model_worker/0", "model_worker/1", SERVER):
+        for worker in self.workers:
             self.pid(worker)
         return self
 
@@ -134,10 +145,14 @@ class Trial:
 
     def finish(self) -> ExitMarker:
         """The master is done, and everybody leaves."""
-        self.files.done("main").write_text(f'{{"token": "{self.attempt.token}"}}')
-        for worker in (MASTER, "model_worker/0", "model_worker/1", SERVER):
-            self.end(worker, 0, always=True)
+        self.all_leave_but()
         return self.outcome()
+
+    def all_leave_but(self, *staying: str) -> None:
+        self.files.done("main").write_text(f'{{"token": "{self.attempt.token}"}}')
+        for worker in self.workers:
+            if worker not in staying:
+                self.end(worker, 0, always=True)
 
     def restarts(self) -> list[dict[str, object]]:
         path = self.files.restarts
@@ -298,6 +313,54 @@ def test_a_server_that_can_not_be_started_again_ends_the_trial_with_both_reasons
     first = one.outcome().first_failure
     assert first.why == "exited with code 3; it can't be started again: no host has room"
     assert (first.worker, first.fix) == (SERVER, "wait")
+
+
+# ---- evaluators, which the trial can do without ----------------------------------------------------
+
+
+def test_the_trial_goes_on_without_an_evaluator_that_can_not_be_started_again(trial):
+    one = trial(max_restarts=2, evaluates=True).begin()
+    one.end(EVALUATOR, 7, always=True)
+    wait_until(lambda: one.supervisor.restarts.is_given_up(EVALUATOR))
+    marker = one.finish()
+    assert (marker.result, marker.first_failure) == (Result.COMPLETED, None)
+    assert (len(one.pids(EVALUATOR)), [r["number"] for r in one.restarts()]) == (3, [1, 2])
+
+
+def test_an_evaluator_that_no_host_has_room_for_is_left_down(trial, monkeypatch):
+    def refuse(self: LocalSteps, task: object) -> None:
+        raise ClusterError("no host has room", where="n1", fix="wait")
+
+    monkeypatch.setattr(LocalSteps, "restart", refuse)
+    one = trial(evaluates=True).begin()
+    one.end(EVALUATOR, 3)
+    wait_until(lambda: one.supervisor.restarts.is_given_up(EVALUATOR))
+    assert one.finish().result is Result.COMPLETED
+
+
+def test_an_evaluator_is_waited_for_and_started_again_when_the_master_is_done(trial, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "GOODBYE_S", 0.0)
+    one = trial(evaluates=True).begin()
+    one.all_leave_but(EVALUATOR)
+    one.end(EVALUATOR, 9)
+    assert one.pid(EVALUATOR, starts=2)
+    assert one.marker is None, "it was not waited for"
+    one.end(EVALUATOR, 0)
+    assert one.outcome().result is Result.COMPLETED
+    assert not is_running(one.pids(EVALUATOR)[1])
+
+
+@pytest.mark.parametrize("by", ["a stop", "the time"])
+def test_an_evaluator_is_not_waited_for_for_ever(trial, monkeypatch, by):
+    if by == "the time":
+        monkeypatch.setattr(supervisor_module, "EVALUATIONS_S", 0.05)
+    monkeypatch.setattr(supervisor_module, "GOODBYE_S", 0.0)
+    one = trial(evaluates=True).begin()
+    one.all_leave_but(EVALUATOR)
+    if by == "a stop":
+        one.supervisor.request_stop("anna", grace_s=60.0)
+    assert one.outcome().result is Result.COMPLETED
+    assert not is_running(one.pids(EVALUATOR)[0])
 
 
 # ---- lost, as on Slurm -----------------------------------------------------------------------------

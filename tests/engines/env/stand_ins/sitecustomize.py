@@ -1,7 +1,8 @@
-"""Loaded first in the environments of real servers (PYTHONPATH): lets them start without CUDA.
+"""Loaded first in the environments of real servers, by PYTHONPATH: lets them start without CUDA.
 
 Modules named in ENGINE_STAND_INS, comma-separated, import as empties: an attribute of theirs is a class,
-an attribute of that a text. And what torchvision registers for its compiled operators, which a CPU torch refuses, is left out.
+an attribute of that a text. What torchvision registers for its compiled operators, which a CPU torch
+refuses, is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class _Named(type):
@@ -28,7 +29,7 @@ class _Empty(ModuleType):
     """Has whatever is asked of it."""
 
     __version__ = "0"
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

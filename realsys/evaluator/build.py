@@ -1,0 +1,106 @@
+"""Wires an evaluator together: checkpoints, results, the model, TensorBoard, its place in the trial."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from realsys.api.trial import PhaseFiles
+from realsys.evaluator.checkpoints import SavedCheckpoints
+from realsys.evaluator.evaluating import evaluate_checkpoint
+from realsys.evaluator.pending import Checkpoint
+from realsys.evaluator.results import Results
+from realsys.evaluator.worker import EvaluateOne, EvaluatorLoop, Surroundings
+from realsys.observability.evaluations import metric_rows
+from realsys.observability.tensorboard_files import TensorBoardFiles
+from realsys.worker import exit_codes
+from realsys.worker.commands import Verb
+from realsys.worker.lifecycle import WorkerEvent
+from realsys.worker.runner import WorkerRunner
+
+LOAD_S = 1800.0  # a large checkpoint may take so long to be read, without a tick
+LEASE_TIMEOUT_S = 900.0
+
+
+def run(runner: WorkerRunner) -> int:
+    """Runs the evaluator to its end; returns its exit code."""
+    config = runner.config
+    device = _set_up_torch(runner)
+    files = runner.phase_files
+    done = runner.attempt_files.done(runner.phase.name)
+    with ExitStack() as stack:
+        shows: Callable[[Sequence[Mapping[str, Any]]], None] = lambda rows: None  # noqa: E731
+        if runner.phase.config.tensorboard:
+            shows = _tensorboard(files, stack)
+        loop = EvaluatorLoop(
+            config,
+            attempt=runner.attempt.number,
+            saved=SavedCheckpoints(files.checkpoints / config.role, config.role),
+            results=Results(files, config.role),
+            evaluate=_on(device, runner),
+            world=Surroundings(
+                is_over=done.exists,
+                may_write=lambda: runner.check_lease(timeout_s=LEASE_TIMEOUT_S),
+                begins=lambda checkpoint: _begins(runner, checkpoint),
+                ends=lambda: runner.move(WorkerEvent.FINISHED_CALL),
+                shows=shows,
+            ),
+        )
+        runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+        runner.controls.leave = loop.leave
+        runner.register()
+        runner.on_stop = lambda request: loop.leave()
+        loop.run()
+    return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+
+
+def _on(device: str, runner: WorkerRunner) -> EvaluateOne:
+    def evaluate(checkpoint: Checkpoint, before_batch: Callable[[], None]) -> dict[str, float]:
+        return evaluate_checkpoint(
+            checkpoint.path, runner.config, device=device, before_batch=before_batch
+        )
+
+    return evaluate
+
+
+def _begins(runner: WorkerRunner, checkpoint: Checkpoint) -> None:
+    runner.set_log_step(checkpoint.step)
+    call = f"evaluate {checkpoint.role}"
+    runner.move(WorkerEvent.STARTED, mfc=call, step=checkpoint.step, may_take_s=LOAD_S)
+
+
+def _tensorboard(
+    files: PhaseFiles, stack: ExitStack
+) -> Callable[[Sequence[Mapping[str, Any]]], None]:
+    """A run of its own beside the master's: an event file has one writer.
+
+    Opened when there is something to write, and then given everything: it tells TensorBoard to forget
+    what a former process wrote.
+    """
+    opened: list[TensorBoardFiles] = []
+
+    def show(rows: Sequence[Mapping[str, Any]]) -> None:
+        if not opened:
+            board = TensorBoardFiles(files.tensorboard / "auto_eval", first_step=0)
+            stack.callback(board.close)
+            opened.append(board)
+        for row in metric_rows(rows):
+            opened[0].write(int(row["step"]), {k: v for k, v in row.items() if k != "step"})
+
+    return lambda rows: show(rows) if rows else None
+
+
+def _set_up_torch(runner: WorkerRunner) -> str:
+    """Threads, determinism, device; as on a model worker, so that figures agree."""
+    if runner.config.num_threads is not None:
+        torch.set_num_threads(runner.config.num_threads)
+    torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might
+    torch.set_deterministic_debug_mode("warn")
+    warnings.filterwarnings("once", category=UserWarning)
+    group = runner.phase.scheduling.evaluator
+    wants_gpu = group is not None and group.scheduling.gpu > 0
+    return "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"

@@ -1,0 +1,37 @@
+"""Evaluations of saved checkpoints as metrics (pure): lines of ``evaluations.jsonl`` → rows by step.
+
+The evaluator writes those lines, the master the metrics: two files, each with one writer, shown as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+PREFIX = "auto_eval/"
+
+
+def newest_rows(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last line of each role and step, in the order of steps: a checkpoint that was saved anew with
+    other weights has several. Lines without a step are left out."""
+    newest = {(r["step"], str(r.get("role"))): r for r in rows if type(r.get("step")) is int}
+    return [newest[key] for key in sorted(newest)]
+
+
+def metric_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """``{"step": 200, "auto_eval/accuracy": 0.5}`` of each that has figures."""
+    found = []
+    for row in newest_rows(rows):
+        figures = row.get("figures")
+        if isinstance(figures, Mapping) and figures:
+            found.append({"step": row["step"], **{PREFIX + k: v for k, v in figures.items()}})
+    return found
+
+
+def last_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The newest checkpoint's figures, and its step as ``auto_eval/step``; empty when there are none."""
+    found = metric_rows(rows)
+    if not found:
+        return {}
+    last = found[-1]
+    return {PREFIX + "step": last["step"], **{k: v for k, v in last.items() if k != "step"}}

@@ -1,0 +1,117 @@
+"""Saved checkpoints are evaluated beside the training: the loop on real models, and a whole trial."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_trials import SMALL_PPO, Trials, explain
+
+from launcher.trial_state import State
+from realsys.api.experiment import Evaluator
+from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
+from realsys.api.trial import PhaseFiles
+from realsys.evaluator.checkpoints import SavedCheckpoints
+from realsys.evaluator.evaluating import evaluate_checkpoint
+from realsys.evaluator.results import Results
+from realsys.evaluator.worker import EvaluatorLoop, Surroundings
+from realsys.observability.jsonl import read_jsonl
+from realsys.observability.metrics import read_metrics
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+
+def config(**changes: Any) -> Evaluator:
+    return Evaluator(
+        datasets={
+            "held_out": DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 6})
+        },
+        gconfig=GenerationHyperparameters(max_new_tokens=8, greedy=True),
+        batch_size=4,
+        max_tries=2,
+        retry_s=0.0,
+        poll_s=0.01,
+        **changes,
+    )
+
+
+def run_loop(files: PhaseFiles, settings: Evaluator) -> list[dict[str, Any]]:
+    """One run of the worker's loop over what is saved; the lines that it leaves."""
+    torch.set_num_threads(1)
+    results = Results(files, "actor")
+    EvaluatorLoop(
+        settings,
+        attempt=1,
+        saved=SavedCheckpoints(files.checkpoints / "actor", "actor"),
+        results=results,
+        evaluate=lambda one, before_batch: evaluate_checkpoint(
+            one.path, settings, device="cpu", before_batch=before_batch
+        ),
+        world=Surroundings(is_over=lambda: True),
+    ).run()
+    return results.rows()
+
+
+def test_a_whole_checkpoint_gets_figures_and_a_torn_one_a_reason(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    files = PhaseFiles(tmp_path)
+    whole, torn = (files.checkpoints / "actor" / f"step-00000{n}" for n in (3, 6))
+    for folder in (whole, torn):
+        shutil.copytree(tiny_policy, folder)
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    good, bad = run_loop(files, config(n=3))
+    assert (good["step"], good["result"], good["tries"], good["error"]) == (3, "done", 1, "")
+    figures = good["figures"]
+    assert list(figures) == [
+        *("accuracy", "num_problems", "response_length/mean"),
+        *("pass@1", "pass@2", "pass@3"),
+    ]
+    assert figures["num_problems"] == 6
+    assert 1 <= figures["response_length/mean"] <= 8
+    assert 0 <= figures["pass@1"] <= figures["pass@2"] <= figures["pass@3"] <= 1
+    assert (bad["step"], bad["result"], bad["tries"], bad["figures"]) == (6, "failed", 2, {})
+    assert "model.safetensors is half-written" in bad["error"]
+    assert run_loop(files, config(n=3)) == [good, bad]  # nothing is left to do
+
+
+def test_every_saved_checkpoint_of_a_trial_has_its_result(
+    trials: Trials, tiny_policy: Path
+) -> None:
+    files = trials.launch(
+        "ppo-math",
+        "evaluated",
+        f"actor.path={tiny_policy}",
+        *SMALL_PPO,
+        "auto_eval=true",
+        "exp_ctrl.save_freq_steps=6",
+    )
+    view = trials.wait(files, timeout_s=200)
+    assert view.state is State.COMPLETED, explain(files, view)
+    phase = files.phase(files.root)
+    rows = read_jsonl(phase.evaluations)
+    saved = sorted(p.name for p in (phase.checkpoints / "actor").glob("step-*"))
+    assert [f"step-{row['step']:06d}" for row in rows] == saved
+    assert [(row["step"], row["result"]) for row in rows] == [(n, "done") for n in (6, 12, 18, 24)]
+    # The trainer evaluates every 4 steps. The same weights, questions and seeds: the same figures.
+    own = {row["step"]: row for row in read_metrics(phase.metrics)}
+    for row in rows[1::2]:
+        for name in ("accuracy", "response_length/mean"):
+            assert row["figures"][name] == own[row["step"]][f"eval/{name}"]
+    assert trials.status_json(files)["trial"]["metrics"]["auto_eval/step"] == 24
+    assert "step 24: accuracy" in trials.run("status", "ppo-math/evaluated").stdout
+    assert trials.run("report", "ppo-math/evaluated").returncode == 0
+    report = files.report.read_text()
+    assert "4 saved checkpoints evaluated beside the training." in report
+    assert "auto_eval/response_length/mean" in report
+    events = list((phase.tensorboard / "auto_eval").iterdir())
+    assert len(events) == 1
+    stories = [json.loads(p.read_text()) for p in sorted(phase.evaluation_results.iterdir())]
+    assert [(s["step"], s["standing"], s["tries"]) for s in stories] == [
+        (n, "done", 1) for n in (6, 12, 18, 24)
+    ]

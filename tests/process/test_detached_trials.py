@@ -1,0 +1,130 @@
+"""Whole trials with named makers and trainers: several shapes, a lost maker, a lost trainer, a replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from real_trials import (
+    SMALL_PPO,
+    Trials,
+    explain,
+    make_policy,
+    metrics_of,
+    trained_ids,
+    weights_of,
+    worker_pid,
+)
+
+from launcher.trial_state import State
+from realsys.api.trial import TrialFiles
+from realsys.observability.metrics import read_metrics
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+ALL_PROMPTS = 24 * 8
+THREE_BY_TWO = (
+    "detached.makers={maker_0: 'trainer_0', maker_1: 'trainer_0, trainer_1', maker_2: 'trainer_1'}",
+    "detached.trainers={trainer_0: 'maker_0, maker_1, maker_2', trainer_1: 'maker_0, maker_1, maker_2'}",
+    "detached.buffer_limit=8",
+    "detached.update_steps=2",
+    "max_staleness=3",
+)
+# Each trainer has all weights and feeds a maker of its own.
+TWO_BY_TWO = (
+    "detached.makers={maker_0: trainer_0, maker_1: trainer_1}",
+    "detached.trainers={trainer_0: maker_0, trainer_1: maker_1}",
+    "actor.backend=megatron",
+    "critic.backend=megatron",
+    "max_staleness=2",
+)
+
+
+@pytest.fixture(scope="module")
+def module_trials(tmp_path_factory: pytest.TempPathFactory):
+    trials = Trials(tmp_path_factory.mktemp("detached") / "root")
+    yield trials
+    trials.end_all()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("policy") / "two", num_heads=4, num_kv_heads=2)
+
+
+def column(files: TrialFiles, name: str) -> list[float]:
+    """A metric's values, of the steps that have it."""
+    rows = read_metrics(files.phase(files.root).metrics)
+    return [float(row[name]) for row in rows if name in row]
+
+
+def assert_each_trained_once(files: TrialFiles) -> None:
+    assert set(Counter(trained_ids(files)).values()) == {1}
+    assert len(trained_ids(files)) == ALL_PROMPTS
+
+
+def test_three_makers_two_trainers_and_one_maker_is_killed(
+    module_trials: Trials, policy: Path
+) -> None:
+    files = module_trials.launch(
+        "ppo-math-detached", "three", f"actor.path={policy}", *THREE_BY_TWO, *SMALL_PPO
+    )
+    view = module_trials.wait_for_step(files, 3)
+    for worker in ("generation_server/1", "rollout_worker/1"):
+        os.kill(worker_pid(view, worker), signal.SIGKILL)
+    done = module_trials.wait(files, timeout_s=240)
+    assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
+    assert_each_trained_once(files)
+    assert max(column(files, "actor_train/staleness/max")) == 3
+    told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
+    assert sorted(row["worker"] for row in told) == ["generation_server/1", "rollout_worker/1"]
+    made = files.phase(files.root).rows_of(1).root / "rollouts"
+    rows = {p.stem: p.read_text().splitlines() for p in sorted(made.glob("*.jsonl"))}
+    assert sorted(rows) == ["0", "1", "2"]
+    assert all(rows.values()), "every maker has made something"
+
+
+def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
+    module_trials: Trials, policy: Path
+) -> None:
+    files = module_trials.launch(
+        "ppo-math-detached", "two", f"actor.path={policy}", *TWO_BY_TWO, *SMALL_PPO
+    )
+    view = module_trials.wait_for_step(files, 5)
+    os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
+    view = module_trials.wait(files, timeout_s=120)
+    assert view.state is State.FAILED, explain(files, view)
+    module_trials.resume(files)
+    view = module_trials.wait(files, timeout_s=240)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert_each_trained_once(files)
+    assert max(column(files, "actor_train/staleness/max")) <= 2
+
+
+def test_a_replay_trains_the_same_weights(module_trials: Trials, policy: Path) -> None:
+    files = module_trials.launch(
+        "ppo-math-detached",
+        "once",
+        f"actor.path={policy}",
+        "max_staleness=2",
+        "rollout.staleness_policy=drop",
+        *SMALL_PPO,
+    )
+    view = module_trials.wait(files, timeout_s=240)
+    assert view.state is State.COMPLETED, explain(files, view)
+    told = module_trials.run("replay", "ppo-math-detached/once", "--trial", "again", timeout_s=240)
+    assert told.returncode == 0, told.stderr
+    assert "actor: the same weights, bit for bit" in told.stderr
+    again = module_trials.files("ppo-math-detached", "again")
+    assert trained_ids(again) == trained_ids(files)
+    for role in ("actor", "critic"):
+        assert weights_of(again, role) == weights_of(files, role)
+    learnt = [
+        [{k: v for k, v in row.items() if not k.startswith("rollout/")} for row in metrics_of(run)]
+        for run in (files, again)
+    ]
+    assert learnt[0] == learnt[1]
