@@ -15,6 +15,7 @@ from launcher.memory_check import memory_of_plan
 from launcher.option_tree import OptionRow, value_text
 from launcher.plan_view import ALLOCATION_HEAD, MEMORY_HEAD, allocation_rows, memory_rows
 from launcher.render import last_words, progress_line, rates
+from launcher.rollout_view import rollout_lines
 from launcher.text import duration, headline, moment, times
 from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -165,6 +166,8 @@ def _print_phase(phase: PhasePlan, title: str) -> None:
             for name in level
         ]
         _print_wrapped(f"  level {number} ", calls)
+    for line in rollout_lines(phase.config):
+        say(line)
     workers = phase.config.model_worker
     shown = range(len(workers)) if len(workers) <= MANY_WORKERS else (0, 1, 2, len(workers) - 1)
     for i in shown:

@@ -94,9 +94,7 @@ async def _dismiss(runner: WorkerRunner, index: int) -> None:
     )
     key = runner.keys.command("generation_server", index)
     try:
-        await asyncio.to_thread(
-            lambda: runner.store.add(key, dumps(command), replace=True)
-        )
+        await asyncio.to_thread(lambda: runner.store.add(key, dumps(command), replace=True))
     except StoreError as error:
         logger.warning("server not dismissed server=%d error=%s", index, error.what)
 

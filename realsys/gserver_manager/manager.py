@@ -213,7 +213,8 @@ class Manager:
     def _start_goodbyes(self, tasks: asyncio.TaskGroup) -> None:
         """Dismisses servers that are to go: idle and of no use to anybody, or out of time."""
         now_s, running = self.fleet.now_s(), self._router.running
-        late = {index_of(w) for w in self._leaving_servers.overdue(now_s=now_s)}
+        overdue = self._leaving_servers.overdue(now_s=now_s)
+        late = {index_of(worker) for worker in overdue if worker.startswith(SERVER)}
         for index in self._router.leaving & self.fleet.members.keys():
             is_used = running[index] or self._router.is_needed(index, self._rollout_workers)
             if (is_used and index not in late) or now_s < self._dismiss_at_s.get(index, 0.0):

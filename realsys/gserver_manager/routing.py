@@ -100,7 +100,9 @@ class Router:
         self.policy = policy
         self._routes = {worker: frozenset(servers) for worker, servers in (routes or {}).items()}
         self.servers: dict[int, ServerLoad] = {i: ServerLoad() for i in range(num_servers)}
-        self.leaving: set[int] = set()  # servers that are to go: only for workers that have no other
+        self.leaving: set[int] = (
+            set()
+        )  # servers that are to go: only for workers that have no other
         self._placed: dict[str, _Placed] = {}
         self._waiting: dict[str, tuple[int, Asked]] = {}
         self._queue: list[tuple[int, str]] = []  # (arrival, rid), sorted
@@ -233,8 +235,7 @@ class Router:
     def is_needed(self, server: int, workers: Collection[str]) -> bool:
         """Whether one of these workers has no other server than this one, or others that leave too."""
         return any(
-            server in self._allowed(worker) and self._has_only_leaving(worker)
-            for worker in workers
+            server in self._allowed(worker) and self._has_only_leaving(worker) for worker in workers
         )
 
     def why_not(self, asked: Asked) -> str:

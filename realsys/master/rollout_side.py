@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,9 +31,13 @@ from realsys.transport.channel import RequestServer
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.requests import ClearData
 from realsys.worker.runner import WorkerRunner
+from realsys.worker.scaling import Scaling, read_scaling
+
+logger = logging.getLogger(__name__)
 
 CLEAR_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 5.0
+LOOK_S = 1.0  # for workers that come and go
 
 
 class RolloutSide:
@@ -68,7 +74,7 @@ class RolloutSide:
         await self._stack.enter_async_context(self._server)
         await self._stack.enter_async_context(self.manager)
         await self._stack.enter_async_context(first_error())
-        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        group = self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._tasks = [
             group.create_task(self._server.serve(self.desk.handle), name="rollout desk"),
             group.create_task(self.manager.run(), name="weights to servers"),
@@ -159,7 +165,29 @@ class RolloutSide:
             buffer_limit=control.buffer_limit,
         )
         await self.desk.open(ledger, schedule, routes=routes, clear=clear)
+        scaling = self._group.create_task(self._follow_scaling(), name="workers that come and go")
+        self._tasks.append(scaling)
         return self.weights
+
+    async def _follow_scaling(self) -> None:
+        """Tells the desk who was added and who is to go; until cancelled."""
+        runner = self._runner
+        read = partial(
+            read_scaling,
+            runner.store,
+            runner.keys,
+            token=runner.attempt.token,
+            phase=runner.phase.name,
+        )
+        known: Scaling | None = None
+        while True:
+            try:
+                known = await asyncio.to_thread(read) or known
+            except RealsysError as error:  # what is known still holds
+                logger.warning("wanted workers not read error=%s", error.what)
+            if known is not None:
+                await self.desk.scaled(known)
+            await asyncio.sleep(LOOK_S)
 
     def _note_run(self, dataset_size: int) -> None:
         """For a replay: the run's length follows from it."""

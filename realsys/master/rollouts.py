@@ -21,6 +21,7 @@ from realsys.master.master_state import Delivered, Rollouts
 from realsys.master.routes import Routes
 from realsys.rollout.staleness import StalenessLedger
 from realsys.transport import rollout_messages as rm
+from realsys.worker.scaling import Leaving, Scaling
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class RolloutDesk:
         self._failed: RolloutError | None = None
         self._stats: list[Mapping[str, float]] = []
         self._over = False
+        self._leaving = Leaving()
 
     # ---- set-up -----------------------------------------------------------------------------
 
@@ -119,7 +121,9 @@ class RolloutDesk:
             )
         self._sizes[request.worker] = request.dataset_size
         self._changed.notify_all()
-        await self._changed.wait_for(lambda: self._routes is not None)
+        await self._changed.wait_for(
+            lambda: self._routes is not None and self._routes.is_known(request.worker)
+        )
         self._lose(request.worker)
         assert self._routes is not None
         return self._routes.places(request.worker)
@@ -127,7 +131,7 @@ class RolloutDesk:
     async def _take_work(self, request: rm.TakeWork) -> rm.Work:
         tickets: list[rm.Ticket] = []
         deadline = time.monotonic() + request.wait_s
-        while not self._over:
+        while not (over := self._over or self._may_leave(request.worker)):
             while len(tickets) < request.room and (ticket := self._next_ticket(request.worker)):
                 tickets.append(ticket)
             left = deadline - time.monotonic()
@@ -138,10 +142,12 @@ class RolloutDesk:
                     await self._changed.wait()
             except TimeoutError:
                 break
-        return rm.Work(tickets=tuple(tickets), over=self._over)
+        return rm.Work(tickets=tuple(tickets), over=over)
 
     def _next_ticket(self, worker: str) -> rm.Ticket | None:
         if self._ledger is None or self._schedule is None or self._routes is None:
+            return None
+        if worker in self._leaving:
             return None
         offer = self._ledger.offer()
         if offer is None:
@@ -228,6 +234,29 @@ class RolloutDesk:
                 if self._routes is not None:
                     self._routes.left(number)
             self._changed.notify_all()
+
+    # ---- workers that come and go -----------------------------------------------------------
+
+    async def scaled(self, scaling: Scaling) -> None:
+        """How the run differs from its plan by now. Call it again and again: time goes on.
+
+        Who is to go gets no more prompts and is sent home when it has none; what it still has when its
+        time is up is given out again.
+        """
+        async with self._changed:
+            if self._routes is not None:
+                for worker, like in scaling.added.items():
+                    self._routes.add(worker, like=like)
+            now_s = time.monotonic()
+            for worker in self._leaving.hear(scaling, now_s=now_s):
+                logger.info("worker is to go worker=%s by=%s", worker, scaling.by)
+            for worker in self._leaving.overdue(now_s=now_s):
+                self._lose(worker)
+            self._changed.notify_all()
+
+    def _may_leave(self, worker: str) -> bool:
+        holds = self._ledger is not None and self._ledger.is_holding(worker)
+        return worker in self._leaving and not holds
 
     # ---- for the steps ----------------------------------------------------------------------
 

@@ -40,6 +40,15 @@ class Routes:
         self._waiting: Counter[int] = Counter()
         self._given: Counter[str] = Counter()
 
+    def add(self, worker: str, *, like: str) -> None:
+        """A rollout worker came: it sends where ``like`` does."""
+        if (maker := self._makers.get(like)) is not None:
+            self._makers[worker] = maker
+
+    def is_known(self, worker: str) -> bool:
+        """Whether it is known where a worker sends to: of a maker that was added not at once."""
+        return not self._makers or worker in self._makers
+
     def places(self, worker: str) -> Places:
         """What a rollout worker must know of its targets."""
         return Places(holders=self._targets(worker), endpoints=self._endpoints)

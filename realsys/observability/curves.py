@@ -59,9 +59,7 @@ KINDS = (
     REWARD,
     ACCURACY,
     SAVED_ACCURACY,
-    CurveKind(
-        title="pass@k of saved checkpoints", patterns=("auto_eval/*pass@*",), percent=True
-    ),
+    CurveKind(title="pass@k of saved checkpoints", patterns=("auto_eval/*pass@*",), percent=True),
     CurveKind(
         title="KL to the reference",
         patterns=("*/kl_ref/per_sequence", "*/kl_ref*", "*kl_to_ref*", "*ref_kl*", "*/kl", "kl"),

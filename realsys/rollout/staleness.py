@@ -228,6 +228,10 @@ class StalenessLedger:
             self._return(number, tries)
         return Verdict(True)
 
+    def is_holding(self, holder: str) -> bool:
+        """Whether prompts are in flight at ``holder``."""
+        return any(flight.holder == holder for flight in self._in_flight.values())
+
     def lost(self, holder: str) -> tuple[int, ...]:
         """Gives out again all that ``holder`` has in flight; their numbers, ascending."""
         gone = sorted(n for n, flight in self._in_flight.items() if flight.holder == holder)

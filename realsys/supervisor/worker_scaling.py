@@ -189,9 +189,7 @@ class WorkerScaling:
     def _look(self) -> Scaling | None:
         """On the looking thread. Raises StoreError, TrialError."""
         assert self._phase is not None
-        return read_scaling(
-            self.store, self.keys, token=self.attempt.token, phase=self._phase.name
-        )
+        return read_scaling(self.store, self.keys, token=self.attempt.token, phase=self._phase.name)
 
     def _write_down(self, event: str, worker: str, **more: object) -> None:
         try:

@@ -140,9 +140,7 @@ def change_scaling(
             before = Scaling(attempt=attempt.number, token=attempt.token, phase=phase)
         after = change(before)
         conditions = [Compare.at_revision(keys.attempt, fence.revision), there]
-        if after == before or store.transaction(
-            conditions, puts=[Put(keys.scaling, dumps(after))]
-        ):
+        if after == before or store.transaction(conditions, puts=[Put(keys.scaling, dumps(after))]):
             return after
     raise TrialError(
         f"others changed it {TRIES} times meanwhile", where=keys.scaling, fix="try again"

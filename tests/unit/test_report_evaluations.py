@@ -64,7 +64,7 @@ def test_without_evaluations_nothing_is_said_of_them(trial: TrialFiles) -> None:
     assert "Saved checkpoints</h2>" not in html
     view = trial_view(trial)
     assert evaluated_words(view.metrics) == ""
-    assert not [note for note in view.notes if "evaluations" in note]
+    assert not [note for note in view.notes if "evaluations.jsonl" in note]
 
 
 def test_status_tells_the_newest_figures(trial: TrialFiles) -> None:
