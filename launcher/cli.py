@@ -50,6 +50,7 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
             verbs_inspect.logs,
             verbs_worker.exec_,
             verbs_worker.tell,
+            verbs_worker.scale,
             verbs_inspect.ls,
             verbs_inspect.show,
             verbs_inspect.graph,

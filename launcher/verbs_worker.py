@@ -1,9 +1,9 @@
-"""The verbs about one worker of a running trial: exec, tell."""
+"""The verbs about the workers of a running trial: exec, tell, scale."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,4 +71,53 @@ def tell(
     if command == "dump":
         kind, _, index = worker.partition("/")
         output.data(str(files.all_attempts()[-1].stacks / f"{kind}-{index}.txt"))
+    return ExitCode.OK
+
+
+def _number(kind: str) -> Any:
+    return typer.Option(f"--{kind}", metavar="N", min=1, help=f"So many {kind} there shall be.")
+
+
+def scale(
+    trial: o.Trial,
+    makers: Annotated[int | None, _number("makers")] = None,
+    servers: Annotated[int | None, _number("servers")] = None,
+    workers: Annotated[int | None, _number("workers")] = None,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option("--drain", metavar="NAME", help="This one shall go; repeatable."),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option("--like", metavar="NAME", help="Added ones are like this; else the last."),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", metavar="SECONDS", min=0, help="To finish, for those that go."),
+    ] = 60.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For those that come.")
+    ] = 180.0,
+    cluster: o.Cluster = None,
+) -> int:
+    """Add makers, servers or rollout workers to a running asynchronous trial, or let some go."""
+    from contextlib import closing
+
+    from launcher import output
+    from launcher.scale import scale as scale_trial
+    from launcher.scale_plan import Wish
+    from launcher.status import TrialReader
+    from launcher.trials import find_trial
+
+    wish = Wish(
+        makers=makers,
+        servers=servers,
+        workers=workers,
+        drain=tuple(drain or ()),
+        like=like,
+        grace_s=grace,
+    )
+    with closing(TrialReader(find_trial(trial, cluster=cluster))) as reader:
+        for row in scale_trial(reader, wish, timeout_s=timeout, say=output.say):
+            output.data("  ".join(row))
     return ExitCode.OK

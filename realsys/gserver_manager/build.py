@@ -130,7 +130,11 @@ async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs
             runner.move(WorkerEvent.STARTED, mfc="routing")
             store = await asyncio.to_thread(lambda: runner.store)
             with RegistrationWatch(
-                store, runner.keys, token=runner.attempt.token, on_change=on_change
+                store,
+                runner.keys,
+                token=runner.attempt.token,
+                phase=runner.phase.name,
+                on_change=on_change,
             ):
                 await asyncio.wait({serving, managing}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -30,14 +30,16 @@ _TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
 
 @dataclass(frozen=True, kw_only=True)
 class Registrations:
-    """Servers by index; rollout workers by name, with their incarnation; how the run differs from its plan."""
+    """Servers by index; rollout workers by name, with their incarnation; who came or is to go."""
 
     servers: Mapping[int, Registered] = field(default_factory=dict)
     rollout_workers: Mapping[str, str] = field(default_factory=dict)
     scaling: Scaling | None = None
 
 
-def registrations(store: NameResolve, keys: TrialKeys, *, token: str) -> Registrations:
+def registrations(
+    store: NameResolve, keys: TrialKeys, *, token: str, phase: str = ""
+) -> Registrations:
     """Those of one attempt. Raises StoreError; TrialError for a wish that can't be understood."""
     servers: dict[int, Registered] = {}
     workers: dict[str, str] = {}
@@ -58,7 +60,7 @@ def registrations(store: NameResolve, keys: TrialKeys, *, token: str) -> Registr
             else:
                 workers[record.worker] = incarnation
     # Read last: who was added is registered after that was written, so we never see one without it.
-    scaling = read_scaling(store, keys, token=token)
+    scaling = read_scaling(store, keys, token=token, phase=phase)
     return Registrations(servers=servers, rollout_workers=workers, scaling=scaling)
 
 
@@ -67,6 +69,7 @@ class RegistrationWatch:
 
     Args:
         token: the attempt's; other attempts' registrations are not seen.
+        phase: whose workers come and go; "": any.
         on_change: called on the watching thread with all registrations, first when it starts.
     """
 
@@ -77,8 +80,10 @@ class RegistrationWatch:
         *,
         token: str,
         on_change: Callable[[Registrations], None],
+        phase: str = "",
     ) -> None:
-        self._store, self._keys, self._token, self._on_change = store, keys, token, on_change
+        self._store, self._keys, self._on_change = store, keys, on_change
+        self._token, self._phase = token, phase
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="registrations", daemon=True)
 
@@ -99,7 +104,9 @@ class RegistrationWatch:
                 prefixes.append(self._keys.scaling)
                 with self._store.watch(*prefixes) as watch:
                     while not self._ended.is_set():
-                        found = registrations(self._store, self._keys, token=self._token)
+                        found = registrations(
+                            self._store, self._keys, token=self._token, phase=self._phase
+                        )
                         if found != told:
                             told = found
                             self._on_change(found)

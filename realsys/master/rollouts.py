@@ -56,6 +56,7 @@ class RolloutDesk:
         self._failed: RolloutError | None = None
         self._stats: list[Mapping[str, float]] = []
         self._over = False
+        self._scaling: Scaling | None = None
         self._leaving = Leaving()
 
     # ---- set-up -----------------------------------------------------------------------------
@@ -252,7 +253,9 @@ class RolloutDesk:
                 logger.info("worker is to go worker=%s by=%s", worker, scaling.by)
             for worker in self._leaving.overdue(now_s=now_s):
                 self._lose(worker)
-            self._changed.notify_all()
+            if scaling != self._scaling:
+                self._scaling = scaling
+                self._changed.notify_all()
 
     def _may_leave(self, worker: str) -> bool:
         holds = self._ledger is not None and self._ledger.is_holding(worker)

@@ -119,7 +119,8 @@ class WorkerScaling:
 
     def _give_up_those_that_fail(self) -> None:
         """Lets added workers go that can't be kept, with their partners: the run goes on as before."""
-        assert self._wanted is not None and self._phase is not None
+        assert self._wanted is not None
+        assert self._phase is not None
         added, drained = self._wanted.added, self._wanted.drained
         for worker in added:
             if self.restarts.is_given_up(worker) and worker not in self._failed:
