@@ -249,8 +249,7 @@ class RolloutDesk:
                 for worker, like in scaling.added.items():
                     self._routes.add(worker, like=like)
             now_s = time.monotonic()
-            for worker in self._leaving.hear(scaling, now_s=now_s):
-                logger.info("worker is to go worker=%s by=%s", worker, scaling.by)
+            self._leaving.hear(scaling, now_s=now_s)
             for worker in self._leaving.overdue(now_s=now_s):
                 self._lose(worker)
             if scaling != self._scaling:

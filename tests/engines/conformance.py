@@ -19,6 +19,7 @@ import pytest
 from engines.small_models import SmallModel
 
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
+from realsys.models.hf import load_tokenizer
 from realsys.serving.api import (
     Finish,
     GenerateRequest,
@@ -46,6 +47,7 @@ class Served:
         exact: answers don't depend, bit for bit, on what else is decoded.
         position: an answer made in chunks is the one made at once.
         seeds: sampled answers can be repeated.
+        stop_texts: it has a tokenizer.
     """
 
     url: str
@@ -56,6 +58,7 @@ class Served:
     exact: bool = True
     position: bool = True
     seeds: bool = True
+    stop_texts: bool = True
     opened: list[HttpSession] = field(default_factory=list, compare=False, repr=False)
 
     def client(self) -> HttpGenerationClient:
@@ -159,6 +162,23 @@ async def a_stop_token_ends_the_answer_and_is_in_it(
     assert result.finish is Finish.STOP
     assert result.output_ids == free.output_ids[:length]
     assert_close(result.logprobs, free.logprobs[:length])
+
+
+@case
+async def a_stop_text_ends_the_answer(served: Served, client: HttpGenerationClient) -> None:
+    if not served.stop_texts:
+        return
+    tokenizer = load_tokenizer(served.first.path)
+    free = await client.generate(request("free", temperature=0, max_new_tokens=16), timeout_s=S)
+    words = [tokenizer.decode([token]) for token in free.output_ids]
+    stop = words[4][-1:] + words[5][:1]  # straddles two tokens
+    asked = request("stop", temperature=0, max_new_tokens=16, stop=(stop,))
+    result = await client.generate(asked, timeout_s=S)
+    text = tokenizer.decode(result.output_ids)
+    assert result.finish is Finish.STOP
+    assert stop in text
+    assert stop not in tokenizer.decode(result.output_ids[:-1])
+    assert result.output_ids == free.output_ids[: len(result.output_ids)]
 
 
 @case

@@ -50,8 +50,6 @@ CPU: dict[str, dict[str, Any]] = {
         "max_num_seqs": 64,
     },
 }
-# What these do otherwise, and that it is so: docs/generation_servers.md says what it means for a run.
-OTHERWISE: dict[str, dict[str, str]] = {"sglang": {}, "vllm": {}}
 
 
 @pytest.fixture(scope="module", params=list(CPU))
@@ -76,6 +74,7 @@ def served(
             exact=False,
             position=False,
             seeds=kind == "vllm",
+            stop_texts=False,
         )
 
 

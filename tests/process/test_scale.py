@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 from real_trials import SMALL_PPO, Trials, explain, trained_ids, wait_until
 
+from launcher.status import trial_view
 from launcher.trial_state import State
 from realsys.api.trial import TrialFiles
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(420)]
 
 # Long enough for a worker to come while it runs; each command waits until it is so.
-LONG = tuple(w.replace("total_train_epochs=2", "total_train_epochs=60") for w in SMALL_PPO)
+STEPS = 400
+OTHER = ("total_train_epochs", "eval_freq_steps", "ckpt_freq_steps")
 RUN = (
-    *LONG,
-    "max_staleness=2",
-    "exp_ctrl.benchmark_steps=600",
-    "exp_ctrl.eval_freq_steps=none",
+    *(word for word in SMALL_PPO if not any(name in word for name in OTHER)),
+    "exp_ctrl.total_train_epochs=60",
+    f"exp_ctrl.benchmark_steps={STEPS}",
     "exp_ctrl.ckpt_freq_steps=200",
+    "max_staleness=2",
 )
 
 
@@ -39,8 +41,8 @@ def made_by(files: TrialFiles, index: int) -> int:
     return sum(row["outcome"] == "kept" for row in rows)
 
 
-def states(files: TrialFiles, trials: Trials) -> dict[str, str]:
-    return {w["worker"]: w["state"] for w in trials.status_json(files)["workers"]}
+def states(files: TrialFiles) -> dict[str, str]:
+    return {w.worker: w.state for w in trial_view(files).workers}
 
 
 def test_a_maker_comes_and_another_goes_while_the_run_lives(
@@ -51,7 +53,7 @@ def test_a_maker_comes_and_another_goes_while_the_run_lives(
         "ppo-math-detached",
         "live",
         f"actor.path={tiny_policy}",
-        'detached.makers={maker_0: trainer_0, maker_1: trainer_0}',
+        "detached.makers={maker_0: trainer_0, maker_1: trainer_0}",
         'detached.trainers={trainer_0: "maker_0, maker_1"}',
         "detached.experience_batch_size=8",
         *RUN,
@@ -65,13 +67,13 @@ def test_a_maker_comes_and_another_goes_while_the_run_lives(
     assert gone.returncode == 0, gone.stderr
     assert "maker_0 has left\n" in gone.stderr
     assert [line.split()[0] for line in gone.stdout.splitlines()] == ["maker_1", "maker_2"]
-    now = states(files, trials)
+    now = states(files)
     assert (now["generation_server/0"], now["rollout_worker/0"]) == ("done", "done")
     of_first = made_by(files, 0)
     view = trials.wait(files, timeout_s=240)
     assert (view.state, view.attempt) == (State.COMPLETED, 1), explain(files, view)
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == 600 * 8
+    assert len(trained_ids(files)) == STEPS * 8
     assert made_by(files, 0) == of_first
     rows = [json.loads(line) for line in files.attempt(1).scaling.read_text().splitlines()]
     left = {row["worker"]: row["code"] for row in rows if row["event"] == "left"}

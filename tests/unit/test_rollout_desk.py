@@ -1,0 +1,193 @@
+"""The master's desk for rollout workers: prompts out, answers in, batches to the steps."""
+
+import asyncio
+
+import pytest
+
+from realsys.api.data import SequenceMeta
+from realsys.api.errors import InternalError, RolloutError, WaitTimeout
+from realsys.master import rollouts
+from realsys.master.data_schedule import DataSchedule
+from realsys.master.rollouts import RolloutDesk, base_ids
+from realsys.master.routes import Routes
+from realsys.rollout.staleness import StalenessLedger
+from realsys.transport import rollout_messages as rm
+
+SIZE, BATCH, STEPS = 10, 2, 4
+SCHEDULE = DataSchedule(dataset_size=SIZE, batch_size=BATCH, seed=1, shuffle=True)
+ORDER = [point.id for step in range(STEPS) for point in SCHEDULE.batch(step)]
+
+
+class Cleared(list):
+    async def __call__(self, worker, ids):
+        self.append((worker, tuple(ids)))
+
+
+async def make_desk(*, max_staleness=1, policy="wait", saved=None, **limits):
+    desk, cleared = RolloutDesk(), Cleared()
+    ledger = StalenessLedger(
+        batch_size=BATCH, max_staleness=max_staleness, policy=policy, total_steps=STEPS
+    )
+    if saved is not None:
+        ledger.restore(saved.ledger)
+        desk.restore(saved)
+    asking = asyncio.create_task(desk.handle(rm.AskPlaces(worker="w", dataset_size=SIZE)))
+    assert await desk.dataset_size(timeout_s=5) == SIZE
+    routes = Routes(holders=(0, 3), endpoints=["a", "b", "c", "d"], **limits)
+    await desk.open(ledger, SCHEDULE, routes=routes, clear=cleared)
+    assert (await asking).holders == (0, 3)
+    return desk, cleared
+
+
+async def take(desk, worker="w", room=9):
+    work = await desk.handle(rm.TakeWork(worker=worker, room=room, wait_s=0.05))
+    return list(work.tickets)
+
+
+def delivery(ticket, *, version=None, holder=0, worker="w"):
+    name = rm.sample_id(ticket.id, ticket.tries)
+    version = ticket.min_version if version is None else version
+    return rm.Deliver(
+        worker=worker,
+        id=ticket.id,
+        tries=ticket.tries,
+        holder=holder,
+        meta=SequenceMeta(
+            ids=(name,), seqlens={"x": ((1,),)}, dtypes={"x": "int64"}, trailing_shapes={"x": ()}
+        ),
+        oldest=version,
+        newest=version,
+        stats={"reward": 1.0},
+    )
+
+
+async def train(desk, step):
+    held = await desk.load(step)
+    await desk.trained(step)
+    return [meta.ids[0] for meta, _ in held]
+
+
+def run(story):
+    return asyncio.run(asyncio.wait_for(story, 20))
+
+
+def test_steps_get_their_prompts_in_the_order_of_the_data():
+    async def story():
+        desk, cleared = await make_desk()
+        tickets = await take(desk)
+        assert [t.id for t in tickets] == ORDER[:4], "a staleness of 1: two steps"
+        assert [t.min_version for t in tickets] == [0, 0, 0, 0]
+        for ticket in reversed(tickets):
+            assert (await desk.handle(delivery(ticket))).kept
+        assert await train(desk, 1) == ORDER[:2]
+        later = await take(desk)
+        assert [(t.id, t.min_version) for t in later] == [(ORDER[4], 1), (ORDER[5], 1)]
+        assert await train(desk, 2) == ORDER[2:4]
+        assert cleared == []
+        row = desk.metrics()
+        assert row["rollout/reward"] == 1.0
+        assert row["rollout/trained"] == 4
+
+    run(story())
+
+
+def test_what_a_lost_worker_was_at_is_given_out_again_and_its_late_delivery_refused():
+    async def story():
+        desk, cleared = await make_desk(max_staleness=0)
+        first, second = await take(desk)
+        await desk.lost("w")
+        again = await take(desk, worker="other")
+        assert [(t.id, t.tries) for t in again] == [(first.id, 1), (second.id, 1)]
+        late = await desk.handle(delivery(first))
+        assert not late.kept
+        assert "superseded" in late.why
+        for ticket in again:
+            assert (await desk.handle(delivery(ticket, worker="other", holder=3))).kept
+        assert base_ids(await train(desk, 1)) == [first.id, second.id]
+        assert cleared == [(0, (first.id,))], "what came late is forgotten where it was put"
+
+    run(story())
+
+
+def test_a_filtered_prompt_is_replaced_and_one_that_always_fails_ends_the_run():
+    async def story():
+        desk, _ = await make_desk(max_staleness=0)
+        first, second = await take(desk)
+        await desk.handle(
+            rm.GiveUp(worker="w", id=first.id, tries=0, why="all right", filtered=True)
+        )
+        (third,) = await take(desk)
+        for ticket in (second, third):
+            await desk.handle(delivery(ticket))
+        assert await train(desk, 1) == [second.id, third.id]
+        for tries in range(rollouts.MAX_FAILURES):
+            failing = (await take(desk))[0]
+            assert failing.tries == tries
+            await desk.handle(rm.GiveUp(worker="w", id=failing.id, tries=tries, why="no such tool"))
+        with pytest.raises(RolloutError, match="failed 5 times: no such tool"):
+            await desk.load(2)
+
+    run(story())
+
+
+def test_a_checkpoint_keeps_what_was_delivered_and_gives_out_the_rest_again():
+    async def story():
+        desk, _ = await make_desk()
+        tickets = await take(desk)
+        for ticket in (tickets[0], tickets[1], tickets[3]):
+            await desk.handle(delivery(ticket))
+        await train(desk, 1)
+        saved = desk.snapshot()
+        assert [d.meta.ids[0] for d in saved.delivered] == [tickets[3].id]
+        resumed, _ = await make_desk(saved=saved)
+        again = await take(resumed)
+        assert [(t.id, t.tries) for t in again] == [
+            (tickets[2].id, 1),
+            (ORDER[4], 0),
+            (ORDER[5], 0),
+        ]
+        await resumed.handle(delivery(again[0]))
+        assert base_ids(await train(resumed, 2)) == ORDER[2:4]
+
+    run(story())
+
+
+def test_a_full_buffer_holds_back_makers_until_a_step_has_trained():
+    async def story():
+        desk, _ = await make_desk(max_staleness=3, buffer_limit=2)
+        assert len(await take(desk)) == 4, "two for each of two trainers"
+        assert await take(desk) == []
+
+    run(story())
+
+
+def test_waits_end_with_a_reason(monkeypatch):
+    monkeypatch.setattr(rollouts, "BATCH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(rollouts, "SAY_EVERY_S", 0.02)
+
+    async def story():
+        desk, _ = await make_desk()
+        await take(desk)
+        with pytest.raises(WaitTimeout, match="prompt 0 at w"):
+            await desk.load(1)
+        with pytest.raises(RolloutError, match="another worker's has 10"):
+            await desk.handle(rm.AskPlaces(worker="v", dataset_size=11))
+        nobody = RolloutDesk()
+        with pytest.raises(WaitTimeout, match="no rollout worker asked"):
+            await nobody.dataset_size(timeout_s=0.01)
+        with pytest.raises(InternalError):
+            nobody.snapshot()
+
+    run(story())
+
+
+def test_when_it_is_over_everybody_hears_it():
+    async def story():
+        desk, _ = await make_desk()
+        await take(desk)
+        waiting = asyncio.create_task(desk.handle(rm.TakeWork(worker="w", room=1, wait_s=10)))
+        await asyncio.sleep(0.01)
+        await desk.close()
+        assert (await waiting).over
+
+    run(story())
