@@ -3,7 +3,7 @@
 ``python benchmarks/bench_staleness.py FOLDER [--experiment ppo-math] [--seeds 1 2 3] [--only NAME …]`` runs
 each schedule of ``SCHEDULES`` for each seed to its end, one after another (a run takes minutes), keeps the
 trials under FOLDER, leaves out those that are there already, and prints the table of docs/benchmarks.md.
-Equal samples: every run trains on the same number of answers to the same questions. ``--picture FILE`` gets the
+Equal samples: every run trains on as many answers to the same questions. ``--picture FILE`` gets the
 curves.
 """
 

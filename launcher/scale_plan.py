@@ -119,7 +119,7 @@ def rescaled(config: ExperimentConfig, scaling: Scaling, wish: Wish) -> Change:
         if count < len(there):
             going += there[count:]
         elif count > len(there):
-            like = _like(wish, there or [u for u in known if u.kind == kind])
+            like = _like(wish, [u for u in known if u.kind == kind], there)
             coming += _new(kind, count - len(there), like, known, config, scaling)
     if wish.like is not None and not coming:
         raise ConfigError(
@@ -192,9 +192,10 @@ def _named(name: str, known: Sequence[Unit]) -> Unit:
     )
 
 
-def _like(wish: Wish, among: Sequence[Unit]) -> Unit:
+def _like(wish: Wish, among: Sequence[Unit], there: Sequence[Unit]) -> Unit:
+    """Also one that goes, or has gone: another may take its place."""
     if wish.like is None:
-        return among[-1]
+        return (there or among)[-1]
     for unit in among:
         if unit.name == wish.like:
             return unit

@@ -27,7 +27,7 @@ from realsys.generation.sampling import Picking, SlotSampler
 from realsys.generation.slots import FastSlots, Slots
 from realsys.generation.stop_texts import StopTexts
 
-# Rows go to lower slots once so small a part of the computed ones is in use: it copies their caches.
+# Rows go to lower slots once so small a part of the computed ones is in use: it copies the cache.
 _COMPACT_BELOW = 0.75
 _WHERE = "generation request"
 
@@ -173,8 +173,7 @@ class ContinuousEngine:
             return []
         logits = None
         if self._running:
-            longest = max(row.length for row in self._running.values()) - 1
-            logits = self.slots.step(self._tokens, max(self._running) + 1, longest)
+            logits = self.slots.step(self._tokens, max(self._running) + 1)
         if admitted := self._admit():
             logits = self._read(admitted, logits)
         assert logits is not None
@@ -185,8 +184,7 @@ class ContinuousEngine:
         picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
         rows = list(self._running.values())
         self._remove(self._append(rows, *picked))
-        if not self._waiting:
-            self._compact()
+        self._arrange()
         return [row.output for row in rows]
 
     @torch.inference_mode()
@@ -349,19 +347,23 @@ class ContinuousEngine:
             heapq.heappush(self._free, row.slot)
             row.slot = -1
 
-    def _compact(self) -> None:
-        """With nobody waiting, slots without a row would only be computed for nothing."""
+    def _arrange(self) -> None:
+        """Puts rows side by side, the longest first, where it saves more than it costs."""
         num = len(self._running)
-        if not num or num > _COMPACT_BELOW * (max(self._running) + 1):
+        if not num:
             return
-        high = sorted(slot for slot in self._running if slot >= num)
-        low = sorted(set(range(num)) - set(self._running))
-        self.slots.move(high, low)
-        self._tokens[low] = self._tokens[high]
-        for old, new in zip(high, low, strict=True):
-            self._sampler.move(old, new)
-            self._running[old].slot = new
-        self._running = {row.slot: row for row in self._running.values()}
+        sparse = not self._waiting and num <= _COMPACT_BELOW * (max(self._running) + 1)
+        if not sparse and not self.slots.out_of_order():
+            return
+        rows = list(self._running.values())
+        by_length = sorted(rows, key=lambda row: -row.length)
+        order = [row.slot for row in by_length]
+        self.slots.arrange(order)
+        self._sampler.arrange(order)
+        self._tokens[:num] = self._tokens[order]
+        for slot, row in enumerate(by_length):
+            row.slot = slot
+        self._running = {row.slot: row for row in rows}
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realsys.generation.attention import MIN_QUERIES, MIN_WIDTH, KeyValues, Lanes
+from realsys.generation.bands import Band
 from realsys.generation.int8 import Int8Weight, project
 
 FAST_FAMILIES = {
@@ -157,7 +158,9 @@ class FastForward:
         granule = row_granule()
         return rounded(length, math.lcm(MIN_QUERIES, granule // math.gcd(num_rows, granule)))
 
-    def run(self, tokens_BP: Tensor, positions_BP: Tensor, cache: KeyValues, width: int) -> Tensor:
+    def run(
+        self, tokens_BP: Tensor, positions_BP: Tensor, cache: KeyValues, bands: Sequence[Band]
+    ) -> Tensor:
         """Reads tokens; what the last layer says of each, ``[N, hidden]``.
 
         Row i goes with the cache's row i. Each token sees the positions up to its own, which must have been
@@ -165,26 +168,37 @@ class FastForward:
 
         Args:
             tokens_BP: int64; B * P a multiple of the row granule.
-            positions_BP: int64, below ``width``, distinct within a row.
-            width: how much of the cache is looked at; a multiple of ``WIDTH_GRANULE``.
+            positions_BP: int64, distinct within a row.
+            bands: cover the rows, and how much of the cache is looked at: more than the positions, in
+                multiples of ``WIDTH_GRANULE``.
         """
         num_rows, length = tokens_BP.shape
-        rotation = self._rotation_of(width).index_select(0, positions_BP.flatten())[:, None]
+        longest = max(band.width for band in bands)
+        rotation = self._rotation_of(longest).index_select(0, positions_BP.flatten())[:, None]
         cos, sin = rotation.chunk(2, dim=-1)
-        lanes, used = self.lanes, num_rows * self.lanes.num_lanes
+        lanes = self.lanes
         index = (positions_BP[:, :, None] + cache.base[:num_rows, None]).flatten()
-        mask = lanes.mask(positions_BP, width, self.embedding.dtype)
+        masks = [self._mask(positions_BP, band) for band in bands]
         x = F.embedding(tokens_BP.flatten(), self.embedding)
         for w, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
             q, k, v = self._queries_keys_values(self._norm(x, w.attn_norm), w, cos, sin)
             keys.view(-1, lanes.width).index_copy_(0, index, k)
             values.view(-1, lanes.width).index_copy_(0, index, v)
             q = lanes.queries(q, length)
-            y = lanes.attend(q, keys[:used, :width], values[:used, :width], mask)
+            seen = []
+            for band, mask in zip(bands, masks, strict=True):
+                own = slice(band.begin * lanes.num_lanes, band.end * lanes.num_lanes)
+                k, v = keys[own, : band.width], values[own, : band.width]
+                seen.append(lanes.attend(q[own], k, v, mask))
+            y = seen[0] if len(seen) == 1 else torch.cat(seen)
             project(lanes.outputs(y, length), w.attn_out, add_to=x)
             gate, up = project(self._norm(x, w.mlp_norm), w.gate_up).chunk(2, dim=-1)
             project(F.silu(gate).mul_(up), w.down, add_to=x)
         return x
+
+    def _mask(self, positions_BP: Tensor, band: Band) -> Tensor:
+        own = positions_BP[band.begin : band.end]
+        return self.lanes.mask(own, band.width, self.embedding.dtype)
 
     def logits(self, hidden: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Logits ``[rows, vocabulary]`` after those tokens (indices into N; None: all of them)."""

@@ -33,7 +33,7 @@ class GenericSlots:
                 logits.append(row.prefill(tokens, torch.ones_like(tokens, dtype=torch.bool)))
         return torch.cat(logits), [0] * len(texts)
 
-    def step(self, tokens: Tensor, num_slots: int, longest: int) -> Tensor:
+    def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         found: dict[int, Tensor] = {}
         with without_dropout(self.module):
             for slot, row in self.rows.items():
@@ -41,9 +41,11 @@ class GenericSlots:
         nothing = torch.zeros_like(next(iter(found.values())))
         return torch.stack([found.get(slot, nothing) for slot in range(num_slots)])
 
-    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
-        for old, new in zip(from_slots, to_slots, strict=True):
-            self.rows[new] = self.rows.pop(old)
+    def out_of_order(self) -> bool:
+        return False
+
+    def arrange(self, order: Sequence[int]) -> None:
+        self.rows = {i: self.rows[slot] for i, slot in enumerate(order)}
 
     def free(self, slots: Sequence[int]) -> None:
         for slot in slots:

@@ -206,10 +206,11 @@ class SlotSampler:
             del self._count[picking]
         self._vectors = None
 
-    def move(self, from_slot: int, to_slot: int) -> None:
-        self._pickings[to_slot] = self._pickings.pop(from_slot)
-        self._keys[to_slot] = self._keys[from_slot]
-        self._positions[to_slot] = self._positions[from_slot]
+    def arrange(self, order: Sequence[int]) -> None:
+        """All rows move: slot i gets the row that is in slot ``order[i]``."""
+        self._pickings = {i: self._pickings[slot] for i, slot in enumerate(order)}
+        self._keys[: len(order)] = self._keys[order]
+        self._positions[: len(order)] = self._positions[order]
         self._vectors = None
 
     def pick(self, logits: Tensor, banned: Iterable[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:

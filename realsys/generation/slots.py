@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from realsys.generation.attention import KeyValues
+from realsys.generation.bands import Band, Disorder, bands_of
 from realsys.generation.decoder import (
     WIDTH_GRANULE,
     FastForward,
@@ -40,18 +41,20 @@ class Slots(Protocol):
         Also how many tokens at the beginning of each were there already. Equal texts are read once.
         """
 
-    def step(self, tokens: Tensor, num_slots: int, longest: int) -> Tensor:
-        """Appends ``tokens[slot]`` to each row in use; logits ``[num_slots or more, V]``.
+    def step(self, tokens: Tensor, num_slots: int) -> Tensor:
+        """Appends ``tokens[slot]`` to each row; logits ``[num_slots or more, V]``.
 
         Args:
             tokens: int64; a valid token also at slots without a row, up to a multiple of
                 ``LARGEST_GRANULE``.
-            num_slots: above the highest slot in use.
-            longest: tokens in the longest row before.
+            num_slots: above the highest slot with a row.
         """
 
-    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
-        """Rows go to slots that are free."""
+    def out_of_order(self) -> bool:
+        """Whether it pays to ``arrange`` rows by length, the longest first."""
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """All rows move: slot i gets the row that is in slot ``order[i]``."""
 
     def free(self, slots: Sequence[int]) -> None:
         """These hold nothing any more."""
@@ -68,9 +71,10 @@ class Slots(Protocol):
 
 @dataclass(frozen=True)
 class _Prefix:
-    """One row's keys and values (by layer ``[L, tokens, E]``, attention.py) and what follows."""
+    """Keys and values that begin a row of some tensors ``[rows, L, width, E]``, and what follows."""
 
-    layers: list[Tensor]
+    tensors: Sequence[Tensor]
+    row: int
     logits: Tensor | None
 
 
@@ -116,6 +120,8 @@ class FastSlots:
         # Position of the next token by slot, and 1 where there is a row: counting needs no loop.
         self.positions = torch.zeros(0, dtype=torch.int64, device=forward.device)
         self.in_use = self.positions.clone()
+        self.lengths: list[int] = []  # by slot, 0 where there is no row; as positions
+        self._disorder = Disorder()
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -134,15 +140,15 @@ class FastSlots:
                 continue
             assert reading.prefix is not None
             assert reading.prefix.logits is not None
-            self._place(reading.prefix.layers, reading.slots)
+            _copy(reading.prefix, reading.known, self.cache.tensors, reading.slots)
             logits[text] = reading.prefix.logits
         for group in rectangles([r.num_new for r in new], max_tokens=_READ_TOKENS):
             batch = [new[i] for i in group]
             for reading, row in zip(batch, self._read_together(batch), strict=True):
                 logits[reading.text] = row
-        where = torch.tensor(slots, device=self.positions.device)
-        self.positions[where] = torch.tensor([len(t) for t in texts], device=where.device)
-        self.in_use[where] = 1
+        for slot, text in zip(slots, texts, strict=True):
+            self.lengths[slot] = len(text)
+        self._put_lengths()
         return torch.stack([logits[text] for text in texts]), cached
 
     def _readings(
@@ -168,8 +174,7 @@ class FastSlots:
         own = scratch.tensors
         for i, reading in enumerate(batch):
             if reading.prefix is not None:
-                for mine, theirs in zip(own, reading.prefix.layers, strict=True):
-                    mine[i, :, : reading.known] = theirs[:, : reading.known]
+                _copy(reading.prefix, reading.known, own, [i])
         tokens = torch.tensor(
             [[*r.text[r.known :], *[0] * (length - r.num_new)] for r in batch],
             device=forward.device,
@@ -187,15 +192,16 @@ class FastSlots:
     def _in_pieces(self, tokens: Tensor, positions: Tensor, cache: KeyValues) -> Tensor:
         """``FastForward.run``, some columns at a time where the scores would take much memory."""
         num_rows, length = tokens.shape
+        whole = [Band(0, num_rows, cache.width)]
         scores = num_rows * self.forward.num_heads * cache.width
         size = max(1, _READ_SCORES // scores)
         if size >= length:
-            return self.forward.run(tokens, positions, cache, cache.width)
+            return self.forward.run(tokens, positions, cache, whole)
         size = self.forward.padded_length(num_rows, size)
         pieces = []
         for begin in range(0, length, size):
             columns = slice(begin, begin + size)
-            x = self.forward.run(tokens[:, columns], positions[:, columns], cache, cache.width)
+            x = self.forward.run(tokens[:, columns], positions[:, columns], cache, whole)
             pieces.append(x.view(num_rows, -1, x.shape[-1]))
         return torch.cat(pieces, dim=1).flatten(0, 1)
 
@@ -208,33 +214,43 @@ class FastSlots:
         for mine, theirs in zip(self.cache.tensors, rows, strict=True):
             mine[put, :, :width] = theirs[take, :, :width]
 
-    def _place(self, layers: Sequence[Tensor], slots: Sequence[int]) -> None:
-        for mine, theirs in zip(self.cache.tensors, layers, strict=True):
-            for slot in slots:
-                mine[slot, :, : theirs.shape[1]] = theirs
-
     # ---- the batch ----------------------------------------------------------------------------
 
-    def step(self, tokens: Tensor, num_slots: int, longest: int) -> Tensor:
+    def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         num_rows = rounded(num_slots, row_granule())
-        self._reserve(num_rows, longest + 1)
+        self._reserve(num_rows, max(self.lengths) + 1)
+        widths = [rounded(n + 1, WIDTH_GRANULE) for n in self.lengths[:num_rows]]
+        bands = bands_of(widths)
+        self._disorder.note(widths, bands)
         positions = self.positions[:num_rows]
-        width = rounded(longest + 1, WIDTH_GRANULE)
-        hidden = self.forward.run(tokens[:num_rows, None], positions[:, None], self.cache, width)
+        hidden = self.forward.run(tokens[:num_rows, None], positions[:, None], self.cache, bands)
         positions += self.in_use[:num_rows]
+        self.lengths = [n + 1 if n else 0 for n in self.lengths]
         return self.forward.logits(hidden)
 
-    def move(self, from_slots: Sequence[int], to_slots: Sequence[int]) -> None:
-        take = torch.tensor(from_slots, device=self.positions.device)
-        put = torch.tensor(to_slots, device=self.positions.device)
-        for x in (*self.cache.tensors, self.positions, self.in_use):
-            x[put] = x[take]
-        self.free(from_slots)
+    def out_of_order(self) -> bool:
+        return self._disorder.due(self.lengths)
+
+    def arrange(self, order: Sequence[int]) -> None:
+        take = torch.tensor(order, device=self.positions.device)
+        width = rounded(max(self.lengths), WIDTH_GRANULE)
+        for x in self.cache.tensors:
+            x[: len(order), :, :width] = x[take, :, :width]
+        lengths = [self.lengths[slot] for slot in order]
+        self.lengths = lengths + [0] * (len(self.lengths) - len(order))
+        self._put_lengths()
+        self._disorder.ordered()
 
     def free(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.lengths[slot] = 0
         where = torch.tensor(slots, device=self.positions.device)
         self.positions[where] = 0
         self.in_use[where] = 0
+
+    def _put_lengths(self) -> None:
+        self.positions.copy_(torch.tensor(self.lengths))
+        self.in_use.copy_(self.positions > 0)
 
     def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
         if not self.prefixes.max_bytes:
@@ -253,17 +269,16 @@ class FastSlots:
         """Row i of each tensor belongs to text i. They are kept as they are, not copied."""
         num_bytes = sum(x[0].numel() * x.element_size() for x in rows)
         for i, text in enumerate(texts):
-            layers = [x[i, :, : len(text)] for x in rows]
-            self.prefixes.put(text, _Prefix(layers, logits[i]), num_bytes)
+            self.prefixes.put(text, _Prefix(rows, i, logits[i]), num_bytes)
 
     def forget_prefixes(self) -> None:
         self.prefixes.clear()
 
     def reload(self) -> None:
         self.forward.reload()
-        if not bool(self.in_use.any()):
+        if not any(self.lengths):
             # What weights gone wrong left in it (NaN) would spread: it is summed with weight 0.
-            self.cache = self.forward.cache(0, 0)
+            self.cache, self.lengths = self.forward.cache(0, 0), []
             self.positions = self.in_use = self.positions[:0]
 
     def _reserve(self, num_rows: int, width: int) -> None:
@@ -284,3 +299,11 @@ class FastSlots:
         more = self.positions.new_zeros(num_rows - len(self.positions))
         self.positions = torch.cat([self.positions, more])
         self.in_use = torch.cat([self.in_use, more])
+        self.lengths += [0] * len(more)
+
+
+def _copy(prefix: _Prefix, length: int, tensors: Sequence[Tensor], rows: Sequence[int]) -> None:
+    """To the beginning of each of ``rows``."""
+    for mine, theirs in zip(tensors, prefix.tensors, strict=True):
+        for row in rows:
+            mine[row, :, :length] = theirs[prefix.row, :, :length]

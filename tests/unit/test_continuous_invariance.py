@@ -157,6 +157,22 @@ def test_however_often_retracted(module, expected, retract_before):
     assert found == expected
 
 
+def test_however_rows_are_put_in_order(module, monkeypatch):
+    """A few long rows among many short ones: moved together, and computed in bands of their own."""
+    long = [request_of(i, [7 + i] * 120, max_new_tokens=40) for i in range(0, 40, 8)]
+    short = [request_of(i, [7 + i % 50, i % 3], max_new_tokens=9) for i in range(40) if i % 8]
+    requests = sorted([*long, *short], key=lambda request: int(request.rid))
+    engine = ContinuousEngine(module, max_running=40)
+    orders, arrange = [], engine.slots.arrange
+    monkeypatch.setattr(
+        engine.slots, "arrange", lambda order: (orders.append(order), arrange(order))
+    )
+    together = answers(engine, requests)
+    assert any(len(order) == 40 and order != sorted(order) for order in orders)
+    for request in (*long[:2], *short[:5]):
+        assert alone(module, [request])[request.rid] == together[request.rid]
+
+
 def test_with_one_thread_or_two(module, expected):
     torch.set_num_threads(2)
     try:

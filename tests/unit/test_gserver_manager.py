@@ -22,6 +22,7 @@ from realsys.observability.jsonl import read_jsonl
 from realsys.serving.api import ServerAddress, ServerInfo, WeightPart, WeightSource, WeightsTaken
 from realsys.transport import rollout_messages as rm
 from realsys.transport.codec import ProtocolError
+from realsys.worker.scaling import Scaling
 
 # ---- virtual time -------------------------------------------------------------------------------
 
@@ -68,6 +69,7 @@ class Process:
         self.refuses = 0  # so many updates
         self.busy = 0  # requests it says that it holds
         self.updates: list[int] = []  # versions asked for
+        self.sources: list[WeightSource] = []
         self.aborted = self.closed = 0
         self.updating_now = 0
         self.checks_now = self.most_checks = 0
@@ -109,6 +111,7 @@ class Client:
         process = self.process
         self._reach()
         process.updates.append(source.version)
+        process.sources.append(source)
         process.updating_now += 1
         assert process.updating_now == 1, "two updates of one server at a time"
         try:
@@ -141,6 +144,8 @@ class Cluster:
         self.by_url: dict[str, Process] = {}
         self.pids = dict.fromkeys(self.processes, 1)
         self.workers = {"rollout_worker/0": "h:1:1"}
+        self.scaling: Scaling | None = None
+        self.dismissed: list[int] = []
 
     async def __aenter__(self) -> "Cluster":
         self.start_manager()
@@ -156,9 +161,13 @@ class Cluster:
             self.config,
             make_client=lambda address: Client(self.by_url[address.url]),  # type: ignore[arg-type,return-value]
             record=self.record,
+            dismiss=self.dismiss,
         )
         self.task = asyncio.get_running_loop().create_task(self.manager.run())
         self.register()
+
+    async def dismiss(self, server: int) -> None:
+        self.dismissed.append(server)
 
     def register(self) -> None:
         """What registrations.py would tell: the processes as they are now."""
@@ -168,7 +177,9 @@ class Cluster:
             self.by_url[url] = process
             address = ServerAddress(index=i, url=url)
             servers[i] = Registered(address=address, incarnation=f"h:{self.pids[i]}:1")
-        self.manager.registered(Registrations(servers=servers, rollout_workers=self.workers))
+        self.manager.registered(
+            Registrations(servers=servers, rollout_workers=self.workers, scaling=self.scaling)
+        )
 
     def restart(self, server: int, version: int = 0) -> None:
         self.processes[server].answers = False
@@ -740,3 +751,86 @@ def test_in_any_order_no_request_is_misled_or_left_and_counters_return_to_zero(r
         assert all(s.num_tokens == 0 for s in cluster.manager.fleet.router.servers.values())
 
     run(test, num_servers=3, schedule_policy=policy, update_mode=mode, server_limit=3)
+
+
+# ---- servers that come and go while the run lives -----------------------------------------------
+
+
+def scaled(cluster: Cluster, **changes: Any) -> None:
+    cluster.scaling = Scaling(attempt=1, token="", phase="main", **changes)
+    cluster.register()
+
+
+def test_a_server_that_is_to_go_gets_nothing_new_and_is_dismissed_when_it_is_idle(run):
+    async def test(cluster: Cluster) -> None:
+        assert (await cluster.ask("a", server=0)).server == 0
+        scaled(cluster, drained={"generation_server/0": 60.0})
+        assert [(await cluster.ask(f"b{i}", server=0)).server for i in range(3)] == [1, 1, 1]
+        await asyncio.sleep(3.0)
+        assert cluster.dismissed == []
+        await cluster.done("a", 0)
+        await asyncio.sleep(2.0)
+        assert cluster.dismissed == [0]
+        await asyncio.sleep(5.0)
+        assert cluster.dismissed == [0, 0], "it did not hear it"
+        del cluster.processes[0]
+        cluster.register()
+        await asyncio.sleep(20.0)
+        assert cluster.dismissed == [0, 0]
+        assert cluster.manager.view().sick == {}, "nobody misses it"
+        told = cluster.events("server_leaving", "server_left", "server_sick")
+        assert told == [("server_leaving", 0), ("server_left", 0)]
+        assert (await cluster.new_weights(1)).versions == {1: 1}
+
+    run(test)
+
+
+def test_when_its_time_is_up_a_server_is_dismissed_with_what_it_has(run):
+    async def test(cluster: Cluster) -> None:
+        await cluster.ask("a", server=0)
+        scaled(cluster, drained={"generation_server/0": 30.0, "rollout_worker/1": 0.0})
+        await asyncio.sleep(29.0)
+        assert cluster.dismissed == []
+        await asyncio.sleep(2.0)
+        assert cluster.dismissed == [0]
+
+    run(test)
+
+
+def test_a_makers_server_stays_until_its_worker_has_left(run):
+    async def test(cluster: Cluster) -> None:
+        cluster.workers = {"rollout_worker/0": "h:1:1", "rollout_worker/1": "h:2:1"}
+        drained = {"generation_server/0": 60.0, "rollout_worker/0": 60.0}
+        scaled(cluster, drained=drained)
+        assert (await cluster.ask("a", worker="rollout_worker/0")).server == 0
+        await cluster.done("a", 0)
+        await asyncio.sleep(3.0)
+        assert cluster.dismissed == [], "its worker may ask again"
+        assert (await cluster.ask("b", worker="rollout_worker/0")).server == 0
+        await cluster.done("b", 0)
+        cluster.workers = {"rollout_worker/1": "h:2:1"}
+        cluster.register()
+        await asyncio.sleep(2.0)
+        assert cluster.dismissed == [0]
+
+    run(test, routes=(("rollout_worker/0", (0,)), ("rollout_worker/1", (1,))))
+
+
+def test_a_server_that_comes_is_for_its_own_worker_and_takes_the_weights_of_its_like(run):
+    async def test(cluster: Cluster) -> None:
+        parts = {i: (WeightPart(endpoint=f"tcp://{i}", name="v1"),) for i in (0, 1)}
+        await cluster.new_weights(1, routes=parts)
+        cluster.processes[2], cluster.pids[2] = Process(), 1
+        cluster.workers = {**cluster.workers, "rollout_worker/2": "h:3:1"}
+        added = {
+            "generation_server/2": "generation_server/1",
+            "rollout_worker/2": "rollout_worker/1",
+        }
+        scaled(cluster, added=added)
+        await asyncio.sleep(3.0)
+        assert cluster.manager.view().versions == {0: 1, 1: 1, 2: 1}
+        assert cluster.processes[2].sources == cluster.processes[1].sources
+        assert (await cluster.ask("a", worker="rollout_worker/2")).server == 2
+        assert (await cluster.ask("b", worker="rollout_worker/0")).server == 0
+
+    run(test, routes=(("rollout_worker/0", (0,)), ("rollout_worker/1", (1,))))

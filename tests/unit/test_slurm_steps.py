@@ -17,9 +17,10 @@ from stand_in_slurm import make_plan, program, wait_until, write_plan
 
 from realsys.api.errors import ClusterError
 from realsys.api.job import Layout
-from realsys.api.trial import WorkerExit, process_start, write_record
+from realsys.api.trial import WorkerExit, process_start, read_record, write_record
 from realsys.supervisor import slurm_step, slurm_steps
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
+from realsys.worker.task_place import TaskPlace
 
 WHEN_TOLD = 'while [ ! -e "$SLURM_HOSTFILE.go" ]; do sleep 0.01; done'
 LATER = "exec sleep 30"
@@ -370,6 +371,38 @@ def test_a_worker_without_gpus_takes_none_when_it_is_started_again(make):
     old, new = [json.loads(line)["argv"] for line in trial.files.steps.read_text().splitlines()]
     assert "--gres=none" in old
     assert "--gres=none" in new
+
+
+def test_a_worker_is_added_on_the_node_with_the_fewest_of_its_kind(make):
+    trial = make().srun(LATER)
+    first, second = trial.start()
+    added = trial.steps.add("model_worker/2", like=second, running=[first], left=[])
+    trial.tasks.append(added)
+    assert (added.worker, added.host, added.poll()) == ("model_worker/2", "n2", None)
+    argv = json.loads(trial.files.steps.read_text().splitlines()[-1])["argv"]
+    assert argv[-3:] == ["--first-index=2", "--restart=0", "--like=1"]
+    assert {"--ntasks=1", "--overlap", "--gres=none"} <= set(argv)
+    trial.tasks.append(trial.steps.restart(added))
+    argv = json.loads(trial.files.steps.read_text().splitlines()[-1])["argv"]
+    assert argv[-3:] == ["--first-index=2", "--restart=1", "--like=1"]
+    assert trial.tasks[-1].host == "n2"
+
+
+def test_a_worker_with_gpus_is_added_in_the_place_of_one_that_left(make):
+    trial = make(step=GPUS).srun(LATER)
+    first, second = trial.start()
+    with pytest.raises(ClusterError, match="no GPU of the job is free for model_worker/2"):
+        trial.steps.add("model_worker/2", like=first, running=[first, second], left=[])
+    place = TaskPlace(cpus=(1,), gpu_ids=("3",), devices="0")
+    write_record(trial.files.place_of("model_worker/1"), place)
+    added = trial.steps.add("model_worker/2", like=first, running=[first], left=[second])
+    trial.tasks.append(added)
+    assert added.host == "n2"
+    assert read_record(TaskPlace, trial.files.place_of("model_worker/2")) == place
+    argv = json.loads(trial.files.steps.read_text().splitlines()[-1])["argv"]
+    assert argv[-3:] == ["--first-index=2", "--restart=1", "--like=0"]  # it keeps to that place
+    with pytest.raises(ClusterError, match="no GPU of the job is free for model_worker/3"):
+        trial.steps.add("model_worker/3", like=first, running=[first, added], left=[second])
 
 
 def test_the_second_restart_is_told_apart_and_srun_has_a_log_of_its_own(make):

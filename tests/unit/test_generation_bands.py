@@ -1,0 +1,47 @@
+"""Cutting a batch into bands of like length, and when to put its rows in order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realsys.generation.bands import Band, Disorder, bands_of, cost
+
+widths_of_rows = st.lists(st.integers(1, 60).map(lambda n: 16 * n), min_size=1, max_size=100)
+
+
+@given(widths_of_rows)
+def test_bands_cover_all_rows_in_order_and_each_far_enough(widths):
+    bands = bands_of(widths)
+    assert [row for band in bands for row in range(band.begin, band.end)] == list(
+        range(len(widths))
+    )
+    for band in bands:
+        assert band.width == max(widths[band.begin : band.end])
+    assert cost(bands) <= cost([Band(0, len(widths), max(widths))])
+
+
+def test_a_few_long_rows_get_a_band_of_their_own():
+    assert bands_of([512] * 4 + [32] * 60) == [Band(0, 8, 512), Band(8, 64, 32)]
+    assert bands_of([48] * 8 + [32] * 56) == [Band(0, 64, 48)]  # not worth the calls
+    assert bands_of([32] * 28 + [512] * 8 + [32] * 28)[1].width == 512
+
+
+def test_order_is_made_when_as_much_was_wasted_as_it_costs():
+    mixed = ([512] + [32] * 7) * 8  # a long row in each block
+    disorder = Disorder()
+    steps = 0
+    while not disorder.due(mixed):
+        disorder.note(mixed, bands_of(mixed))
+        steps += 1
+    # A step computes 64 x 512 cells; in order 8 x 512 and 56 x 32 (and one more band): 0.18 of it.
+    assert steps == 2
+    disorder.ordered()
+    assert not disorder.due(mixed)
+
+
+@given(widths_of_rows)
+def test_rows_in_order_waste_nothing(widths):
+    ordered = sorted(widths, reverse=True)
+    disorder = Disorder()
+    for _ in range(1000):
+        disorder.note(ordered, bands_of(ordered))
+    assert not disorder.due(ordered)
