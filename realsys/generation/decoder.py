@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from realsys.generation.attention import MIN_QUERIES, MIN_WIDTH, KeyValues, Lanes
 from realsys.generation.bands import Band
-from realsys.generation.int8 import Int8Weight, project
+from realsys.generation.linear import Linear, linear
 
 FAST_FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -37,7 +37,6 @@ FAST_FAMILIES = {
 LARGEST_GRANULE = 64
 WIDTH_GRANULE = 16  # a cache is looked at in multiples of so many positions
 _ROWS_A_THREAD = 4  # fewer take another matrix kernel, with other last bits
-_ALIGNMENT = 64  # bytes; kernels may sum in another order from elsewhere
 _ROTATION_BLOCK = 64  # positions whose angles are computed together
 
 
@@ -80,22 +79,21 @@ def fast_path_obstacle(module: nn.Module) -> str | None:
 @dataclass(frozen=True)
 class _LayerWeights:
     attn_norm: Tensor
-    qkv: Tensor | Int8Weight  # rows: all query heads, then key heads, then value heads
-    qkv_bias: Tensor | None
+    qkv: Linear  # all query heads, then key heads, then value heads
     q_norm: Tensor | None
     k_norm: Tensor | None
-    attn_out: Tensor | Int8Weight
+    attn_out: Linear
     mlp_norm: Tensor
-    gate_up: Tensor | Int8Weight
-    down: Tensor | Int8Weight
+    gate_up: Linear
+    down: Linear
 
 
 class FastForward:
     """Forward passes of a module for which ``fast_path_obstacle`` is None; shapes as in attention.py.
 
-    Reads some of the module's weights in place and holds a copy of the fused projections (about three
-    quarters of a layer's weights): ``reload`` after they changed. ``int8`` keeps all linear weights
-    as copies of a quarter of the size.
+    Reads some of the module's weights in place and holds copies of others (fused projections, and what
+    linear.py packs): ``reload`` after they changed. ``int8`` keeps all linear weights as copies of a
+    quarter of the size.
     """
 
     def __init__(self, module: nn.Module, *, int8: bool = False) -> None:
@@ -127,12 +125,10 @@ class FastForward:
     def _layer_weights(self, layer: Any) -> _LayerWeights:
         attn, mlp = layer.self_attn, layer.mlp
         qkv = (attn.q_proj, attn.k_proj, attn.v_proj)
-        biased = attn.q_proj.bias is not None
         normed = hasattr(attn, "q_norm")
         return _LayerWeights(
             attn_norm=layer.input_layernorm.weight.data,
             qkv=self._linear(*qkv),
-            qkv_bias=torch.cat([p.bias.data for p in qkv]) if biased else None,
             q_norm=attn.q_norm.weight.data if normed else None,
             k_norm=attn.k_norm.weight.data if normed else None,
             attn_out=self._linear(attn.o_proj),
@@ -141,13 +137,12 @@ class FastForward:
             down=self._linear(mlp.down_proj),
         )
 
-    def _linear(self, *parts: Any) -> Tensor | Int8Weight:
+    def _linear(self, *parts: Any) -> Linear:
         weights = [part.weight.data for part in parts]
+        biases = [part.bias.data for part in parts if part.bias is not None]
         weight: Tensor = weights[0] if len(weights) == 1 else torch.cat(weights)
-        if self._int8:
-            return Int8Weight.of(weight)
-        aligned = weight.is_contiguous() and weight.data_ptr() % _ALIGNMENT == 0
-        return weight if aligned else weight.clone(memory_format=torch.contiguous_format)
+        bias: Tensor | None = torch.cat(biases) if biases else None
+        return linear(weight, bias, int8=self._int8)
 
     def cache(self, num_rows: int, width: int) -> KeyValues:
         """An empty one."""
@@ -191,9 +186,9 @@ class FastForward:
                 k, v = keys[own, : band.width], values[own, : band.width]
                 seen.append(lanes.attend(q[own], k, v, mask))
             y = seen[0] if len(seen) == 1 else torch.cat(seen)
-            project(lanes.outputs(y, length), w.attn_out, add_to=x)
-            gate, up = project(self._norm(x, w.mlp_norm), w.gate_up).chunk(2, dim=-1)
-            project(F.silu(gate).mul_(up), w.down, add_to=x)
+            x = w.attn_out.add(x, lanes.outputs(y, length))
+            gate, up = w.gate_up(self._norm(x, w.mlp_norm)).chunk(2, dim=-1)
+            x = w.down.add(x, F.silu(gate).mul_(up))
         return x
 
     def _mask(self, positions_BP: Tensor, band: Band) -> Tensor:
@@ -208,8 +203,7 @@ class FastForward:
             padding = [0] * (rounded(num, row_granule()) - num)
             hidden = hidden[torch.tensor([*rows, *padding], device=hidden.device)]
         last = self._norm(hidden, self.final_norm)
-        logits: Tensor = project(last, self.lm_head)
-        return logits[:num]
+        return self.lm_head(last)[:num]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != torch.float32 or x.device.type != "cpu":
@@ -225,7 +219,7 @@ class FastForward:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[N, H, D]`` and, one line a token and lane, keys and values ``[N * L, E]``."""
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
-        qkv = project(y, w.qkv, bias=w.qkv_bias).view(len(y), heads + 2 * kv_heads, dim)
+        qkv = w.qkv(y).view(len(y), heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if w.q_norm is not None and w.k_norm is not None:
             q, k = self._norm(qk[:, :heads], w.q_norm), self._norm(qk[:, heads:], w.k_norm)

@@ -53,12 +53,13 @@ class WorkerScaling:
     _left: dict[str, Task] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
     _failed: dict[str, str] = field(default_factory=dict)  # added → why it could not be kept
+    _not_before_s: dict[str, float] = field(default_factory=dict)
     _told_at_s: float = 0.0
 
     def begin_phase(self, phase: PhasePlan) -> None:
         """Forgets the phase before and begins to look."""
         self._phase, self._wanted, self._leaving = phase, None, Leaving()
-        for known in (self._left, self._killed, self._failed):
+        for known in (self._left, self._killed, self._failed, self._not_before_s):
             known.clear()
         self._looks = Looks(self._look, every_s=LOOK_S, name="wanted workers").start()
 
@@ -97,7 +98,9 @@ class WorkerScaling:
     # ---- coming -----------------------------------------------------------------------------
 
     def _start(self, worker: str, like: Task, tasks: list[Task], steps: Steps) -> None:
-        kind = worker.partition("/")[0]
+        kind, now_s = worker.partition("/")[0], time.monotonic()
+        if now_s < self._not_before_s.get(worker, 0.0):
+            return
         same = [t for t in tasks if t.worker.startswith(f"{kind}/")]
         left = [t for t in same if t.worker in self._left]
         try:
@@ -105,7 +108,10 @@ class WorkerScaling:
                 worker, like=like, running=[t for t in same if t not in left], left=left
             )
         except ClusterError as error:
-            self._fail(worker, error.what, fix=error.fix)
+            if any(self.is_leaving(t.worker) and t not in left for t in same):
+                self._not_before_s[worker] = now_s + LOOK_S  # there may be a place for it then
+            else:
+                self._fail(worker, error.what, fix=error.fix)
             return
         tasks.append(task)
         self.restarts.dispensable.add(worker)

@@ -1,4 +1,4 @@
-"""A live run gets a maker more and loses its first one: nothing is lost, nothing is trained twice."""
+"""Live runs get workers and lose the first ones: nothing is lost, nothing is trained twice."""
 
 from __future__ import annotations
 
@@ -78,4 +78,30 @@ def test_a_maker_comes_and_another_goes_while_the_run_lives(
     rows = [json.loads(line) for line in files.attempt(1).scaling.read_text().splitlines()]
     left = {row["worker"]: row["code"] for row in rows if row["event"] == "left"}
     assert left == {"generation_server/0": 0, "rollout_worker/0": 0}
+    assert not files.attempt(1).restarts.exists()
+
+
+def test_the_only_server_and_worker_are_replaced_by_others(
+    trials: Trials, tiny_policy: Path
+) -> None:
+    name = "ppo-math-async/live"
+    files = trials.launch(
+        "ppo-math-async",
+        "live",
+        f"actor.path={tiny_policy}",
+        "rollout.new_tokens_per_chunk=3",  # answers move from server to server
+        *RUN,
+    )
+    trials.wait_for_step(files, 3)
+    refused = trials.run("scale", name, "--drain", "generation_server/0")
+    assert (refused.returncode, "none of the servers would stay" in refused.stderr) == (4, True)
+    others = ("--drain", "generation_server/0", "--drain", "rollout_worker/0")
+    done = trials.run("scale", name, "--servers", "1", "--workers", "1", *others, timeout_s=240)
+    assert done.returncode == 0, done.stderr + explain(files, trial_view(files))
+    assert done.stdout.split() == ["generation_server/1", "rollout_worker/1"]
+    view = trials.wait(files, timeout_s=240)
+    assert (view.state, view.attempt) == (State.COMPLETED, 1), explain(files, view)
+    assert made_by(files, 1) > 0
+    assert set(Counter(trained_ids(files)).values()) == {1}
+    assert len(trained_ids(files)) == STEPS * 8
     assert not files.attempt(1).restarts.exists()

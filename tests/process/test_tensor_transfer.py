@@ -501,9 +501,12 @@ def test_a_sample_is_put_where_it_will_be_used():
         found = store.get(sample.meta)
         for key, x in sample.data.items():
             assert_same(found.data[key], x)
-    with serving(store) as server, fetching(server.endpoint, attempt=ATTEMPT - 1) as client:
-        with pytest.raises(RemoteError, match="model_worker/0 did not take .*attempt"):
-            client.put(0, sample, timeout_s=20)
+    with (
+        serving(store) as server,
+        fetching(server.endpoint, attempt=ATTEMPT - 1) as client,
+        pytest.raises(RemoteError, match=r"model_worker/0 did not take .*attempt"),
+    ):
+        client.put(0, sample, timeout_s=20)
     put = TensorPut(
         trial=TRIAL,
         attempt=ATTEMPT,

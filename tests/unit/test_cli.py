@@ -167,7 +167,10 @@ def test_a_closed_pipe_is_quiet() -> None:
         (["launch", "--det"], ["--detach"]),
         (["status", "ppo"], ["ppo-math/run7"]),
         (["logs", "ppo-math/run7", ""], ["model_worker/0"]),
-        (["show", "--config", "p"], ["ppo-math", "ppo-math-split"]),
+        (
+            ["show", "--config", "p"],
+            ["ppo-math", "ppo-math-async", "ppo-math-detached", "ppo-math-split"],
+        ),
         (["plan", "--cluster", ""], ["local"]),
         (["launch", "ppo-math", ""], []),
         (["launch", "--config", ""], []),

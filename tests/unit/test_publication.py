@@ -24,6 +24,7 @@ from realsys.api.trial import (
 )
 from realsys.master import recover
 from realsys.master.build import _resume
+from realsys.master.master_state import MasterState
 from realsys.master.publication import PUBLISH_TIMEOUT_S, WRITER, Publisher
 from realsys.master.recover import MANIFEST, Checkpoint, begin, commit, newest_whole
 from realsys.name_resolve.keys import TrialKeys
@@ -372,8 +373,8 @@ class NoWorkers:
 
 def resume(publisher: Publisher) -> int | None:
     """As a master does when it starts."""
-    step, ahead = asyncio.run(_resume(publisher.runner, NoWorkers(), publisher))
-    assert ahead is None
+    step, state = asyncio.run(_resume(publisher.runner, NoWorkers(), publisher))
+    assert state == MasterState()
     return step
 
 

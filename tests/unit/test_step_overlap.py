@@ -15,12 +15,12 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
-from realsys.master.master_state import Ahead, MasterState, read_state, write_state
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.feeds import DataSetFeed
 from realsys.master.function_executor import FunctionExecutor
 from realsys.master.idle import pools_of
+from realsys.master.master_state import Ahead, MasterState, read_state, write_state
 from realsys.master.model_function_call import ModelFunctionCall
 from realsys.master.model_workers import RequestOrder
 from realsys.master.storage_tracker import StorageTracker

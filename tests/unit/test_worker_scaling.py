@@ -16,6 +16,7 @@ from test_worker_restarts import trial as trial
 from realsys.api.errors import ClusterError
 from realsys.api.trial import Result, dumps
 from realsys.supervisor import local_steps, worker_scaling
+from realsys.supervisor.local_steps import LocalSteps
 from realsys.worker.scaling import Scaling, change_scaling, read_scaling
 
 ADDED = "generation_server/1"
@@ -145,6 +146,25 @@ def test_one_that_can_not_be_started_is_told_with_the_reason(trial, monkeypatch)
         "let one go",
     )
     assert one.finish().result is Result.COMPLETED
+
+
+def test_one_that_finds_no_place_waits_for_one_that_is_to_go(trial, monkeypatch):
+    one, add_really, refusals = trial().begin(), LocalSteps.add, []
+
+    def add_in_its_place(steps: object, worker: str, **named: Any) -> object:
+        if not named["left"]:
+            refusals.append(worker)
+            raise ClusterError("no GPU of the job is free", where="step", fix="let one go")
+        return add_really(one.steps, worker, **named)
+
+    monkeypatch.setattr(LocalSteps, "add", add_in_its_place)
+    one.workers.append(ADDED)
+    want(one, lambda s: s.with_added({ADDED: SERVER}).with_drained({SERVER: 60.0}))
+    wait_until(lambda: refusals)
+    one.end(SERVER, 0)
+    assert is_running(one.pid(ADDED))
+    wait_until(lambda: len(events(one)) == 3)
+    assert events(one) == [("leaving", SERVER), ("left", SERVER), ("started", ADDED)]
 
 
 def test_what_was_wanted_of_another_attempt_or_phase_is_not_done(trial):

@@ -1,0 +1,125 @@
+"""Weights of linear layers in the forms that a decoder multiplies with.
+
+*plain*: the tensor itself. *packed*: a copy in the order in which oneDNN's kernels read it; on a CPU in
+float32 twice as quick for a few rows of a large matrix, because the other product (MKL) puts the
+weights in order again at each call. *int8*: a quarter of the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Smaller ones stay in a cache and gain nothing from being packed.
+_PACKED_ELEMENTS = 1 << 19
+_ALIGNMENT = 64  # bytes; from elsewhere kernels may sum in another order
+# Floats of a block that is converted and used at once: it stays in a core's cache.
+_BLOCK_ELEMENTS = 1 << 18
+_LARGEST = 127
+
+
+class Linear(Protocol):
+    """A matrix ``[N, K]``."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x @ weight.T`` for ``x`` ``[M, K]``, plus the bias if there is one."""
+
+    def add(self, to: Tensor, x: Tensor) -> Tensor:
+        """That, added to ``to``, which may or may not be changed."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The weight as it is."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def add(self, to: Tensor, x: Tensor) -> Tensor:
+        return to.addmm_(x, self.weight.t()) if self.bias is None else to.add_(self(x))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A reordered copy, for float32 on a CPU.
+
+    Made and read by operators that torch's compiler uses where weights are frozen; they have no public name.
+    """
+
+    weight: Tensor  # opaque
+    bias: Tensor | None = None
+
+    @classmethod
+    def can_hold(cls, weight: Tensor) -> bool:
+        """Whether this machine and this torch have it."""
+        right = weight.device.type == "cpu" and weight.dtype == torch.float32
+        return right and _mkldnn() is not None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None) -> Packed:
+        """A copy of ``weight``."""
+        return cls(_mkldnn()._reorder_linear_weight(weight.contiguous()), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = _mkldnn()._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return y
+
+    def add(self, to: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = _mkldnn()._linear_pointwise.binary(x, to, self.weight, self.bias, "add")
+        return y
+
+
+def _mkldnn() -> Any:
+    """The operators, or None in a torch that has not got them."""
+    if not torch._C.has_mkldnn:
+        return None
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    return torch.ops.mkldnn if all(hasattr(torch.ops.mkldnn, name) for name in names) else None
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Symmetric, with a scale for each of the N outputs; computed in the type of ``x``."""
+
+    quantized: Tensor  # int8 [N, K]
+    scale: Tensor  # float [N]
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None) -> Int8:
+        """The nearest one; the largest entry of each row is met exactly."""
+        scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(weight.dtype).tiny) / _LARGEST
+        quantized = (weight / scale[:, None]).round_().to(torch.int8)
+        return cls(quantized, scale, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # Block by block into floats: torch's own product (_weight_int8pack_mm) is many times slower
+        # for float32 activations, and rounds them otherwise.
+        num_outputs, num_inputs = self.quantized.shape
+        size = max(64, _BLOCK_ELEMENTS // num_inputs // 64 * 64)
+        y = x.new_empty(len(x), num_outputs)
+        for begin in range(0, num_outputs, size):
+            block = self.quantized[begin : begin + size].to(x.dtype)
+            y[:, begin : begin + size] = F.linear(x, block)
+        y.mul_(self.scale)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def add(self, to: Tensor, x: Tensor) -> Tensor:
+        return to.add_(self(x))
+
+
+def linear(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> Linear:
+    """The form that suits size and machine; all but ``Plain`` are copies."""
+    if int8:
+        return Int8.of(weight, bias)
+    if weight.numel() >= _PACKED_ELEMENTS and Packed.can_hold(weight):
+        return Packed.of(weight, bias)
+    aligned = weight.is_contiguous() and weight.data_ptr() % _ALIGNMENT == 0
+    return Plain(weight if aligned else weight.clone(memory_format=torch.contiguous_format), bias)
