@@ -4,17 +4,18 @@
 random and no token ends an answer: how long each becomes is drawn beforehand, so both do the same work.
 
 *even*: all answers are equally long. *tailed*: lengths are exponential with a mean of an eighth of the
-longest, in batches of 64 for ``generate`` (each ends with its longest) and with at most 64 running for the
-engine; useful tokens count. *wide*: a model of about 100 million parameters, a few steps, against the time it
-takes to read its weights once, measured in the same run by summing a tensor of their size; also with int8
-weights, and how far those move log-probs. The parts take turns within a round: on a machine with other
-work the best of the rounds says more than the median.
+longest, in batches of 64 for ``generate`` (each ends with its longest) and with at most 64 running for
+the engine; useful tokens count. *wide*: a model of about 100 million parameters, a few steps, against
+the time it takes to read its weights once, measured in the same run by summing a tensor of their size;
+also with int8 weights, and how far those move log-probs. Both sides take turns within a round: on a
+machine with other work the best of the rounds says more than the median.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,12 @@ from realsys.generation.continuous import ContinuousEngine
 from realsys.generation.requests import GenerationRequest
 
 NUM_ROWS, PROMPT_LENGTH = 64, 12
+
+
+def say(line: str) -> None:
+    """A line of the result."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def small_llama() -> Any:
@@ -110,9 +117,10 @@ def compare(name: str, module: Any, lengths: Sequence[int], rounds: int) -> None
         ours.append(seconds(lambda: by_engine(engine, prompts, lengths)))
     thousands = sum(lengths) / 1000
     speedups = [b / a for a, b in zip(ours, theirs, strict=True)]
-    print(
+    say(
         f"{name:8} generate {thousands / min(theirs):6.1f}   engine {thousands / min(ours):6.1f}   "
-        f"ratio of the best {min(theirs) / min(ours):.2f}, median of rounds {statistics.median(speedups):.2f}"
+        f"ratio of the best {min(theirs) / min(ours):.2f}, "
+        f"median of rounds {statistics.median(speedups):.2f}"
     )
 
 
@@ -128,7 +136,7 @@ def wide(rounds: int) -> None:
     module = wide_llama()
     num_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
     memory = torch.ones(num_bytes // 4)
-    print(f"wide: {num_bytes // 4 / 1e6:.0f} M parameters, {num_bytes / 1e6:.0f} MB in float32")
+    say(f"wide: {num_bytes // 4 / 1e6:.0f} M parameters, {num_bytes / 1e6:.0f} MB in float32")
     engines = {
         kind: ContinuousEngine(module, max_running=NUM_ROWS, quantize=kind, prefix_bytes=0)
         for kind in ("none", "int8")
@@ -141,14 +149,14 @@ def wide(rounds: int) -> None:
             for kind, engine in engines.items():
                 times[kind].append(seconds_a_step(engine, prompts))
         read, plain, int8 = (min(times[kind]) * 1000 for kind in ("read", "none", "int8"))
-        print(
+        say(
             f"  {num_rows:3} rows: weights read {read:6.1f} ms   step {plain:6.1f} ms "
             f"({read / plain:4.0%} of the bound)   int8 {int8:6.1f} ms"
         )
     prompts = prompts_of(8, module.config.vocab_size)
     plain, rough = (logprobs_after(engine, prompts) for engine in engines.values())
     moved = (plain - rough).abs()
-    print(f"  int8 moves a log-prob by {moved.mean():.1e} in the mean, at most {moved.max():.1e}")
+    say(f"  int8 moves a log-prob by {moved.mean():.1e} in the mean, at most {moved.max():.1e}")
 
 
 @torch.inference_mode()
@@ -180,7 +188,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=256, help="of the answers in part tailed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"{arguments.threads} threads; thousand tokens a second")
+    say(f"{arguments.threads} threads; thousand tokens a second")
     if "even" in arguments.parts:
         compare("even", small_llama(), [32] * NUM_ROWS, arguments.rounds)
     if "tailed" in arguments.parts:

@@ -50,7 +50,7 @@ class Plain:
 class Packed:
     """A reordered copy, for float32 on a CPU.
 
-    Made and read by operators that torch's compiler uses where weights are frozen; they have no public name.
+    Made and read by operators that torch's compiler uses for frozen weights; they have no public name.
     """
 
     weight: Tensor  # opaque
@@ -78,7 +78,7 @@ class Packed:
 
 def _mkldnn() -> Any:
     """The operators, or None in a torch that has not got them."""
-    if not torch._C.has_mkldnn:
+    if not torch._C._has_mkldnn:
         return None
     names = ("_reorder_linear_weight", "_linear_pointwise")
     return torch.ops.mkldnn if all(hasattr(torch.ops.mkldnn, name) for name in names) else None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from realsys.api.progress import tick
@@ -44,15 +42,14 @@ def run(runner: WorkerRunner) -> int:
         )
     )
     try:
-        with tempfile.TemporaryDirectory(prefix="realsys-server-") as scratch:
-            engine = make_engine(
-                runner.config,
-                name=runner.name,
-                log=runner.attempt_files.log(f"{runner.name}-{runner.config.backend_type}"),
-                scratch=Path(scratch),
-                fetch=fetch_with(receiver),
-            )
-            asyncio.run(_serve(runner, engine, bearer_key(keypairs)))
+        engine = make_engine(
+            runner.config,
+            name=runner.name,
+            log=runner.attempt_files.log(f"{runner.name}-{runner.config.backend_type}"),
+            scratch=runner.attempt_files.curve_keys.parent,
+            fetch=fetch_with(receiver),
+        )
+        asyncio.run(_serve(runner, engine, bearer_key(keypairs)))
     finally:
         receiver.close()
     return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE

@@ -52,7 +52,7 @@ class SGLangEngine(FrontedEngine):
     ) -> None:
         super().__init__(model_path=model_path, backend_args=backend_args, version=version)
         key, port = secrets.token_hex(32), _free_port()
-        config = scratch / "sglang.yaml"
+        config = scratch / f"{name.replace('/', '-')}-sglang.yaml"
         descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o600)  # if it was there already

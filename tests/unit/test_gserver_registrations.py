@@ -1,11 +1,13 @@
 """Who is registered, and how the manager hears of changes."""
 
 import threading
+from dataclasses import replace
 
 from realsys.api.trial import WorkerRecord, dumps
 from realsys.gserver_manager.registrations import Registrations, RegistrationWatch, registrations
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.memory import MemoryStore
+from realsys.worker.scaling import Scaling
 
 KEYS = TrialKeys(cluster="c", user="u", experiment="e", trial="t")
 
@@ -65,3 +67,20 @@ def test_each_change_is_told_once_with_everything_there_is():
         store.delete(KEYS.worker("generation_server", 0))
         assert came.acquire(timeout=10)
     assert told == [{}, {0: "n1:1:7"}, {0: "n1:2:7"}, {}]
+
+
+def test_who_comes_and_goes_is_told_with_them():
+    store, told, came = MemoryStore(), [], threading.Semaphore(0)
+
+    def on_change(found: Registrations) -> None:
+        told.append(found.scaling)
+        came.release()
+
+    mine = Scaling(attempt=1, token="mine", phase="main", drained={"generation_server/0": 5.0})
+    with RegistrationWatch(store, KEYS, token="mine", phase="main", on_change=on_change):
+        assert came.acquire(timeout=10)
+        store.add(KEYS.scaling, dumps(replace(mine, token="theirs")), replace=True)
+        store.add(KEYS.scaling, dumps(replace(mine, phase="prepare")), replace=True)
+        store.add(KEYS.scaling, dumps(mine), replace=True)
+        assert came.acquire(timeout=10)
+    assert told == [None, mine]
