@@ -8,7 +8,8 @@ checks refuse. Words on the command line win over the file. Reading both is sett
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -174,8 +175,27 @@ def _value(kind: type, leaf: Setting, done: str = "") -> Any:
         return _value(entry, leaf, f"{done}{head}.{name}.") if below else None
     if inner:
         return None
-    written = {rest: leaf.written} if rest else leaf.written
+    written: Written = leaf.written
+    for part in reversed(_keys(hint, rest)):
+        written = {part: written}
     return read(hint, written, path=leaf.path, origin=leaf.origin)
+
+
+def _keys(hint: Any, rest: str) -> list[str]:
+    """A path behind a mapping as keys: one, that may have dots, or a table within a table of anything."""
+    if not rest:
+        return []
+    return rest.split(".") if Any in typing.get_args(hint) else [rest]
+
+
+def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """``new`` put on ``base``, tables within them alike."""
+    found = dict(base)
+    for key, value in new.items():
+        old = found.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        found[key] = _merged(old, value) if both else value
+    return found
 
 
 def _replaced(
@@ -195,10 +215,9 @@ def _replaced(
         elif below and (entry := table_of(hint)):
             changed[f.name] = _entries(entry, value, below, f"{name}.", applied, bad)
         elif below:
-            changed[f.name] = {
-                **value,
-                **{k: v for table in below.values() for k, v in table.items()},
-            }
+            for table in below.values():
+                value = _merged(value or {}, table)
+            changed[f.name] = value
     if not changed:
         return options
     own: list[ConfigError] = []

@@ -250,3 +250,24 @@ def test_an_experiment_without_defaults_is_named() -> None:
 
     with pytest.raises(ConfigError, match="Needy can't be made without arguments"):
         with_settings(Needy, words=["path=x"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loose:
+    anything: Mapping[str, Any] = option({"kept": 1}, "a table of anything")
+    texts: Mapping[str, str] = option({}, "names may have dots")
+
+
+def test_a_table_of_anything_holds_tables_and_one_of_texts_names_with_dots(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "anything:\n  env: {A: '2', B: x}\n  size: 3\ntexts: {a.b: c}\n", encoding="utf-8"
+    )
+    found = with_settings(_Loose, words=["anything.env.A=7", "anything.deep.er=1"], config=config)
+    assert found.anything == {
+        "kept": 1,
+        "env": {"A": 7, "B": "x"},
+        "size": 3,
+        "deep": {"er": 1},
+    }
+    assert found.texts == {"a.b": "c"}
