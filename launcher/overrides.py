@@ -193,8 +193,10 @@ def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(base)
     for key, value in new.items():
         old = found.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        found[key] = _merged(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            found[key] = _merged(old, value)
+        else:
+            found[key] = value
     return found
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -23,56 +23,13 @@ from realsys.api.errors import DataError, InternalError
 from realsys.generation.decoder import LARGEST_GRANULE, FastForward, fast_path_obstacle, rounded
 from realsys.generation.generic_slots import GenericSlots
 from realsys.generation.requests import GenerationOutput, GenerationRequest
+from realsys.generation.row import WHERE, Row, check_request
 from realsys.generation.sampling import Picking, SlotSampler
 from realsys.generation.slots import FastSlots, Slots
 from realsys.generation.stop_texts import StopTexts
 
 # Rows go to lower slots once so small a part of the computed ones is in use: it copies the cache.
 _COMPACT_BELOW = 0.75
-_WHERE = "generation request"
-
-
-@dataclass(eq=False)
-class _Row:
-    """A request and what has become of it."""
-
-    request: GenerationRequest
-    output: GenerationOutput
-    stop_ids: frozenset[int]
-    stop_texts: StopTexts | None
-    slot: int = -1
-    version: int = -1  # of the weights that all its keys and values come from; -1: of several
-
-    @property
-    def text(self) -> tuple[int, ...]:
-        """Prompt and answer."""
-        return (*self.request.prompt, *self.output.tokens)
-
-    @property
-    def length(self) -> int:
-        """Tokens of ``text``."""
-        return len(self.request.prompt) + len(self.output.tokens)
-
-    @property
-    def most(self) -> int:
-        """Tokens that it may come to hold."""
-        return len(self.request.prompt) + self.request.gconfig.max_new_tokens
-
-    @property
-    def number(self) -> int:
-        """Index in the whole answer of the next token."""
-        return self.request.position + len(self.output.tokens)
-
-    def ending(self, token: int) -> str:
-        """How the answer ends with ``token``, its newest; empty if it goes on."""
-        gconfig, num = self.request.gconfig, len(self.output.tokens)
-        if token in self.stop_ids:
-            return "stop"
-        if self.stop_texts is not None and num > gconfig.min_new_tokens:
-            begin = len(self.request.prompt) - self.request.position  # of the answer's earlier part
-            if self.stop_texts.completed(self.text[begin:]):
-                return "stop"
-        return "length" if num >= gconfig.max_new_tokens else ""
 
 
 class ContinuousEngine:
@@ -124,10 +81,10 @@ class ContinuousEngine:
             size = rounded(max_running, LARGEST_GRANULE)
             self._tokens = torch.full((size,), pad_token_id, device=self.device)
         self._sampler = SlotSampler(self.device)
-        self._waiting: deque[_Row] = deque()
-        self._running: dict[int, _Row] = {}  # by slot, in the order of their admission
+        self._waiting: deque[Row] = deque()
+        self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, Row] = {}
 
     def _make_slots(self, quantize: str, prefix_bytes: int) -> Slots:
         if (obstacle := fast_path_obstacle(self.module)) is None:
@@ -146,13 +103,15 @@ class ContinuousEngine:
     def submit(self, request: GenerationRequest) -> None:
         """Puts a request behind those that wait. It gets its first token in a later ``step``.
 
+        ``min_new_tokens``, as ``max_new_tokens``, counts from here.
+
         Raises:
             DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, more
                 tokens than the model or ``max_tokens`` has room for, stop texts without a tokenizer.
         """
         self._check(request)
         stops = StopTexts(request.stop_texts, self.tokenizer) if request.stop_texts else None
-        row = _Row(
+        row = Row(
             request=request,
             output=GenerationOutput(rid=request.rid),
             stop_ids=self._eos | request.stop_ids | frozenset(request.gconfig.stop_token_ids),
@@ -268,7 +227,7 @@ class ContinuousEngine:
 
     # ---- within a step ------------------------------------------------------------------------
 
-    def _admit(self) -> list[_Row]:
+    def _admit(self) -> list[Row]:
         """Those that run from now on, taken from the front: nobody overtakes."""
         admitted = []
         longest = max((row.most for row in self._running.values()), default=0)
@@ -285,7 +244,7 @@ class ContinuousEngine:
             admitted.append(row)
         return admitted
 
-    def _read(self, rows: Sequence[_Row], logits: torch.Tensor | None) -> torch.Tensor:
+    def _read(self, rows: Sequence[Row], logits: torch.Tensor | None) -> torch.Tensor:
         """The logits by slot, with those after the texts of ``rows`` put in."""
         slots = [row.slot for row in rows]
         new, cached = self.slots.read([row.text for row in rows], slots)
@@ -310,8 +269,8 @@ class ContinuousEngine:
                         yield slot, token
 
     def _append(
-        self, rows: Sequence[_Row], tokens: Sequence[float], logprobs: Sequence[float]
-    ) -> list[_Row]:
+        self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
+    ) -> list[Row]:
         """Each row gets what was picked for its slot. Those that have ended with it."""
         version, ended = self.version, []
         for row in rows:  # some at each step: this loop is kept short
@@ -326,7 +285,7 @@ class ContinuousEngine:
                 ended.append(row)
         return ended
 
-    def _remove(self, rows: Sequence[_Row]) -> None:
+    def _remove(self, rows: Sequence[Row]) -> None:
         """Running rows that have ended."""
         for row in rows:
             del self._rows[row.request.rid]
@@ -337,7 +296,7 @@ class ContinuousEngine:
             self.slots.keep([row.slot for row in kept], texts)
         self._vacate(rows)
 
-    def _vacate(self, rows: Sequence[_Row]) -> None:
+    def _vacate(self, rows: Sequence[Row]) -> None:
         if not rows:
             return
         self.slots.free([row.slot for row in rows])
@@ -367,41 +326,25 @@ class ContinuousEngine:
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:
-        def refuse(what: str, fix: str) -> None:
-            raise DataError(what, where=f"{_WHERE} {request.rid}", fix=fix)
-
-        if request.rid in self._rows:
-            refuse("there is a request of this rid already", "choose another rid")
-        if not request.prompt:
-            refuse("the prompt has no tokens", "begin prompts with a BOS token")
-        lowest, highest = min(request.prompt), max(request.prompt)
-        if lowest < 0 or highest >= self._vocabulary:
-            bad = lowest if lowest < 0 else highest
-            refuse(
-                f"token {bad} is not one of the model's {self._vocabulary}",
-                "use the tokenizer of this model",
-            )
-        num = len(request.prompt) + request.gconfig.max_new_tokens
         limit = getattr(self.module.config, "max_position_embeddings", None)
-        for room, whose in ((limit, "max_position_embeddings"), (self.max_tokens, "max_tokens")):
-            if room is not None and num > room:
-                refuse(
-                    f"a prompt of {len(request.prompt)} tokens and max_new_tokens="
-                    f"{request.gconfig.max_new_tokens} do not fit {whose}={room}",
-                    "lower max_new_tokens, or shorten the prompt",
-                )
-        if not 0 <= request.position < len(request.prompt) + 1:
-            refuse(
-                f"position {request.position} with a prompt of {len(request.prompt)} tokens",
-                "count the tokens of the answer that the prompt ends with",
+        rooms = (("max_position_embeddings", limit), ("max_tokens", self.max_tokens))
+        check_request(request, vocabulary=self._vocabulary, rooms=rooms)
+        where = f"{WHERE} {request.rid}"
+        if request.rid in self._rows:
+            raise DataError(
+                "there is a request of this rid already", where=where, fix="choose another rid"
             )
         if request.stop_texts and self.tokenizer is None:
-            refuse("stop texts, but the engine has no tokenizer", "use stop token ids")
+            raise DataError(
+                "stop texts, but the engine has no tokenizer",
+                where=where,
+                fix="use stop token ids",
+            )
 
 
 def _refuse_nan(rid: str, version: int) -> NoReturn:
     raise InternalError(
         "the model's probabilities are not numbers",
-        where=f"{_WHERE} {rid}, weights of version {version}",
+        where=f"{WHERE} {rid}, weights of version {version}",
         fix="these weights hold NaN or infinity: look at the loss and the gradient norm of training",
     )
