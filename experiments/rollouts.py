@@ -62,6 +62,14 @@ class RolloutOptions:
         "how new weights travel: from process to process, or through the trial's folder",
         choices=("stream", "disk"),
     )
+    wire_dtype: str | None = option(
+        None,
+        "dtype in which streamed weights travel; none: as they are held",
+        choices=("bfloat16", "float32"),
+    )
+    delta: bool = option(
+        False, "stream only what changed since the version before, where that is little"
+    )
     flush_request_timeout: float = option(
         120.0, "a server that takes longer for new weights is left out", unit="seconds", gt=0
     )
@@ -112,6 +120,12 @@ class RolloutOptions:
                 where=f"{path}weights_through",
                 fix=f"use {path}weights_through=disk",
             )
+        if self.weights_through == "disk" and (self.delta or self.wire_dtype):
+            yield ConfigError(
+                "weights go through the trial's folder, as the models are saved",
+                where=f"{path}delta and {path}wire_dtype",
+                fix=f"use {path}weights_through=stream, or leave them out",
+            )
         if self.filter_by_success and not self.success_rate_lb < self.success_rate_ub:
             yield ConfigError(
                 f"success_rate_lb is {self.success_rate_lb}, success_rate_ub {self.success_rate_ub}: "
@@ -128,6 +142,8 @@ class RolloutOptions:
             policy=self.staleness_policy,
             max_in_flight=self.max_in_flight,
             weights_through=self.weights_through,
+            wire_dtype=self.wire_dtype or "",
+            delta=self.delta,
         )
 
     def generation_servers(

@@ -259,6 +259,8 @@ class RolloutControl:
             too old is made again.
         max_in_flight: most prompts given out at a time; None: as many as the staleness allows.
         weights_through: ``stream`` (from process to process) or ``disk``.
+        wire_dtype: in which streamed weights travel; empty: as they are held.
+        delta: stream what changed since the version before, where that is little.
         update_steps: the servers get every so-many-th version.
         makers: of a detached run; none: every rollout worker uses every server.
         buffer_limit: most prompts that wait for one model worker, those in the making among them.
@@ -269,6 +271,8 @@ class RolloutControl:
     policy: str = "wait"
     max_in_flight: int | None = None
     weights_through: str = "stream"
+    wire_dtype: str = ""
+    delta: bool = False
     update_steps: int = 1
     makers: tuple[MakerRoute, ...] = ()
     buffer_limit: int | None = None

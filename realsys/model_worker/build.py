@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from realsys.api.experiment import RolloutControl
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore
@@ -61,9 +62,7 @@ def run(runner: WorkerRunner) -> int:
         runner,
         shards=shards,
         weights=weights,
-        publications=WeightPublications(
-            shards, runner.phase.config.model_worker, worker=runner.index, store=published
-        ),
+        publications=_publications(runner, shards, published),
         tensors=tensors,
         ordered=ordered,
         make_groups=lambda: make_process_groups(
@@ -85,6 +84,21 @@ def run(runner: WorkerRunner) -> int:
         control.stop()
         tensor_server.stop()
     return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+
+
+def _publications(
+    runner: WorkerRunner, shards: Shards, published: TensorStore
+) -> WeightPublications:
+    """How generation servers get weights from here."""
+    control = runner.phase.config.rollout or RolloutControl()
+    return WeightPublications(
+        shards,
+        runner.phase.config.model_worker,
+        worker=runner.index,
+        store=published,
+        wire_dtype=control.wire_dtype,
+        delta=control.delta,
+    )
 
 
 def _open_link(runner: WorkerRunner, device: str) -> Link:
