@@ -92,6 +92,19 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
     assert set(column(files, "actor_train/staleness/max")) == {0.0}
 
 
+def test_adapters_alone_reach_the_servers_and_make_the_same_bits(
+    module_trials: Trials, tiny_policy: Path
+) -> None:
+    """24 versions of adapters, merged each time from the base weights that came once."""
+    words = (f"actor.path={tiny_policy}", "actor.lora.rank=4", *SMALL_PPO)
+    here = run_to_the_end(module_trials, "ppo-math", "lora", *words)
+    there = run_to_the_end(
+        module_trials, "ppo-math-async", "lora", *words, *PLAIN, "max_staleness=0"
+    )
+    assert comparable(there) == comparable(here)
+    assert weights_of(there, "actor") == weights_of(here, "actor")
+
+
 @pytest.mark.parametrize("policy", ["wait", "window", "drop"])
 def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
     module_trials: Trials, tiny_policy: Path, policy: str
