@@ -65,11 +65,10 @@ def synchronous(module_trials: Trials, tiny_policy: Path) -> TrialFiles:
 @pytest.mark.parametrize(
     "how",
     [
-        (),
         ("rollout.servers=2", "rollout.workers=2", "rollout.new_tokens_per_chunk=3"),
         ("rollout.weights_through=disk", "rollout.staleness_policy=window"),
     ],
-    ids=["one server", "two servers and workers, in chunks", "weights through the folder"],
+    ids=["two servers and workers, in chunks", "weights through the folder"],
 )
 def test_staleness_0_is_the_synchronous_run_bit_for_bit(
     module_trials: Trials, synchronous: TrialFiles, tiny_policy: Path, how: tuple[str, ...]
@@ -105,7 +104,7 @@ def test_adapters_alone_reach_the_servers_and_make_the_same_bits(
     assert weights_of(there, "actor") == weights_of(here, "actor")
 
 
-@pytest.mark.parametrize("policy", ["wait", "window", "drop"])
+@pytest.mark.parametrize("policy", ["window", "drop"])
 def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
     module_trials: Trials, tiny_policy: Path, policy: str
 ) -> None:
@@ -127,31 +126,33 @@ def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
     assert len(trained_ids(files)) == 24 * 8
 
 
-@pytest.mark.parametrize("worker", ["generation_server/0", "gserver_manager/0", "rollout_worker/0"])
-def test_a_killed_worker_is_started_again_alone_and_nothing_is_lost(
-    module_trials: Trials, tiny_policy: Path, worker: str
+def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
+    module_trials: Trials, tiny_policy: Path
 ) -> None:
+    """A server, the manager and a rollout worker, one after another, by kill -9; policy ``wait``."""
     files = module_trials.launch(
         "ppo-math-async",
-        f"kill-{worker.partition('_')[0]}",
+        "kill",
         f"actor.path={tiny_policy}",
         "max_staleness=2",
         "rollout.servers=2",
         *LONGER,
     )
     view = module_trials.wait_for_step(files, 3)
-    others = {w.worker: w.pid for w in view.workers if w.worker != worker}
-    os.kill(worker_pid(view, worker), signal.SIGKILL)
-    began = view.step or 0
-    later = wait_until(files, lambda v: (v.step or 0) >= began + 10, timeout_s=120)
-    assert {w.worker: w.pid for w in later.workers if w.worker in others} == others
+    killed = ("generation_server/0", "gserver_manager/0", "rollout_worker/0")
+    others = {w.worker: w.pid for w in view.workers if w.worker not in killed}
+    for worker in killed:
+        began = view.step or 0
+        os.kill(worker_pid(view, worker), signal.SIGKILL)
+        view = wait_until(files, lambda v: (v.step or 0) >= began + 10, timeout_s=120)  # noqa: B023
+    assert {w.worker: w.pid for w in view.workers if w.worker in others} == others
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == LONGER_STEPS * 8
-    assert max(column(files, "actor_train/staleness/max")) <= 2
+    assert max(column(files, "actor_train/staleness/max")) == 2
     told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
-    assert [row["worker"] for row in told] == [worker]
+    assert [row["worker"] for row in told] == list(killed)
 
 
 def test_a_stopped_run_goes_on_with_what_was_delivered(
