@@ -66,6 +66,7 @@ class RunnerAlone:
 
     def __post_init__(self) -> None:
         self.plan = SimpleNamespace(trial=TRIAL)
+        self.phase = SimpleNamespace(name="main")
         self.attempt = SimpleNamespace(number=ATTEMPT, token=TOKEN)
         self.attempt_files = SimpleNamespace(curve_keys=curve_keys(self.folder))
         self.phase_files = SimpleNamespace(generation=record_file(self.folder))
