@@ -114,8 +114,8 @@ def test_a_deadline_that_passes_while_it_waits(
 ) -> None:
     blocker = slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
     slurm.wait_for_job(blocker, "RUNNING")
-    files = long_run("late", "--deadline", "now+64seconds", "--time", "1")
-    view = until(files, in_state(State.LOST), timeout_s=90)
+    files = long_run("late", "--deadline", "now+76seconds", "--time", "1")
+    view = until(files, in_state(State.LOST), timeout_s=110)
     row("it misses its deadline").check(view)
 
 
