@@ -36,15 +36,19 @@ def policy_calls(
     asserted = {} if max_staleness is None else {"max_staleness": max_staleness}
     trained = ModelInterfaceAbstraction("ppo_actor", {**actor.args, **asserted})
     again = (
-        call(
-            "actor_inf",
-            "actor",
-            "inference",
-            actor,
-            input_keys=("packed_input_ids",),
-            output_keys=(PROXIMAL,),
-            output_key_remap={"logprobs": PROXIMAL},
-        ),
+        ()
+        if not proximal
+        else (
+            call(
+                "actor_inf",
+                "actor",
+                "inference",
+                actor,
+                input_keys=("packed_input_ids",),
+                output_keys=(PROXIMAL,),
+                output_key_remap={"logprobs": PROXIMAL},
+            ),
+        )
     )
     calls = (
         call(
@@ -72,7 +76,7 @@ def policy_calls(
             output_keys=("packed_ref_logprobs",),
             output_key_remap={"logprobs": "packed_ref_logprobs"},
         ),
-        *(again if proximal else ()),
+        *again,
         call(
             "actor_train",
             "actor",

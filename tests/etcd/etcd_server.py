@@ -313,7 +313,8 @@ class EtcdCluster:
         if done.returncode != 0:
             return False
         status = json.loads(done.stdout)[0]["Status"]
-        return bool(status["leader"] == status["header"]["member_id"])
+        # Without a leader the field is left out.
+        return bool(status.get("leader") == status["header"]["member_id"])
 
     def _tls_flags(self) -> dict[str, object]:
         assert self.tls is not None

@@ -177,7 +177,9 @@ AHEAD = (
 
 def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy):
     """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor."""
-    words = (f"actor.path={tiny_policy}", *SMALL_PPO, *AHEAD)
+    # Long enough to be stopped in its middle, however slow the command that stops it.
+    longer = [w.replace("total_train_epochs=2", "total_train_epochs=5") for w in SMALL_PPO]
+    words = (f"actor.path={tiny_policy}", *longer, *AHEAD)
     whole = finish(trials, "ppo-math", "whole", *words)
     stopped = trials.launch("ppo-math", "stopped", *words)
     trials.wait_for_step(stopped, 5)
