@@ -19,22 +19,21 @@ from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import PPOHyperparameters, option
 
+GRPO = PPOHyperparameters(
+    gen=GenerationHyperparameters(max_new_tokens=16),
+    advantage="grpo",
+    adv_norm=False,
+    kl_ctl=0.01,
+    entropy_coef=0.01,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOMathExperiment(MathRLExperiment):
     """Group-relative policy optimisation on math questions: no critic."""
 
     group_size: int = option(8, "answers a question", ge=2)
-    ppo: PPOHyperparameters = option(
-        PPOHyperparameters(
-            gen=GenerationHyperparameters(max_new_tokens=16),
-            advantage="grpo",
-            adv_norm=False,
-            kl_ctl=0.01,
-            entropy_coef=0.01,
-        ),
-        "the algorithm",
-    )
+    ppo: PPOHyperparameters = option(GRPO, "the algorithm")
 
     @property
     def _all_roles(self) -> tuple[str, ...]:

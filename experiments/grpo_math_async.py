@@ -6,11 +6,10 @@ need (decoupled PPO). ``max_staleness`` bounds how old they may be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from experiments.grpo_math import GRPOMathExperiment
-from experiments.math_rl import MODES
-from realsys.api.model import GenerationHyperparameters
+from experiments.grpo_math import GRPO, GRPOMathExperiment
+from experiments.math_rl import DECOUPLED, MODES
 from realsys.api.options import PPOHyperparameters, option
 
 
@@ -19,15 +18,4 @@ class GRPOMathAsyncExperiment(GRPOMathExperiment):
     """Group-relative policy optimisation on math questions, asynchronous."""
 
     mode: str = option("async", "see grpo-math", choices=MODES)
-    ppo: PPOHyperparameters = option(
-        PPOHyperparameters(
-            gen=GenerationHyperparameters(max_new_tokens=16),
-            advantage="grpo",
-            adv_norm=False,
-            kl_ctl=0.01,
-            entropy_coef=0.01,
-            use_decoupled_loss=True,
-            correction="cap",
-        ),
-        "the algorithm",
-    )
+    ppo: PPOHyperparameters = option(replace(GRPO, **DECOUPLED), "the algorithm")

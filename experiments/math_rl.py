@@ -68,6 +68,14 @@ from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
 
 MODES = ("sync", "one_step_off", "async")
+PPO = PPOHyperparameters(
+    gen=GenerationHyperparameters(max_new_tokens=16),
+    kl_ctl=0.01,
+    gae_lambda=0.95,
+    entropy_coef=0.01,
+)
+# What answers of older weights need.
+DECOUPLED: dict[str, Any] = {"use_decoupled_loss": True, "correction": "cap"}
 RULES = ("reward",)  # roles without weights
 
 
@@ -92,15 +100,7 @@ class MathRLExperiment(Experiment):
     dataset: MathDatasetOptions = option(MathDatasetOptions(train_size=100 * 64), "the questions")
     group_size: int = option(4, "answers a question", ge=1)
     reward: str = option("math_verify", "registered rule that scores an answer")
-    ppo: PPOHyperparameters = option(
-        PPOHyperparameters(
-            gen=GenerationHyperparameters(max_new_tokens=16),
-            kl_ctl=0.01,
-            gae_lambda=0.95,
-            entropy_coef=0.01,
-        ),
-        "the algorithm",
-    )
+    ppo: PPOHyperparameters = option(PPO, "the algorithm")
     sft: SFTMathExperiment = option(
         SFTMathExperiment(), "the run that makes the starting policy when actor.path is none"
     )

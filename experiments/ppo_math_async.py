@@ -11,11 +11,10 @@ need (decoupled PPO). ``max_staleness`` bounds how old they may be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from experiments.math_rl import MODES
+from experiments.math_rl import DECOUPLED, MODES, PPO
 from experiments.ppo_math import PPOMathExperiment
-from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import PPOHyperparameters, option
 
 
@@ -24,14 +23,4 @@ class PPOMathAsyncExperiment(PPOMathExperiment):
     """PPO on math questions, asynchronous."""
 
     mode: str = option("async", "see ppo-math", choices=MODES)
-    ppo: PPOHyperparameters = option(
-        PPOHyperparameters(
-            gen=GenerationHyperparameters(max_new_tokens=16),
-            kl_ctl=0.01,
-            gae_lambda=0.95,
-            entropy_coef=0.01,
-            use_decoupled_loss=True,
-            correction="cap",
-        ),
-        "the algorithm",
-    )
+    ppo: PPOHyperparameters = option(replace(PPO, **DECOUPLED), "the algorithm")

@@ -7,10 +7,10 @@ During the first steps only the critic learns, so that the policy never follows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from experiments.math_rl import PPO
 from experiments.ppo_math import PPOMathExperiment
-from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import PPOHyperparameters, option
 
 
@@ -27,13 +27,4 @@ class PPOMathSplitExperiment(PPOMathExperiment):
     n_model_workers: int | None = option(
         2, "model workers, each with one GPU; none: as many as are needed", ge=1
     )
-    ppo: PPOHyperparameters = option(
-        PPOHyperparameters(
-            gen=GenerationHyperparameters(max_new_tokens=16),
-            kl_ctl=0.01,
-            gae_lambda=0.95,
-            entropy_coef=0.01,
-            critic_warmup_steps=5,
-        ),
-        "the algorithm",
-    )
+    ppo: PPOHyperparameters = option(replace(PPO, critic_warmup_steps=5), "the algorithm")

@@ -154,6 +154,8 @@ class GserverManager:
     """The process that routes rollouts to generation servers and brings new weights to them.
 
     Attributes:
+        max_head_offpolicyness, train_batch_size, max_concurrent_rollouts: of the run, for who reads the
+            plan: what may be made is the master's to say (``RolloutControl``).
         schedule_policy: one of ``SCHEDULE_POLICIES``; ``sticky`` keeps a group on one server.
         flush_request_timeout: seconds that one server may take for new weights.
         update_mode: one of ``UPDATE_MODES``; ``rolling`` updates ``update_share`` of them at a time,
@@ -288,7 +290,6 @@ class MasterWorker:
     shuffle_dataset: bool = True
     max_staleness: int = 0
     rollout: RolloutControl | None = None
-    n_rollout_workers: int = 0
     replay: str | None = None
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
@@ -424,7 +425,6 @@ class ExperimentConfig:
             shuffle_dataset=first.shuffle_dataset,
             max_staleness=self.max_staleness,
             rollout=self.rollout,
-            n_rollout_workers=len(self.rollout_worker),
             replay=self.replay,
         )
         return replace(self, master_worker=(master,), resolved=resolved)

@@ -115,8 +115,60 @@ async def _make_loop(
 ) -> MasterWorkerLoop:
     graph = runner.phase.config.graph()
     dataset_size = await _set_up(workers, graph, side)
-    ctrl = runner.config.exp_ctrl
-    batch_size = graph.sources[0].n_seqs
+    total_steps = await _initialize(runner, workers, graph, dataset_size)
+    publisher = Publisher(runner)
+    step, state = await _resume(runner, workers, publisher)
+    schedule = DataSchedule(
+        dataset_size=dataset_size,
+        batch_size=graph.sources[0].n_seqs,
+        seed=runner.config.base_seed,
+        shuffle=runner.config.shuffle_dataset,
+    )
+    feed: Feed
+    after_call = None
+    if side is not None:
+        weights = await side.start(
+            workers,
+            schedule,
+            holders=_data_workers(graph, runner.config.msid2mwid),
+            shards=runner.config.msid2mwid,
+            trained_by=_trained_by(graph, runner.config.rollout.model_name),
+            version=step or 0,
+            total_steps=total_steps,
+            saved=state.rollouts,
+        )
+        feed, after_call = side.desk, weights.after_call
+    else:
+        feed, total_steps = await _data_feed(runner, workers, graph, schedule, total_steps)
+    progress = ProgressBoard(runner, total_steps=total_steps)
+    progress.step = step or 0
+    progress.publish("starting")
+    executor = _make_executor(
+        runner, workers, graph, feed, progress, last_step=total_steps, after_call=after_call
+    )
+    if state.ahead is not None:
+        executor.go_on_from(state.ahead)
+    return MasterWorkerLoop(
+        runner,
+        executor=executor,
+        workers=workers,
+        schedule=schedule,
+        files=_open_files(runner, step, publisher.lineage),
+        progress=progress,
+        publisher=publisher,
+        rollouts=side,
+        saved_models=tuple(n.model_name for n in graph.nodes if n.is_train),
+        evaluated=_evaluated(runner),
+        total_steps=total_steps,
+        step=step or 0,
+    )
+
+
+async def _initialize(
+    runner: WorkerRunner, workers: ModelWorkers, graph: DataflowGraph, dataset_size: int
+) -> int:
+    """Lets all engines be made for a run of this length; its number of steps."""
+    ctrl, batch_size = runner.config.exp_ctrl, graph.sources[0].n_seqs
     spec = FinetuneSpec(
         total_train_epochs=ctrl.total_train_epochs,
         dataset_size=dataset_size,
@@ -141,66 +193,23 @@ async def _make_loop(
         timeout_s=SETUP_TIMEOUT_S,
         what="initialize",
     )
-    total_steps = spec.total_train_steps
-    publisher = Publisher(runner)
-    step, state = await _resume(runner, workers, publisher)
-    schedule = DataSchedule(
-        dataset_size=dataset_size,
-        batch_size=batch_size,
-        seed=runner.config.base_seed,
-        shuffle=runner.config.shuffle_dataset,
-    )
-    feed: Feed
-    after_call = None
-    if side is None:
-        data_workers = _data_workers(graph, runner.config.msid2mwid)
-        if (replay := runner.config.replay) is not None:
-            steps = await asyncio.to_thread(recorded_steps, Path(replay))
-            total_steps = min(total_steps, len(steps))
-            feed = ReplayFeed(steps, workers=workers, data_workers=data_workers)
-        else:
-            feed = DataSetFeed(schedule, workers=workers, data_workers=data_workers)
-    else:
-        feed = side.desk
-        weights = await side.start(
-            workers,
-            schedule,
-            holders=_data_workers(graph, runner.config.msid2mwid),
-            shards=runner.config.msid2mwid,
-            trained_by=_trained_by(graph, runner.config.rollout.model_name),
-            version=step or 0,
-            total_steps=total_steps,
-            saved=state.rollouts,
-        )
-        after_call = weights.after_call
-    progress = ProgressBoard(runner, total_steps=total_steps)
-    progress.step = step or 0
-    progress.publish("starting")
-    executor = _make_executor(
-        runner,
-        workers,
-        graph,
-        feed,
-        progress,
-        last_step=total_steps,
-        after_call=after_call,
-    )
-    if state.ahead is not None:
-        executor.go_on_from(state.ahead)
-    return MasterWorkerLoop(
-        runner,
-        executor=executor,
-        workers=workers,
-        schedule=schedule,
-        files=_open_files(runner, step, publisher.lineage),
-        progress=progress,
-        publisher=publisher,
-        rollouts=side,
-        saved_models=tuple(n.model_name for n in graph.nodes if n.is_train),
-        evaluated=_evaluated(runner),
-        total_steps=total_steps,
-        step=step or 0,
-    )
+    return spec.total_train_steps
+
+
+async def _data_feed(
+    runner: WorkerRunner,
+    workers: ModelWorkers,
+    graph: DataflowGraph,
+    schedule: DataSchedule,
+    total_steps: int,
+) -> tuple[Feed, int]:
+    """Where datapoints come from without rollout workers, and how many steps they last."""
+    data_workers = _data_workers(graph, runner.config.msid2mwid)
+    if (replay := runner.config.replay) is None:
+        return DataSetFeed(schedule, workers=workers, data_workers=data_workers), total_steps
+    steps = await asyncio.to_thread(recorded_steps, Path(replay))
+    feed = ReplayFeed(steps, workers=workers, data_workers=data_workers)
+    return feed, min(total_steps, len(steps))
 
 
 def _trained_by(graph: DataflowGraph, model: ModelName) -> str:

@@ -21,10 +21,11 @@ from realsys.master.feeds import Feed
 from realsys.master.idle import Span, idle_shares
 from realsys.master.master_state import Ahead
 from realsys.master.model_function_call import CallReport, ModelFunctionCall
-from realsys.master.model_workers import ModelWorkers, first_error
+from realsys.master.model_workers import ModelWorkers
 from realsys.master.storage_tracker import StorageTracker
 from realsys.master.weight_hooks import WeightHooks
 from realsys.transport.requests import ClearData
+from realsys.worker.first_error import first_error
 
 CLEAR_TIMEOUT_S = 60.0
 REFRESH_TIMEOUT_S = 1800.0

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 import msgspec
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 MANAGER = "gserver_manager/0"
 FIND_S = 120.0
+FIND_LOOK_S = 3.0
 UPDATE_TIMEOUT_S = 1800.0
 RETRY_S = 0.5
 LOOK_S = 10.0
@@ -173,20 +175,7 @@ class ManagerLink:
         return await client.call(body, timeout_s=timeout_s, what=what)
 
     async def _connect(self) -> RequestClient:
-        gone = self._record
-        deadline = time.monotonic() + FIND_S
-        while True:
-            record = await asyncio.to_thread(self._find, FIND_S)
-            if gone is None or (record.pid, record.control) != (gone.pid, gone.control):
-                break
-            if time.monotonic() > deadline:
-                raise WaitTimeout(
-                    f"{MANAGER} was not started again in {FIND_S:g} s",
-                    where=MANAGER,
-                    fix=f"see its log: realsys logs {MANAGER}",
-                )
-            await asyncio.sleep(RETRY_S)
-        self._record = record
+        self._record = record = await self._find_other(self._record)
         self._client = RequestClient(
             record.control,
             peer_name=MANAGER,
@@ -195,3 +184,20 @@ class ManagerLink:
             **self._who,
         ).open()
         return self._client
+
+    async def _find_other(self, gone: WorkerRecord | None) -> WorkerRecord:
+        """The manager that has registered, unless it is the one that is gone."""
+        deadline = time.monotonic() + FIND_S
+        while True:
+            # In short looks: a thread can't be cancelled, and the master's end would wait for it.
+            with suppress(WaitTimeout):
+                record = await asyncio.to_thread(self._find, FIND_LOOK_S)
+                if gone is None or (record.pid, record.control) != (gone.pid, gone.control):
+                    return record
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"{MANAGER} did not register in {FIND_S:g} s",
+                    where=MANAGER,
+                    fix=f"see its log: realsys logs {MANAGER}",
+                )
+            await asyncio.sleep(RETRY_S)

@@ -18,10 +18,11 @@ from realsys.api.model import ModelShardID, ProcessTopology
 from realsys.data_plane.transfer_plan import plan_redistribution
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.dispatch import split_over_ranks
-from realsys.master.model_workers import ModelWorkers, first_error
+from realsys.master.model_workers import ModelWorkers
 from realsys.master.storage_tracker import StorageTracker
 from realsys.master.weight_hooks import Movement, WeightHooks
 from realsys.transport.requests import CallDone, Moved, RunCall
+from realsys.worker.first_error import first_error
 
 CALL_TIMEOUT_S = 4 * 3600.0
 

@@ -8,14 +8,14 @@ same order, and calls on overlapping workers can't wait for one another in a cir
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from realsys.api.trial import WorkerRecord
 from realsys.transport.channel import RequestClient, client_context
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.requests import Exit, Reply
+from realsys.worker.first_error import first_error
 
 
 class RequestOrder:
@@ -131,15 +131,3 @@ class ModelWorkers:
     async def say_exit(self, *, timeout_s: float) -> None:
         """Tells every worker to end."""
         await self.tell(range(len(self)), Exit(), timeout_s=timeout_s, what="exit")
-
-
-@asynccontextmanager
-async def first_error() -> AsyncIterator[None]:
-    """Lets the first error of a task group out as itself: the group around it says nothing more."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None

@@ -14,14 +14,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from realsys.api.errors import RealsysError
+from realsys.api.errors import CheckpointError, RealsysError
 from realsys.api.experiment import RolloutControl
 from realsys.api.model import ModelShardID
 from realsys.api.trial import RUN_FILE, WorkerRecord
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.manager_link import MANAGER, ManagerLink
 from realsys.master.master_state import Rollouts
-from realsys.master.model_workers import ModelWorkers, first_error
+from realsys.master.model_workers import ModelWorkers
 from realsys.master.rollouts import RolloutDesk
 from realsys.master.routes import Routes
 from realsys.master.server_weights import ServerWeights
@@ -30,6 +30,7 @@ from realsys.transport import rollout_messages as rm
 from realsys.transport.channel import RequestServer
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.requests import ClearData
+from realsys.worker.first_error import first_error
 from realsys.worker.runner import WorkerRunner
 from realsys.worker.scaling import Scaling, read_scaling
 
@@ -135,6 +136,13 @@ class RolloutSide:
         control = self._control
         ledger = self.make_ledger(batch_size=schedule.batch_size, total_steps=total_steps)
         if saved is not None:
+            if saved.dataset_size != schedule.dataset_size:  # its prompts would be others
+                raise CheckpointError(
+                    f"the run began with {saved.dataset_size} questions, there are "
+                    f"{schedule.dataset_size} now",
+                    where="data set of the rollout workers",
+                    fix="resume with the same data, or start a new trial",
+                )
             ledger.restore(saved.ledger)
             self.desk.restore(saved)
 
@@ -200,16 +208,17 @@ class RolloutSide:
         if worker == MANAGER:
             self.manager.fail(reason)
         elif worker.startswith("rollout_worker/"):
-            self._lost = asyncio.ensure_future(self.desk.lost(worker))
+            lost = self._group.create_task(self.desk.lost(worker), name=f"lost {worker}")
+            self._tasks.append(lost)
 
     def metrics(self) -> dict[str, float]:
         """What rollouts, ledger and servers tell of the last step."""
         row = self.desk.metrics()
-        if (at := self.manager.newest_at_servers) is not None and at.versions:
-            row["rollout/servers_at_version"] = float(min(at.versions.values()))
         if self.weights is not None:
             row["time/publish_weights_s"] = self.weights.seconds
         if (at := self.manager.newest_at_servers) is not None:
+            if at.versions:
+                row["rollout/servers_at_version"] = float(min(at.versions.values()))
             row["time/update_servers_s"] = at.seconds
             row["time/servers_paused_s"] = at.paused_s
         return row

@@ -169,7 +169,7 @@ class RolloutDesk:
         )
 
     def _deliver(self, request: rm.Deliver) -> rm.Verdict:
-        number = self._number(request.id)
+        number = self._numbers.get(request.id)
         if number is None or self._ledger is None:
             return rm.Verdict(kept=False, why="nobody asked for it")
         verdict = self._ledger.deliver(
@@ -193,13 +193,16 @@ class RolloutDesk:
         return rm.Verdict(kept=verdict.kept, why=verdict.why)
 
     def _give_up(self, request: rm.GiveUp) -> rm.Accepted:
-        number = self._number(request.id)
+        number = self._numbers.get(request.id)
         if number is not None and self._ledger is not None:
             done = self._ledger.give_up(number, request.tries, filtered=request.filtered)
-            if done.kept and self._routes is not None:
+            if not done.kept:  # somebody else has it by now
+                return rm.Accepted()
+            if self._routes is not None:
                 self._routes.left(number)
             if request.filtered:
                 self._stats.append(request.stats)
+                del self._numbers[request.id]
             else:
                 logger.warning(
                     "rollout failed id=%s by=%s why=%s", request.id, request.worker, request.why
@@ -219,9 +222,6 @@ class RolloutDesk:
         if self._routes is not None:
             self._routes.left(number)
         self._unused.append((old.holder, old.meta.ids[0]))
-
-    def _number(self, name: str) -> int | None:
-        return self._numbers.get(name)
 
     async def lost(self, worker: str) -> None:
         """A rollout worker has ended: what it was at is given out again."""

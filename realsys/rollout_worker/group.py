@@ -11,9 +11,9 @@ from realsys.api.agent import Agent, Environment, Observation, Trajectory
 from realsys.api.errors import DataError, WaitTimeout
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.rollout_worker.asking import AskedFor, EpisodeAsk, PolicyCaller
-from realsys.rollout_worker.first_error import first_error
 from realsys.rollout_worker.trajectories import check, trajectories_sample, versions_of
 from realsys.transport.rollout_messages import Ticket, sample_id
+from realsys.worker.first_error import first_error
 
 T = TypeVar("T")
 PROMPTS = "packed_prompts"

@@ -16,7 +16,6 @@ from statistics import fmean
 from realsys.api.errors import ClusterError, RealsysError
 from realsys.api.progress import tick
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.rollout_worker.first_error import first_error
 from realsys.rollout_worker.group import Group, GroupRunner
 from realsys.rollout_worker.peers import Peer
 from realsys.rollout_worker.rollout_log import Outcome, RolloutLog
@@ -30,6 +29,7 @@ from realsys.transport.rollout_messages import (
     Verdict,
     Work,
 )
+from realsys.worker.first_error import first_error
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ whatever engine is behind it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -161,4 +161,3 @@ class ServerAddress:
 
     index: int
     url: str
-    labels: Mapping[str, str] = field(default_factory=dict)

@@ -130,6 +130,20 @@ def test_a_filtered_prompt_is_replaced_and_one_that_always_fails_ends_the_run():
     run(story())
 
 
+def test_a_give_up_of_who_does_not_have_it_any_more_counts_for_nothing():
+    async def story():
+        desk, _ = await make_desk(max_staleness=0)
+        first, _ = await take(desk)
+        await desk.lost("w")
+        for _ in range(rollouts.MAX_FAILURES):
+            await desk.handle(rm.GiveUp(worker="w", id=first.id, tries=0, why="late"))
+        for ticket in await take(desk, worker="other"):
+            await desk.handle(delivery(ticket, worker="other"))
+        assert len(await train(desk, 1)) == BATCH
+
+    run(story())
+
+
 def test_a_checkpoint_keeps_what_was_delivered_and_gives_out_the_rest_again():
     async def story():
         desk, _ = await make_desk()
