@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experiments.math_calls import POLICY_KEYS
 from experiments.math_rl import MathRLExperiment
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
@@ -55,4 +54,4 @@ class GRPOMathExperiment(MathRLExperiment):
 
     def _all_calls(self) -> tuple[MFCDef, ...]:
         """Three roles, four calls."""
-        return tuple(self._policy_calls(POLICY_KEYS).values())
+        return tuple(self._policy_calls().values())

@@ -10,7 +10,8 @@ from realsys.api.model import ModelInterfaceAbstraction, ModelName
 
 ANSWERS = ("packed_input_ids", "prompt_mask")
 PROXIMAL = "packed_prox_logprobs"
-POLICY_KEYS = (*ANSWERS, "packed_logprobs", "packed_ref_logprobs", "rewards", "seq_no_eos_mask")
+REFERENCE = "packed_ref_logprobs"
+POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # what every update reads
 
 
 def policy_calls(
@@ -73,8 +74,8 @@ def policy_calls(
             "inference",
             actor,
             input_keys=("packed_input_ids",),
-            output_keys=("packed_ref_logprobs",),
-            output_key_remap={"logprobs": "packed_ref_logprobs"},
+            output_keys=(REFERENCE,),
+            output_key_remap={"logprobs": REFERENCE},
         ),
         *again,
         call(

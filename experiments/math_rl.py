@@ -15,7 +15,7 @@ from typing import Any, Self
 from experiments.backend_args import backend_of, replica_backend_of
 from experiments.evaluation import EvaluationOptions
 from experiments.layout_checks import batch_problems, following_problems, layout_problems_of
-from experiments.math_calls import policy_calls, to_reference
+from experiments.math_calls import POLICY_KEYS, REFERENCE, policy_calls, to_reference
 from experiments.math_files import (
     absolute,
     dataset_args,
@@ -192,12 +192,18 @@ class MathRLExperiment(Experiment):
                 where="ppo.use_adaptive_kl_ctl and ppo.kl_ctl",
                 fix="give ppo.kl_ctl a starting value, e.g. 0.01",
             )
+        if self.ref_ema_eta is not None and not self.ppo.needs_ref_logprobs:
+            yield ConfigError(
+                "ppo.kl_ctl is 0: there is no reference that could follow the actor",
+                where="ref_ema_eta and ppo.kl_ctl",
+                fix="give ppo.kl_ctl a value above 0, e.g. 0.01, or leave ref_ema_eta out",
+            )
         yield from ppo_problems(self.ppo)
         yield from self._mode_problems()
         if self.auto_eval:
             yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.dataset.eval_size)
         start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
-        if self.ref_ema_eta is not None:
+        if self.ref_ema_eta is not None and self.ppo.needs_ref_logprobs:
             yield from following_problems(self.actor, self.ref, start, built_in)
         yield from batch_problems(
             self._copies.calls,
@@ -355,12 +361,21 @@ class MathRLExperiment(Experiment):
 
     @property
     def _roles(self) -> tuple[str, ...]:
-        rules = RULES if self.is_async else ()  # rollout workers score
-        return tuple(role for role in self._all_roles if role not in rules)
+        left_out = (*(RULES if self.is_async else ()), *self._idle_roles)  # rollout workers score
+        return tuple(role for role in self._all_roles if role not in left_out)
+
+    @property
+    def _idle_roles(self) -> tuple[str, ...]:
+        """Those that the settings have no use for."""
+        return () if self.ppo.needs_ref_logprobs else ("ref",)
 
     def _calls(self) -> tuple[MFCDef, ...]:
-        left_out = MADE_BY_ROLLOUTS if self.is_async else ()
-        return tuple(call for call in self._all_calls() if call.name not in left_out)
+        made = MADE_BY_ROLLOUTS if self.is_async else ()
+        return tuple(
+            call
+            for call in self._all_calls()
+            if call.name not in made and call.role not in self._idle_roles
+        )
 
     # ---- places -------------------------------------------------------------------------------
 
@@ -401,6 +416,11 @@ class MathRLExperiment(Experiment):
 
     # ---- roles and calls --------------------------------------------------------------------
 
+    @property
+    def _experience(self) -> tuple[str, ...]:
+        """Keys that every update reads."""
+        return (*POLICY_KEYS, *((REFERENCE,) if self.ppo.needs_ref_logprobs else ()))
+
     def _model(self, role: str) -> RoleModel:
         if role in RULES:
             return RoleModel(
@@ -435,15 +455,15 @@ class MathRLExperiment(Experiment):
             **more,
         )
 
-    def _policy_calls(self, experience: tuple[str, ...]) -> dict[str, MFCDef]:
-        """Calls that every such experiment has: actor, reference and reward."""
+    def _policy_calls(self, *more_keys: str) -> dict[str, MFCDef]:
+        """Calls of actor, reference and reward; the update reads ``more_keys`` too."""
         versions = ("packed_versions",) if self.is_async else ()
         hooks = () if self.ref_ema_eta is None else (to_reference(self.ref_ema_eta),)
         return policy_calls(
             self._call,
             ppo=self._ppo_args(),
             reward=self.reward,
-            experience=(*experience, *versions),
+            experience=(*self._experience, *more_keys, *versions),
             proximal=self.ppo.needs_prox_logprobs,
             max_staleness=self.staleness if self.is_async else None,
             after_update=hooks,

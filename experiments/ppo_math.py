@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experiments.math_calls import POLICY_KEYS
 from experiments.math_rl import MathRLExperiment
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceAbstraction
 from realsys.api.options import ModelOptions, OptimizerOptions, option
-
-EXPERIENCE = (*POLICY_KEYS, "values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class PPOMathExperiment(MathRLExperiment):
 
     def _all_calls(self) -> tuple[MFCDef, ...]:
         """Four roles, six calls."""
-        calls = self._policy_calls(EXPERIENCE)
+        calls = self._policy_calls("values")
         critic = ModelInterfaceAbstraction("ppo_critic", self._ppo_args())
         values = self._call(
             "critic_inf",
@@ -64,6 +61,7 @@ class PPOMathExperiment(MathRLExperiment):
             input_keys=("packed_input_ids",),
             output_keys=("values",),
         )
-        train = self._call("critic_train", "critic", "train_step", critic, input_keys=EXPERIENCE)
+        experience = (*self._experience, "values")
+        train = self._call("critic_train", "critic", "train_step", critic, input_keys=experience)
         before = [call for name, call in calls.items() if name != "actor_train"]
         return (*before, values, calls["actor_train"], train)

@@ -157,7 +157,9 @@ class PPOHyperparameters:
     )
     gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", ge=0, le=1)
     adv_norm: bool = option(True, "whiten advantages over the whole batch")
-    kl_ctl: float = option(0.01, "weight of the KL penalty in the reward", ge=0)
+    kl_ctl: float = option(
+        0.01, "weight of the KL penalty in the reward; 0: there is no reference model", ge=0
+    )
     use_adaptive_kl_ctl: bool = option(False, "adapt kl_ctl to adaptive_kl_target")
     adaptive_kl_target: float = option(6.0, "KL per sequence aimed at", unit="nats", gt=0)
     adaptive_kl_horizon: float = option(10000.0, "how slowly kl_ctl adapts", unit="sequences", gt=0)
@@ -251,6 +253,11 @@ class PPOHyperparameters:
         "what to do with a batch past mismatch_kl_max: warn; skip its update; stop the run",
         choices=("warn", "skip", "stop"),
     )
+
+    @property
+    def needs_ref_logprobs(self) -> bool:
+        """Whether a reference policy has a part in the update."""
+        return self.kl_ctl > 0
 
     @property
     def needs_prox_logprobs(self) -> bool:

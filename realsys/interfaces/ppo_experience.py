@@ -35,6 +35,7 @@ from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
 
 # Log-probs by the policy that sampled, and by the one that is about to be trained; weights of each token.
 BEHAVIOUR, PROXIMAL, VERSIONS = "packed_logprobs", "packed_prox_logprobs", "packed_versions"
+REFERENCE = "packed_ref_logprobs"  # by the frozen policy; missing where nothing reads them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class Experience:
     Attributes:
         batch: the batch with float32 ``advantages`` (not whitened), packed; with a critic also
             ``returns``, and ``values`` replaced by those of the state *before* each token.
-        kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens.
+        kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens; 0 without one.
         stats: figures of the batch for the metrics.
     """
 
@@ -91,17 +92,23 @@ def prepare_experience(
 ) -> Experience:
     """Advantages, and with a critic returns, of ``data``, which has all the keys that PPO's calls write.
 
-    Without a critic (``settings.advantage`` is not ``gae``) it has no ``values``. Keys that only some
+    Without a critic (``settings.advantage`` is not ``gae``) it has no ``values``, and where ``kl_coef`` is
+    0 it may lack the reference's log-probs. Keys that only some
     runs have (versions, proximal log-probs) stay in the batch. Rewards are about the policy that
     sampled, so that actor and critic agree whether or not they know another.
 
     Raises:
         DataError: the keys' lengths do not belong together.
     """
-    lengths = _checked_lengths(data, with_values=settings.advantage == "gae")
+    needed = (
+        *(("values",) if settings.advantage == "gae" else ()),
+        *((REFERENCE,) if kl_coef else ()),
+    )
+    lengths = _checked_lengths(data, needed)
     x, mask_BT = data.data, pad_packed(answer_mask(data), lengths)
     logprob_BT = pad_packed(x["packed_logprobs"], lengths)
-    ref_logprob_BT = pad_packed(x["packed_ref_logprobs"], lengths)
+    has_reference = REFERENCE in x
+    ref_logprob_BT = pad_packed(x[REFERENCE], lengths) if has_reference else logprob_BT
     score_B = settings.reward_output_scaling * (x["rewards"].float() - settings.reward_output_bias)
     score_B, overlong = _less_for_length(score_B, mask_BT, settings, ranks)
     reward_BT = kl_penalised_rewards(
@@ -119,8 +126,12 @@ def prepare_experience(
     seqlens = data.meta.seqlens[INPUT]
     batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
     kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
-    stats = {**_batch_figures(batch, kl_B, ranks), **overlong, "kl_coef": kl_coef}
-    return Experience(batch, int(stats["n_sequences"]), stats["kl_ref/per_sequence"], stats)
+    stats = {**_batch_figures(batch, ranks), **overlong, "kl_coef": kl_coef}
+    kl_mean, _ = mean_and_std(kl_B, torch.ones_like(kl_B, dtype=torch.bool), ranks)
+    if has_reference:
+        stats["kl_ref/per_sequence"] = kl_mean
+        stats["kl_ref/per_token"] = kl_mean / stats["response_length/mean"]
+    return Experience(batch, int(stats["n_sequences"]), kl_mean, stats)
 
 
 def _less_for_length(
@@ -216,23 +227,18 @@ def mean_and_std(x: torch.Tensor, mask: torch.Tensor, ranks: DataParallel) -> tu
     return mean, max(second / count - mean * mean, 0.0) ** 0.5
 
 
-def _batch_figures(
-    batch: SequenceSample, kl_B: torch.Tensor, ranks: DataParallel
-) -> dict[str, float]:
+def _batch_figures(batch: SequenceSample, ranks: DataParallel) -> dict[str, float]:
     x, mask_N = batch.data, answer_mask(batch)
-    every_B = torch.ones_like(kl_B, dtype=torch.bool)
+    every_B = torch.ones_like(x["rewards"], dtype=torch.bool)
     lengths = answer_lengths(batch)
     own = [float(x["seq_no_eos_mask"].sum()), float(len(mask_N)), float(len(lengths))]
     no_eos, num_tokens, num_sequences = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
     reward_mean, reward_std = mean_and_std(x["rewards"], every_B, ranks)
-    kl_mean, _ = mean_and_std(kl_B, every_B, ranks)
-    length_mean, _ = mean_and_std(torch.tensor(lengths, device=kl_B.device), every_B, ranks)
+    length_mean, _ = mean_and_std(torch.tensor(lengths, device=every_B.device), every_B, ranks)
     advantage_mean, advantage_std = mean_and_std(x["advantages"], mask_N, ranks)
     return {
         "reward/mean": reward_mean,
         "reward/std": reward_std,
-        "kl_ref/per_sequence": kl_mean,
-        "kl_ref/per_token": kl_mean / length_mean,
         "advantage/mean": advantage_mean,
         "advantage/std": advantage_std,
         "response_length/mean": length_mean,
@@ -243,12 +249,11 @@ def _batch_figures(
     }
 
 
-def _checked_lengths(data: SequenceSample, *, with_values: bool) -> list[int]:
+def _checked_lengths(data: SequenceSample, needed: tuple[str, ...]) -> list[int]:
     seqlens = data.meta.seqlens
     one_each = tuple((1,) * len(pieces) for pieces in seqlens[INPUT])
-    per_token = ("prompt_mask", BEHAVIOUR, "packed_ref_logprobs")
-    optional = [key for key in (PROXIMAL, VERSIONS) if key in seqlens]
-    for key in (*per_token, *optional, *(("values",) if with_values else ())):
+    optional = [key for key in (REFERENCE, PROXIMAL, VERSIONS) if key in seqlens]
+    for key in dict.fromkeys(("prompt_mask", BEHAVIOUR, *needed, *optional)):
         data.meta.rows_per_id(key)  # a missing key raises its DataError
         if seqlens[key] != seqlens[INPUT]:
             raise _unequal(key, "the lengths of packed_input_ids")

@@ -1,5 +1,7 @@
 """An experiment's resolution: what follows from its parts, and the culprit of each mistake."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.ppo_math import PPOMathExperiment
@@ -21,6 +23,7 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
+from realsys.api.options import ModelOptions, PPOHyperparameters
 from realsys.api.scheduling import WorkerType
 
 ACTOR, SAMPLER, CRITIC = ModelName("actor"), ModelName("actor", 1), ModelName("critic")
@@ -142,6 +145,27 @@ def test_the_default_ppo_experiment_resolves():
     ]
     assert config.graph().levels[0] == ("actor_gen",)
     assert set(config.graph().levels[-1]) == {"actor_train", "critic_train"}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_without_a_penalty_there_is_no_reference(mode):
+    ppo = PPOHyperparameters(kl_ctl=0.0, use_decoupled_loss=mode == "async")
+    experiment = PPOMathExperiment(mode=mode, ppo=ppo, actor=ModelOptions(path="start"))
+    config = experiment.initial_setup().lazy_init()
+    calls = {call.name: call for call in config.model_rpcs}
+    assert "ref_inf" not in calls
+    assert "ref" not in {name.role for name in config.resolved.instantiate}
+    for name in ("actor_train", "critic_train"):
+        assert "packed_ref_logprobs" not in calls[name].input_keys
+    with_it = replace(experiment, ppo=replace(ppo, kl_ctl=0.1)).initial_setup()
+    assert "packed_ref_logprobs" in {
+        key for call in with_it.model_rpcs if call.name == "critic_train" for key in call.input_keys
+    }
+
+
+def test_no_reference_follows_the_actor_without_a_penalty():
+    experiment = PPOMathExperiment(ppo=PPOHyperparameters(kl_ctl=0.0), ref_ema_eta=0.1)
+    assert [p.where for p in experiment.problems()] == ["ref_ema_eta and ppo.kl_ctl"]
 
 
 # ---- each mistake names its culprit --------------------------------------------------------------

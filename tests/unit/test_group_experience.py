@@ -20,7 +20,7 @@ from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.datasets.math import MathPrompts
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
+from realsys.interfaces.ppo_experience import REFERENCE, PPOSettings, prepare_experience
 from realsys.models.build import tiny_llama
 
 COMPANY = {
@@ -70,6 +70,19 @@ def test_advantages_of_a_group_by_hand(advantage: str, first: float, second: flo
     assert "values" not in made.batch.data
     assert made.stats["reward/mean"] == pytest.approx(2 / 3)
     assert made.stats["kl_ref/per_sequence"] == pytest.approx(2 / 3)
+
+
+def test_without_a_penalty_nobody_misses_the_reference() -> None:
+    settings, data = PPOSettings(advantage="rloo"), hand_batch([1.0, 0.0, 1.0])
+    alone = data.select([key for key in data.keys if key != REFERENCE])
+    made = prepare_experience(alone, settings, kl_coef=0.0, ranks=DataParallel())
+    beside = prepare_experience(data, settings, kl_coef=0.0, ranks=DataParallel())
+    assert made.batch.data["advantages"].equal(beside.batch.data["advantages"])
+    assert made.batch.data["advantages"].any()
+    assert made.kl_per_sequence == 0.0
+    assert set(beside.stats) - set(made.stats) == {"kl_ref/per_sequence", "kl_ref/per_token"}
+    with pytest.raises(DataError, match=REFERENCE):
+        prepare_experience(alone, settings, kl_coef=0.1, ranks=DataParallel())
 
 
 def test_gae_misses_the_critics_values() -> None:

@@ -1,0 +1,79 @@
+"""A policy whose answers have known lengths: 32 tokens of about equal odds, one of which ends an answer.
+
+Untrained, with small weights: each next token has odds of 1 in 32 whatever came before. So an answer's length is
+geometric with a mean of 32 tokens: heavy-tailed with a mean of an eighth of the longest where 256 tokens are
+allowed. Any library can load it, and nothing needs to be forced for lengths to be the same work for all.
+
+As a plugin (``--import benchmarks/uniform_policy.py``) it brings the reward ``digits``, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from realsys.api import registry
+
+VOCABULARY = 32
+MEAN_LENGTH = VOCABULARY
+_CHARACTERS = "0123456789+= "
+_SPECIAL = ("<pad>", "<bos>", "<unk>", "<eos>")
+
+
+def make_policy(folder: Path, *, width: int = 128, layers: int = 4, heads: int = 4) -> Path:
+    """A Llama with its tokenizer of single characters, in ``folder``."""
+    words = (*_SPECIAL, *_CHARACTERS)
+    words = (*words, *(f"<{i}>" for i in range(VOCABULARY - len(words))))
+    ids = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        pad_token_id=ids["<pad>"],
+        bos_token_id=ids["<bos>"],
+        eos_token_id=ids["<eos>"],
+        initializer_range=0.02,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_questions(path: Path, count: int) -> Path:
+    """JSONL of sums of two two-digit numbers: each is a prompt of six tokens."""
+    draw = random.Random(0)
+    pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(count)]
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def digits(*, response: str, answer: str, **_: Any) -> float:
+    """Right first characters count 1, each digit 0.01."""
+    return float(response[:3].strip() == answer) + 0.01 * sum(c.isdigit() for c in response)
+
+
+registry.register_reward("digits", digits)
