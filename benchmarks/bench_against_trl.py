@@ -4,11 +4,11 @@
     TRL/bin/pip install torch==2.13.0 trl==1.16.0
     python benchmarks/bench_against_trl.py --trl TRL/bin/python [--parts even tailed] [--rounds 3]
 
-64 questions with 4 answers each, a Llama of width 128 with 4 layers, one optimizer step a batch, no reference: the
-same policy, questions, reward and settings on both sides, which take turns. *even*: 32 tokens an answer. *tailed*:
-geometric lengths with a mean of 32 and at most 256 tokens. ``realsys`` is launched as a user does (``grpo-math``):
-once with one model worker of two threads, once with two of one; trl gets two threads. Seconds from the end of a
-trial's second step to the end of its last.
+64 questions with 4 answers each, a Llama of width 128 with 4 layers, one optimizer step a batch, no
+reference: the same policy, questions, reward and settings on both sides, which take turns. *even*: 32
+tokens an answer. *tailed*: geometric lengths with a mean of 32 and at most 256 tokens. ``realsys`` is
+launched as a user does (``grpo-math``): once with one model worker of two threads, once with two of
+one; trl gets two threads. Seconds from the end of a trial's second step to the end of its last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class Part:
 PARTS = {"even": Part(32, 32), "tailed": Part(0, 256)}
 WORKERS = {
     "1 worker, 2 threads": ("cpus_per_model_worker=2",),
-    "2 workers, 1 thread each": ("cpus_per_model_worker=1", "actor.parallel=d2", "n_model_workers=2"),
+    "2 workers, 1 thread each": (
+        "cpus_per_model_worker=1",
+        "actor.parallel=d2",
+        "n_model_workers=2",
+    ),
 }
 
 
@@ -126,7 +130,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     args = parser.parse_args()
-    sys.stdout.write("| answers | | s a step: best | median | times trl: best | median of rounds |\n")
+    sys.stdout.write(
+        "| answers | | s a step: best | median | times trl: best | median of rounds |\n"
+    )
     sys.stdout.write("|---|---|---:|---:|---:|---:|\n")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args.trl, args.steps)

@@ -1,6 +1,7 @@
 """GRPO by trl, for ``bench_against_trl.py``, which starts this with the Python of trl's own environment.
 
-``trl_grpo.py MODEL QUESTIONS --steps 8 --longest 32 [--shortest 32]`` prints the moments at which steps ended, as JSON.
+``trl_grpo.py MODEL QUESTIONS --steps 8 --prompts 64 --group 4 --longest 32`` prints the
+moments at which steps ended, as JSON.
 """
 
 import argparse
@@ -12,14 +13,14 @@ import time
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", WANDB_DISABLED="true")
 
-import torch  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from datasets import Dataset
+from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     TrainerCallback,
 )
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer
 
 
 def reward(completions, answer, **_):

@@ -90,6 +90,12 @@ def policy_calls(
     return {made.name: made for made in calls}
 
 
+def rollout_end(call: Callable[..., MFCDef], keys: tuple[str, ...]) -> MFCDef:
+    """The one call of a run that only makes rollouts: it takes them, and the step is done."""
+    end = ModelInterfaceAbstraction("rollout_end")
+    return call("rollout_end", "reward", "inference", end, input_keys=keys)
+
+
 def to_reference(eta: float) -> ParamReallocHook:
     """After a call of the actor: reference ← eta · actor + (1 − eta) · reference."""
     return ParamReallocHook(target=ModelName("ref"), eta=eta)

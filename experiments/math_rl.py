@@ -15,7 +15,13 @@ from typing import Any, Self
 from experiments.backend_args import backend_of, replica_backend_of
 from experiments.evaluation import EvaluationOptions
 from experiments.layout_checks import batch_problems, following_problems, layout_problems_of
-from experiments.math_calls import POLICY_KEYS, REFERENCE, policy_calls, to_reference
+from experiments.math_calls import (
+    POLICY_KEYS,
+    REFERENCE,
+    policy_calls,
+    rollout_end,
+    to_reference,
+)
 from experiments.math_files import (
     absolute,
     dataset_args,
@@ -67,7 +73,7 @@ from realsys.api.options import (
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
 
-MODES = ("sync", "one_step_off", "async")
+MODES = ("sync", "one_step_off", "async", "rollout")
 PPO = PPOHyperparameters(
     gen=GenerationHyperparameters(max_new_tokens=16),
     kl_ctl=0.01,
@@ -122,7 +128,7 @@ class MathRLExperiment(Experiment):
     mode: str = option(
         "sync",
         "sync: model workers sample, then train; one_step_off: they sample a step ahead; async: "
-        "generation servers sample all the time",
+        "generation servers sample all the time; rollout: they do, and nothing trains",
         choices=MODES,
     )
     max_staleness: int | None = option(
@@ -132,7 +138,9 @@ class MathRLExperiment(Experiment):
         unit="steps",
         ge=0,
     )
-    rollout: RolloutOptions = option(RolloutOptions(), "servers and rollout workers of mode=async")
+    rollout: RolloutOptions = option(
+        RolloutOptions(), "servers and rollout workers of modes async and rollout"
+    )
     replay_from: str | None = option(
         None,
         "main phase's folder of an asynchronous trial: train on what it trained on, in its order, without "
@@ -203,7 +211,7 @@ class MathRLExperiment(Experiment):
         if self.auto_eval:
             yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.dataset.eval_size)
         start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
-        if self.ref_ema_eta is not None and self.ppo.needs_ref_logprobs:
+        if self.ref_ema_eta is not None and "ref" in self._roles:
             yield from following_problems(self.actor, self.ref, start, built_in)
         yield from batch_problems(
             self._copies.calls,
@@ -222,6 +230,8 @@ class MathRLExperiment(Experiment):
     def _mode_problems(self) -> Iterator[ConfigError]:
         if self.replay_from is not None:
             yield from replay_problems(self.replay_from, is_async=self.is_async)
+        if not self.trains:
+            yield from self._without_trainer_problems()
         if self.is_async:
             yield from self.rollout.problems()
         elif self.staleness > 1 or (self.mode == "one_step_off" and self.staleness != 1):
@@ -231,6 +241,16 @@ class MathRLExperiment(Experiment):
                 where="max_staleness and mode",
                 fix="use mode=async, or leave max_staleness out",
             )
+
+    def _without_trainer_problems(self) -> Iterator[ConfigError]:
+        """Settings that mean nothing where nothing trains."""
+        for name in ("max_staleness", "replay_from", "ref_ema_eta", "auto_eval"):
+            if getattr(self, name):
+                yield ConfigError(
+                    "nothing trains with mode=rollout: the servers keep the weights that they start with",
+                    where=f"{name} and mode",
+                    fix=f"leave {name} out, or use mode=async",
+                )
 
     def preparations(self) -> tuple[Preparation, ...]:
         """``sft-math``, unless there is a starting policy."""
@@ -291,7 +311,7 @@ class MathRLExperiment(Experiment):
         )
 
     def _evaluators(self) -> tuple[Evaluator, ...]:
-        if not self.auto_eval:
+        if not (self.auto_eval and self.trains):
             return ()
         evaluator = self.evaluator.evaluator(
             seed=self.seed,
@@ -316,7 +336,7 @@ class MathRLExperiment(Experiment):
         """Fields of an asynchronous run's configuration."""
         start = absolute(self.actor.path) or ""
         return {
-            "rollout": self.rollout.control(self.staleness),
+            "rollout": self.rollout.control(self.staleness, trains=self.trains),
             "generation_server": self.rollout.generation_servers(
                 seed=self.seed, model_path=start, dtype=self.actor.dtype
             ),
@@ -340,7 +360,12 @@ class MathRLExperiment(Experiment):
     @property
     def is_async(self) -> bool:
         """Whether answers come from rollout workers, now or in a run that is replayed."""
-        return self.mode == "async"
+        return self.mode in ("async", "rollout")
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything learns from the answers."""
+        return self.mode != "rollout"
 
     @property
     def has_servers(self) -> bool:
@@ -352,7 +377,7 @@ class MathRLExperiment(Experiment):
         """``max_staleness``, or what stands for none."""
         if self.max_staleness is not None:
             return self.max_staleness
-        return 0 if self.mode == "sync" else 1
+        return 1 if self.mode in ("one_step_off", "async") else 0
 
     @property
     def _sampled_by(self) -> str:
@@ -361,6 +386,8 @@ class MathRLExperiment(Experiment):
 
     @property
     def _roles(self) -> tuple[str, ...]:
+        if not self.trains:
+            return RULES
         left_out = (*(RULES if self.is_async else ()), *self._idle_roles)  # rollout workers score
         return tuple(role for role in self._all_roles if role not in left_out)
 
@@ -370,6 +397,8 @@ class MathRLExperiment(Experiment):
         return () if self.ppo.needs_ref_logprobs else ("ref",)
 
     def _calls(self) -> tuple[MFCDef, ...]:
+        if not self.trains:
+            return (rollout_end(self._call, ROLLOUT_KEYS),)
         made = MADE_BY_ROLLOUTS if self.is_async else ()
         return tuple(
             call

@@ -134,9 +134,10 @@ class RolloutOptions:
                 fix="use lb < ub, e.g. 0.01 and 0.99",
             )
 
-    def control(self, max_staleness: int) -> RolloutControl:
+    def control(self, max_staleness: int, *, trains: bool = True) -> RolloutControl:
         """What the master does."""
         return RolloutControl(
+            trains=trains,
             model_name=ModelName("actor"),
             max_staleness=max_staleness,
             policy=self.staleness_policy,

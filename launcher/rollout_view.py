@@ -20,6 +20,9 @@ def rollout_lines(config: ExperimentConfig) -> Iterator[str]:
         f"{len(config.rollout_worker)} × rollout worker ({config.rollout_worker[0].agent}, "
         f"{config.rollout_worker[0].env})"
     )
+    if not control.trains:
+        yield "          nothing trains: the servers keep the weights that they start with"
+        return
     yield (
         f"          max_staleness {control.max_staleness} ({control.policy}), weights by "
         f"{control.weights_through}"

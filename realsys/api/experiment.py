@@ -266,6 +266,8 @@ class RolloutControl:
         update_steps: the servers get every so-many-th version.
         makers: of a detached run; none: every rollout worker uses every server.
         buffer_limit: most prompts that wait for one model worker, those in the making among them.
+        trains: False: nothing does; the servers keep the weights that they start with, and no answer is
+            too old.
     """
 
     model_name: ModelName = ModelName("actor")
@@ -278,6 +280,7 @@ class RolloutControl:
     update_steps: int = 1
     makers: tuple[MakerRoute, ...] = ()
     buffer_limit: int | None = None
+    trains: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -635,7 +638,7 @@ def _check_weights(
 def _check_rollout(
     config: ExperimentConfig, trained: Mapping[str, ModelName], problems: list[ConfigError]
 ) -> None:
-    """Servers, their manager and rollout workers come together, and something trains what they serve."""
+    """Servers, their manager and rollout workers come together, and what they serve is trained, or none."""
     parts = {
         "generation_server": len(config.generation_server),
         "gserver_manager": len(config.gserver_manager),
@@ -663,7 +666,7 @@ def _check_rollout(
                 )
             )
     name = config.rollout.model_name
-    if trained.get(name.role) != name:
+    if config.rollout.trains and trained.get(name.role) != name:
         problems.append(
             ConfigError(
                 f"the servers have the weights of {name}, which nothing trains",

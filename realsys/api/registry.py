@@ -31,6 +31,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo_actor": "realsys.interfaces.ppo_actor:PPOActorInterface",
         "ppo_critic": "realsys.interfaces.ppo_critic:PPOCriticInterface",
         "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
+        "rollout_end": "realsys.interfaces.rollout_end:RolloutEndInterface",
         "sft": "realsys.interfaces.sft:SFTInterface",
     },
     "backend": {

@@ -10,6 +10,7 @@ from typing import Any
 
 from realsys.api.dataflow import DataflowGraph
 from realsys.api.errors import CheckpointError, ConfigError
+from realsys.api.experiment import RolloutControl
 from realsys.api.lineage import Lineage
 from realsys.api.model import FinetuneSpec, ModelName
 from realsys.api.plain import to_plain
@@ -127,17 +128,17 @@ async def _make_loop(
     feed: Feed
     after_call = None
     if side is not None:
-        weights = await side.start(
+        after_call = await side.start(
             workers,
             schedule,
             holders=_data_workers(graph, runner.config.msid2mwid),
             shards=runner.config.msid2mwid,
-            trained_by=_trained_by(graph, runner.config.rollout.model_name),
+            trained_by=_trained_by(graph, runner.config.rollout),
             version=step or 0,
             total_steps=total_steps,
             saved=state.rollouts,
         )
-        feed, after_call = side.desk, weights.after_call
+        feed = side.desk
     else:
         feed, total_steps = await _data_feed(runner, workers, graph, schedule, total_steps)
     progress = ProgressBoard(runner, total_steps=total_steps)
@@ -212,8 +213,11 @@ async def _data_feed(
     return feed, min(total_steps, len(steps))
 
 
-def _trained_by(graph: DataflowGraph, model: ModelName) -> str:
-    return next(n.name for n in graph.nodes if n.is_train and n.model_name == model)
+def _trained_by(graph: DataflowGraph, rollout: RolloutControl) -> str | None:
+    """The call whose new weights the servers get."""
+    if not rollout.trains:
+        return None
+    return next(n.name for n in graph.nodes if n.is_train and n.model_name == rollout.model_name)
 
 
 def _evaluated(runner: WorkerRunner) -> tuple[ModelName, ...]:

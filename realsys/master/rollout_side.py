@@ -19,6 +19,7 @@ from realsys.api.experiment import RolloutControl
 from realsys.api.model import ModelShardID
 from realsys.api.trial import RUN_FILE, WorkerRecord
 from realsys.master.data_schedule import DataSchedule
+from realsys.master.function_executor import AfterCall
 from realsys.master.manager_link import MANAGER, ManagerLink
 from realsys.master.master_state import Rollouts
 from realsys.master.model_workers import ModelWorkers
@@ -107,7 +108,7 @@ class RolloutSide:
         control = self._control
         return StalenessLedger(
             batch_size=batch_size,
-            max_staleness=control.max_staleness,
+            max_staleness=control.max_staleness if control.trains else total_steps,
             policy=control.policy,
             max_in_flight=control.max_in_flight,
             total_steps=total_steps,
@@ -120,18 +121,20 @@ class RolloutSide:
         *,
         holders: Sequence[int],
         shards: Sequence[tuple[ModelShardID, int]],
-        trained_by: str,
+        trained_by: str | None,
         version: int,
         total_steps: int,
         saved: Rollouts | None,
-    ) -> ServerWeights:
+    ) -> AfterCall | None:
         """Brings the servers the weights of now and gives prompts out.
 
         Args:
             holders: model workers that take what was made.
-            trained_by: the call that makes a new version.
+            trained_by: the call that makes a new version; None: nothing does.
             version: of the weights now.
             saved: from the checkpoint that the run goes on from.
+        Returns:
+            What brings them the weights after a call.
         """
         control = self._control
         ledger = self.make_ledger(batch_size=schedule.batch_size, total_steps=total_steps)
@@ -152,20 +155,10 @@ class RolloutSide:
                 [worker], body, timeout_s=CLEAR_TIMEOUT_S, what="clear unused rollouts"
             )
 
-        mine = sorted({w for shard, w in shards if shard.model_name == control.model_name})
-        folder = self._runner.attempt_files.rendezvous / f"{self._runner.phase.name}.versions"
-        self.weights = ServerWeights(
-            control.model_name,
-            trained_by=trained_by,
-            holders=mine,
-            workers=workers,
-            manager=self.manager,
-            every=control.update_steps,
-            makers=control.makers,
-            folder=folder if control.weights_through == "disk" else None,
-        )
+        if trained_by is not None:
+            self.weights = self._make_weights(workers, shards, trained_by)
+            await self.weights.publish(version)
         await asyncio.to_thread(self._note_run, schedule.dataset_size)
-        await self.weights.publish(version)
         routes = Routes(
             holders=holders,
             endpoints=[record.data for record in workers.records],
@@ -175,7 +168,23 @@ class RolloutSide:
         await self.desk.open(ledger, schedule, routes=routes, clear=clear)
         scaling = self._group.create_task(self._follow_scaling(), name="workers that come and go")
         self._tasks.append(scaling)
-        return self.weights
+        return None if self.weights is None else self.weights.after_call
+
+    def _make_weights(
+        self, workers: ModelWorkers, shards: Sequence[tuple[ModelShardID, int]], trained_by: str
+    ) -> ServerWeights:
+        control = self._control
+        folder = self._runner.attempt_files.rendezvous / f"{self._runner.phase.name}.versions"
+        return ServerWeights(
+            control.model_name,
+            trained_by=trained_by,
+            holders=sorted({w for s, w in shards if s.model_name == control.model_name}),
+            workers=workers,
+            manager=self.manager,
+            every=control.update_steps,
+            makers=control.makers,
+            folder=folder if control.weights_through == "disk" else None,
+        )
 
     async def _follow_scaling(self) -> None:
         """Tells the desk who was added and who is to go; until cancelled."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from realsys.api.dataflow import DataflowGraph
 from realsys.master.function_executor import StepReport
 
-# What a person looks at first, by the end of a metric's name.
+# What a person looks at first, by the end of a metric's name; the first that there is counts.
 HEADLINES = {
-    "reward": "/reward/mean",
-    "kl": "/kl_ref/per_sequence",
-    "accuracy": "eval/accuracy",
-    "loss": "/loss",
+    "reward": ("/reward/mean", "rollout/reward"),
+    "kl": ("/kl_ref/per_sequence",),
+    "accuracy": ("eval/accuracy",),
+    "loss": ("/loss",),
 }
 
 
@@ -40,8 +40,8 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
 def headline(row: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:
     """Reward, KL, accuracy and loss as far as ``row`` has them, else as they were."""
     found = dict(last)
-    for name, ending in HEADLINES.items():
-        values = [v for key, v in row.items() if key.endswith(ending)]
+    for name, endings in HEADLINES.items():
+        values = [v for ending in endings for key, v in row.items() if key.endswith(ending)]
         if values:
             found[name] = values[0]
     return found

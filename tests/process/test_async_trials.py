@@ -11,7 +11,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from real_trials import SMALL_PPO, Trials, explain, trained_ids, wait_until, weights_of, worker_pid
+from real_trials import (
+    SMALL_PPO,
+    SMALL_PPO_STEPS,
+    Trials,
+    explain,
+    trained_ids,
+    wait_until,
+    weights_of,
+    worker_pid,
+)
 
 from launcher.trial_state import State
 from realsys.api.trial import TrialFiles
@@ -172,3 +181,17 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == 24 * 8
     assert max(column(files, "actor_train/staleness/max")) <= 3
+
+
+def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_policy: Path) -> None:
+    """The servers keep their weights; a run without servers then learns from what they made."""
+    start = f"actor.path={tiny_policy}"
+    made = run_to_the_end(module_trials, "grpo-math", "made", start, *SMALL_PPO, "mode=rollout")
+    assert not list(made.phase(made.root).checkpoints.glob("*"))
+    rows = list(read_metrics(made.phase(made.root).metrics))
+    assert len(rows) == SMALL_PPO_STEPS
+    assert all("rollout/reward" in row and "actor_train/actor_loss" not in row for row in rows)
+    learns = (f"replay_from={made.root}", "mode=async", f"max_staleness={SMALL_PPO_STEPS}")
+    learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)
+    assert trained_ids(learnt) == trained_ids(made)
+    assert column(learnt, "actor_train/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]

@@ -168,6 +168,20 @@ def test_no_reference_follows_the_actor_without_a_penalty():
     assert [p.where for p in experiment.problems()] == ["ref_ema_eta and ppo.kl_ctl"]
 
 
+def test_rollouts_alone_have_one_call_and_no_model():
+    config = PPOMathExperiment(mode="rollout", actor=ModelOptions(path="start")).initial_setup()
+    config = config.lazy_init()
+    assert [call.name for call in config.model_rpcs] == ["rollout_end"]
+    assert [str(name) for name in config.resolved.instantiate] == ["reward@0"]
+    assert not config.rollout.trains
+
+
+def test_rollouts_alone_refuse_what_is_about_training():
+    experiment = PPOMathExperiment(mode="rollout", max_staleness=2, ref_ema_eta=0.1, auto_eval=True)
+    where = [p.where for p in experiment.problems()]
+    assert {"max_staleness and mode", "ref_ema_eta and mode", "auto_eval and mode"} <= set(where)
+
+
 # ---- each mistake names its culprit --------------------------------------------------------------
 
 
