@@ -352,6 +352,7 @@ class MathRLExperiment(Experiment):
                 group_size=self.group_size,
                 reward=self.reward,
                 dataset=prompts,
+                all_texts=not self.trains,
             ),
         }
 

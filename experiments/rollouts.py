@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -183,9 +184,12 @@ class RolloutOptions:
         group_size: int,
         reward: str,
         dataset: DatasetAbstraction,
+        all_texts: bool = False,
     ) -> tuple[RolloutWorker, ...]:
-        """The workers that ask them."""
+        """The workers that ask them; they keep a few texts of each version of the weights, or all."""
+        texts: dict[str, Any] = {"dump_texts": sys.maxsize} if all_texts else {}
         worker = RolloutWorker(
+            **texts,
             base_seed=seed,
             model_name=ModelName("actor"),
             tokenizer_path=tokenizer_path,

@@ -188,6 +188,10 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     start = f"actor.path={tiny_policy}"
     made = run_to_the_end(module_trials, "grpo-math", "made", start, *SMALL_PPO, "mode=rollout")
     assert not list(made.phase(made.root).checkpoints.glob("*"))
+    logs = made.root.glob("rows/*/rollouts/*.jsonl")
+    kept = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    assert len(kept) == len(trained_ids(made))
+    assert all(len(row["texts"]["answers"]) == 2 for row in kept)
     rows = list(read_metrics(made.phase(made.root).metrics))
     assert len(rows) == SMALL_PPO_STEPS
     assert all("rollout/reward" in row and "actor_train/actor_loss" not in row for row in rows)
