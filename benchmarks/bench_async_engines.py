@@ -1,0 +1,157 @@
+"""How much faster asynchronous training is with real engines: two generation servers and one trainer.
+
+    python benchmarks/bench_async_engines.py [--rounds 2] [--steps 24] [--width 256] [--questions 8]
+
+One thread each, so two cores do the work of three processes. A policy whose answers are geometric with
+a mean of an eighth of the longest (``uniform_policy.py``); ``grpo-math`` as a user launches it,
+``--questions`` with 8 answers each a step. *turns*: ``max_staleness=0``, servers and trainer wait for
+one another. Also what the two halves can do alone: ``mode=rollout`` (answers that nobody trains on) and
+``replay_from`` (a trainer that waits for nobody). At best two cores do one half's work after the
+other's without a pause: the *bound* is one over the sum of what a token costs each half alone, in
+seconds of both cores. Beginning and end of each run do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+
+from real_trials import Trials, explain  # noqa: E402
+from uniform_policy import MEAN_LENGTH, make_policy, make_questions  # noqa: E402
+
+from launcher.trial_state import State  # noqa: E402
+from realsys.api.trial import TrialFiles  # noqa: E402
+from realsys.observability.events import StepEvent, read_events  # noqa: E402
+from realsys.observability.metrics import read_metrics  # noqa: E402
+
+GROUP, LONGEST = 8, 8 * MEAN_LENGTH
+EDGE = 3  # steps at both ends that do not count
+SCHEDULES = {
+    "turns": ("mode=async", "max_staleness=0"),
+    "η = 1": ("mode=async", "max_staleness=1"),
+    "η = 2": ("mode=async", "max_staleness=2"),
+    "η = 4": ("mode=async", "max_staleness=4"),
+}
+
+
+@dataclass
+class Bench:
+    """Policy and questions in ``folder``, trials beside them."""
+
+    folder: Path
+    args: argparse.Namespace
+
+    def __post_init__(self) -> None:
+        args = self.args
+        self.policy = make_policy(
+            self.folder / "policy", width=args.width, layers=args.layers, heads=args.width // 32
+        )
+        self.questions = make_questions(
+            self.folder / "questions.jsonl", args.questions * args.steps
+        )
+        self.trials = Trials(self.folder / "trials")
+
+    def run(self, name: str, *words: str) -> TrialFiles:
+        """A whole trial."""
+        files = self.trials.launch(
+            "grpo-math",
+            name,
+            *("--import", str(HERE / "uniform_policy.py")),
+            f"actor.path={self.policy}",
+            f"dataset.path={self.questions}",
+            "dataset.eval_size=0",
+            f"dataset.train_bs_n_seqs={self.args.questions}",
+            f"group_size={GROUP}",
+            f"ppo.gen.max_new_tokens={LONGEST}",
+            "ppo.ppo_n_minibatches=1",
+            "ppo.kl_ctl=0",
+            "ppo.entropy_coef=0",
+            "reward=digits",
+            "actor.optimizer.lr=1e-6",
+            "exp_ctrl.total_train_epochs=1",
+            "exp_ctrl.ckpt_freq_secs=none",
+            "exp_ctrl.eval_freq_steps=none",
+            "tensorboard=false",
+            "cpus_per_model_worker=1",
+            "rollout.servers=2",
+            f"rollout.max_concurrent_rollouts={5 * self.args.questions}",
+            *words,
+        )
+        view = self.trials.wait(files, timeout_s=1800)
+        if view.state is not State.COMPLETED:
+            sys.exit(explain(files, view))
+        return files
+
+
+def trained_per_s(files: TrialFiles, batch: int) -> float:
+    """New tokens a second that were trained on, without the first and last steps."""
+    phase = files.phase(files.root)
+    ends = {e.step: e.end for e in read_events(phase.events) if isinstance(e, StepEvent)}
+    length = "actor_train/response_length/mean"
+    tokens = {r["step"]: r[length] * batch for r in read_metrics(phase.metrics) if length in r}
+    first, last = EDGE, max(ends) - EDGE
+    return sum(tokens[step] for step in range(first + 1, last + 1)) / (ends[last] - ends[first])
+
+
+def made_per_s(files: TrialFiles) -> float:
+    """New tokens a second of answers that were finished in the middle half of a run."""
+    logs = files.root.glob("rows/*/rollouts/*.jsonl")
+    rows = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    begin, end = min(r["at"] - r["seconds"] for r in rows), max(r["at"] for r in rows)
+    middle = (begin + (end - begin) / 4, end - (end - begin) / 4)
+    tokens = sum(sum(r["answer_lengths"]) for r in rows if middle[0] < r["at"] <= middle[1])
+    return tokens / (middle[1] - middle[0])
+
+
+def measure(bench: Bench, rounds: int) -> Iterator[tuple[str, float]]:
+    """(schedule, tokens a second), round after round."""
+    batch = bench.args.questions * GROUP
+    for i in range(rounds):
+        at_once = f"rollout.max_in_flight={3 * bench.args.questions}"  # as with η = 2
+        made = bench.run(f"rollouts-{i}", "mode=rollout", at_once)
+        yield "generation alone", made_per_s(made)
+        replayed = f"max_staleness={bench.args.steps}"
+        learnt = bench.run(f"train-{i}", "mode=async", f"replay_from={made.root}", replayed)
+        yield "training alone", trained_per_s(learnt, batch)
+        for j, (name, words) in enumerate(SCHEDULES.items()):
+            yield name, trained_per_s(bench.run(f"async-{i}-{j}", *words), batch)
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--questions", type=int, default=8, help="a step")
+    args = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), args)
+        try:
+            for name, speed in measure(bench, args.rounds):
+                found.setdefault(name, []).append(speed)
+                sys.stderr.write(f"{name}: {speed:.0f} tokens/s\n")
+        finally:
+            bench.trials.end_all()
+    speeds = {name: statistics.median(values) for name, values in found.items()}
+    # Training alone keeps one core busy: a token costs both cores half as much.
+    bound = 1 / (1 / speeds["generation alone"] + 0.5 / speeds["training alone"])
+    sys.stdout.write("| | tokens/s | times turns | of the bound |\n|---|---:|---:|---:|\n")
+    for name, speed in speeds.items():
+        share = "" if "alone" in name else f"{speed / bound:.0%}"
+        sys.stdout.write(f"| {name} | {speed:,.0f} | {speed / speeds['turns']:.2f} | {share} |\n")
+
+
+if __name__ == "__main__":
+    main()
