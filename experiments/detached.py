@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from realsys.api.errors import ConfigError, did_you_mean
-from realsys.api.experiment import GenerationServer, MakerRoute, RolloutControl, RolloutWorker
 from realsys.api.options import option
+from realsys.api.worker_configs import GenerationServer, MakerRoute, RolloutControl, RolloutWorker
 from realsys.rollout.transmission import TransmissionGraph, balance, parse_graph
 
 LEAST_USED = 0.5  # of the makers' work; below it the graph is refused

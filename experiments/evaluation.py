@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import Evaluator, ExperimentSaveEvalControl
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.options import option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
 
 
 @dataclass(frozen=True, kw_only=True)

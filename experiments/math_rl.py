@@ -45,13 +45,7 @@ from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import (
-    Evaluator,
-    Experiment,
-    ExperimentConfig,
-    ExperimentSaveEvalControl,
-    Preparation,
-)
+from realsys.api.experiment import Experiment, ExperimentConfig, Preparation
 from realsys.api.model import (
     DatasetAbstraction,
     GenerationHyperparameters,
@@ -72,6 +66,7 @@ from realsys.api.options import (
 )
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
+from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
 
 MODES = ("sync", "one_step_off", "async", "rollout")
 PPO = PPOHyperparameters(

@@ -22,7 +22,6 @@ from realsys.api.allocation import (
 )
 from realsys.api.dataflow import Hook, MFCDef, OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError, ConfigErrors
-from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
@@ -31,6 +30,7 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
+from realsys.api.worker_configs import ModelShard, ModelWorker
 
 LEFT, RIGHT = "left", "right"
 

@@ -9,7 +9,10 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import (
+from realsys.api.model import DatasetAbstraction, GenerationHyperparameters, ModelName
+from realsys.api.options import option
+from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.api.worker_configs import (
     SCHEDULE_POLICIES,
     UPDATE_MODES,
     GenerationServer,
@@ -17,9 +20,6 @@ from realsys.api.experiment import (
     RolloutControl,
     RolloutWorker,
 )
-from realsys.api.model import DatasetAbstraction, GenerationHyperparameters, ModelName
-from realsys.api.options import option
-from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 
 # What a datapoint has when it comes from a rollout worker.
 ROLLOUT_KEYS = (

@@ -18,7 +18,7 @@ from realsys.api.allocation import CallAllocation
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import Experiment, ExperimentConfig, ExperimentSaveEvalControl
+from realsys.api.experiment import Experiment, ExperimentConfig
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
@@ -36,6 +36,7 @@ from realsys.api.options import (
 )
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.api.worker_configs import ExperimentSaveEvalControl
 from realsys.models.shape import ModelShape
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from realsys.api.experiment import ExperimentConfig, RolloutControl
+from realsys.api.experiment import ExperimentConfig
+from realsys.api.worker_configs import RolloutControl
 
 
 def rollout_lines(config: ExperimentConfig) -> Iterator[str]:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from realsys.api.errors import ConfigError, TrialError, UnknownName, did_you_mean
-from realsys.api.experiment import ExperimentConfig, MakerRoute
+from realsys.api.experiment import ExperimentConfig
 from realsys.api.scheduling import WorkerType
+from realsys.api.worker_configs import MakerRoute
 from realsys.worker.scaling import Scaling, index_of, next_index
 
 SERVER, WORKER = WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER

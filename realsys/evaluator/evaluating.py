@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from realsys.api import registry
-from realsys.api.experiment import Evaluator
 from realsys.api.model import (
     DatasetAbstraction,
     FinetuneSpec,
@@ -25,6 +24,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.worker_configs import Evaluator
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.evaluator.pass_at_k import mean_pass_at_k
 from realsys.interfaces.answers import answer_texts

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realsys.api.errors import RealsysError
-from realsys.api.experiment import Evaluator
 from realsys.api.progress import tick
+from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.pending import Action, Checkpoint, Evaluate, GiveUp, next_action
 from realsys.evaluator.results import Evaluation, Results, Standing

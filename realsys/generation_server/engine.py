@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import ConfigError, did_you_mean
-from realsys.api.experiment import GenerationServer
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation_server.child_guard import guarded
 from realsys.serving.embedded import EmbeddedEngine, Fetch
 from realsys.serving.embedded_settings import EmbeddedSettings

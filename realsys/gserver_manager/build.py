@@ -9,8 +9,8 @@ import time
 from functools import partial
 
 from realsys.api.errors import StoreError
-from realsys.api.experiment import GserverManager
 from realsys.api.trial import dumps
+from realsys.api.worker_configs import GserverManager
 from realsys.gserver_manager.fleet import Fleet, MakeClient
 from realsys.gserver_manager.manager import Dismiss, Manager, nobody
 from realsys.gserver_manager.quarantine import Quarantine, Rules

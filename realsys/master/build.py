@@ -10,11 +10,11 @@ from typing import Any
 
 from realsys.api.dataflow import DataflowGraph
 from realsys.api.errors import CheckpointError, ConfigError
-from realsys.api.experiment import RolloutControl
 from realsys.api.lineage import Lineage
 from realsys.api.model import FinetuneSpec, ModelName
 from realsys.api.plain import to_plain
 from realsys.api.trial import StopRequest
+from realsys.api.worker_configs import RolloutControl
 from realsys.master import recover
 from realsys.master.buffer import AsyncIOSequenceBuffer
 from realsys.master.data_schedule import DataSchedule

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from realsys.api.experiment import ExperimentSaveEvalControl
 from realsys.api.model import ModelName
 from realsys.api.trial import PhaseFiles
+from realsys.api.worker_configs import ExperimentSaveEvalControl
 from realsys.master import recover
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor, StepReport

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from realsys.api.errors import CheckpointError, RealsysError
-from realsys.api.experiment import RolloutControl
 from realsys.api.model import ModelShardID
 from realsys.api.trial import RUN_FILE, WorkerRecord
+from realsys.api.worker_configs import RolloutControl
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import AfterCall
 from realsys.master.manager_link import MANAGER, ManagerLink

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from realsys.api.experiment import MakerRoute
+from realsys.api.worker_configs import MakerRoute
 from realsys.transport.rollout_messages import Places
 
 

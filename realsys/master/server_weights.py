@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from realsys.api.experiment import MakerRoute
 from realsys.api.model import ModelName
+from realsys.api.worker_configs import MakerRoute
 from realsys.master.manager_link import ManagerLink
 from realsys.master.model_workers import ModelWorkers
 from realsys.serving.api import WeightPart, WeightSource

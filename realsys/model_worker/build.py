@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from realsys.api.experiment import RolloutControl
+from realsys.api.worker_configs import RolloutControl
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore

@@ -19,7 +19,6 @@ from realsys.api import registry
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import InternalError
-from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import (
     FinetuneSpec,
     Model,
@@ -27,6 +26,7 @@ from realsys.api.model import (
     ModelInterfaceType,
     PipelinableEngine,
 )
+from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.data_plane.packing import contiguous
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_client import TensorClient

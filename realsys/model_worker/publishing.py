@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from realsys.api import registry
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import ModelName, PipelinableEngine
+from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.models.shape import DTYPE_BYTES
 from realsys.weight_sync.giving import Giving, weights_of, who_gives_what, wire_dtypes

@@ -14,7 +14,6 @@ from typing import Any
 from realsys.api import registry
 from realsys.api.dataflow import MFCDef, ParamReallocHook
 from realsys.api.errors import CheckpointError
-from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import (
     FinetuneSpec,
     Model,
@@ -25,6 +24,7 @@ from realsys.api.model import (
     StepInfo,
 )
 from realsys.api.plain import to_plain
+from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.model_worker.weights import copy_weights, put_weights
 from realsys.models.source import source_of
 

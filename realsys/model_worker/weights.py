@@ -14,8 +14,8 @@ import torch
 
 from realsys.api import registry
 from realsys.api.errors import CheckpointError
-from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import ModelName, ModuleSource, PipelinableEngine
+from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.disk import DiskReallocator
 from realsys.param_realloc.links import Link

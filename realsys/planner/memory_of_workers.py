@@ -12,8 +12,9 @@ from typing import Any
 from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import MFCDef, OffloadHook
 from realsys.api.errors import CheckpointError, ConfigError
-from realsys.api.experiment import ExperimentConfig, ModelShard
+from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelInterfaceType, ModelName, ProcessTopology
+from realsys.api.worker_configs import ModelShard
 from realsys.models.shape import ModelShape, read_shape
 from realsys.planner.memory import (
     KNOWN_BACKENDS,

@@ -13,9 +13,10 @@ from typing import Any
 from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import DataflowGraph, MFCDef
 from realsys.api.errors import CheckpointError, ConfigError
-from realsys.api.experiment import ExperimentConfig, ModelShard
+from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelAbstraction, ModelInterfaceType, ModelName
 from realsys.api.plan import LaunchPlan
+from realsys.api.worker_configs import ModelShard
 from realsys.models.shape import ModelShape, read_shape
 from realsys.param_realloc.layouts import layout_problems
 from realsys.planner.analytic import RoleModel, Workload

@@ -16,8 +16,8 @@ import torch
 from realsys.api import registry
 from realsys.api.agent import Agent, Environment
 from realsys.api.errors import ConfigError, KeyNotFound
-from realsys.api.experiment import RolloutWorker
 from realsys.api.trial import WorkerRecord, loads
+from realsys.api.worker_configs import RolloutWorker
 from realsys.data_plane.rollout_dump import SUFFIX, DumpWriter
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.models.answer_ends import end_token_ids, load_generation_config

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from realsys.api.experiment import GenerationServer
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation_server.build import fetch_with
 from realsys.generation_server.engine import make_engine
 from realsys.serving.app import generation_app

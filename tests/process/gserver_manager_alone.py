@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from realsys.api.experiment import GserverManager
 from realsys.api.model import ModelName
 from realsys.api.trial import WorkerRecord, dumps, process_start
+from realsys.api.worker_configs import GserverManager
 from realsys.gserver_manager import build
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store

@@ -12,9 +12,9 @@ import torch
 from real_trials import SMALL_PPO, Trials, explain
 
 from launcher.trial_state import State
-from realsys.api.experiment import Evaluator
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.trial import PhaseFiles
+from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
 from realsys.evaluator.results import Results

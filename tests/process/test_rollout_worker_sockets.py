@@ -22,9 +22,9 @@ import torch
 from serving_double import DoubleEngine, ServerDouble
 
 from realsys.api.errors import RemoteError, WaitTimeout
-from realsys.api.experiment import RolloutWorker
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.trial import PhaseFiles, WorkerRecord, dumps
+from realsys.api.worker_configs import RolloutWorker
 from realsys.data_plane.rollout_dump import RolloutDump
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_server import TensorServer

@@ -20,15 +20,10 @@ from experiments.sft_math import SFTMathExperiment
 from launcher.cli import run
 from launcher.exit_codes import ExitCode
 from realsys.api import registry
-from realsys.api.experiment import (
-    Evaluator,
-    ExperimentConfig,
-    GenerationServer,
-    GserverManager,
-    RolloutWorker,
-)
+from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelName
 from realsys.api.options import MathDatasetOptions, WandbOptions
+from realsys.api.worker_configs import Evaluator, GenerationServer, GserverManager, RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("file_root")
 

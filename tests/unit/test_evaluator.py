@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.errors import InternalError
-from realsys.api.experiment import Evaluator
 from realsys.api.trial import PhaseFiles
+from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.pass_at_k import mean_pass_at_k, pass_at_k
 from realsys.evaluator.pending import Checkpoint, Evaluate, GiveUp, Wait, next_action

@@ -7,13 +7,7 @@ import pytest
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.dataflow import MFCDef, ParamReallocHook
 from realsys.api.errors import ConfigError, ConfigErrors
-from realsys.api.experiment import (
-    ExperimentConfig,
-    ExperimentSaveEvalControl,
-    MasterWorker,
-    ModelShard,
-    ModelWorker,
-)
+from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import (
     ModelAbstraction,
     ModelBackendAbstraction,
@@ -25,6 +19,12 @@ from realsys.api.model import (
 )
 from realsys.api.options import ModelOptions, PPOHyperparameters
 from realsys.api.scheduling import WorkerType
+from realsys.api.worker_configs import (
+    ExperimentSaveEvalControl,
+    MasterWorker,
+    ModelShard,
+    ModelWorker,
+)
 
 ACTOR, SAMPLER, CRITIC = ModelName("actor"), ModelName("actor", 1), ModelName("critic")
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from realsys.api.errors import ConfigError, RemoteError, WorkerLost
-from realsys.api.experiment import GserverManager
 from realsys.api.model import ModelName
+from realsys.api.worker_configs import GserverManager
 from realsys.gserver_manager.build import make_manager
 from realsys.gserver_manager.fleet import Registered
 from realsys.gserver_manager.manager import Manager

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from realsys.api.experiment import SCHEDULE_POLICIES
+from realsys.api.worker_configs import SCHEDULE_POLICIES
 from realsys.gserver_manager.routing import Asked, Policy, Router
 
 

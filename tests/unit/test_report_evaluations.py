@@ -12,9 +12,9 @@ from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
 from launcher.status import trial_view
 from launcher.tables import evaluated_words
-from realsys.api.experiment import ExperimentSaveEvalControl
 from realsys.api.scheduling import WorkerType
 from realsys.api.trial import PhaseFiles, TrialFiles
+from realsys.api.worker_configs import ExperimentSaveEvalControl
 from realsys.observability.report import report_html
 from realsys.observability.trial_story import read_story
 

@@ -11,14 +11,7 @@ from launcher.resolve import content_hash, resolve
 from realsys.api.cluster import ClusterSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError, ConfigErrors, RealsysError
-from realsys.api.experiment import (
-    Experiment,
-    ExperimentConfig,
-    ExperimentSaveEvalControl,
-    ModelShard,
-    ModelWorker,
-    Preparation,
-)
+from realsys.api.experiment import Experiment, ExperimentConfig, Preparation
 from realsys.api.model import (
     ModelAbstraction,
     ModelBackendAbstraction,
@@ -32,6 +25,7 @@ from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.api.worker_configs import ExperimentSaveEvalControl, ModelShard, ModelWorker
 
 
 @dataclass(frozen=True, kw_only=True)

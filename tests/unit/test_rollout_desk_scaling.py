@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from realsys.api.data import SequenceMeta
-from realsys.api.experiment import MakerRoute
+from realsys.api.worker_configs import MakerRoute
 from realsys.master import rollouts
 from realsys.master.data_schedule import DataSchedule
 from realsys.master.rollouts import RolloutDesk

@@ -25,7 +25,7 @@ from realsys.api.errors import (
     WaitTimeout,
     WorkerLost,
 )
-from realsys.api.experiment import RolloutWorker
+from realsys.api.worker_configs import RolloutWorker
 from realsys.data_plane.answers_layout import answer_row, answers_sample
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_mask

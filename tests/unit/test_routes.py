@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realsys.api.experiment import MakerRoute
+from realsys.api.worker_configs import MakerRoute
 from realsys.master.routes import Routes
 
 ENDPOINTS = ("tcp://a", "tcp://b", "tcp://c")

@@ -12,9 +12,10 @@ from experiments.ppo_math_async import PPOMathAsyncExperiment
 from experiments.ppo_math_detached import PPOMathDetachedExperiment
 from launcher.scale_plan import Wish, rescaled, units
 from realsys.api.errors import ConfigError, RealsysError, TrialError, UnknownName
-from realsys.api.experiment import ExperimentConfig, MakerRoute
+from realsys.api.experiment import ExperimentConfig
 from realsys.api.scheduling import WorkerType
 from realsys.api.trial import AttemptRecord, dumps
+from realsys.api.worker_configs import MakerRoute
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.memory import MemoryStore
 from realsys.supervisor.scaling import Moves, moves, partners

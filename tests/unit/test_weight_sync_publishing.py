@@ -7,7 +7,6 @@ import torch
 from weight_sync_world import Receiver, assert_same
 
 from realsys.api.errors import ConfigError, InternalError
-from realsys.api.experiment import ModelShard, ModelWorker
 from realsys.api.model import (
     FinetuneSpec,
     ModelAbstraction,
@@ -17,6 +16,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.interfaces.answers import num_answer_tokens

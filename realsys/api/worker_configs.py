@@ -1,0 +1,331 @@
+"""What each worker of an experiment is told: the parts of an experiment's configuration (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from realsys.api.dataflow import MFCDef
+from realsys.api.model import (
+    DatasetAbstraction,
+    GenerationHyperparameters,
+    ModelAbstraction,
+    ModelBackendAbstraction,
+    ModelName,
+    ModelShardID,
+    ProcessTopology,
+)
+from realsys.api.options import option, range_problems
+from realsys.api.scheduling import WorkerType
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSaveEvalControl:
+    """How long to train, and when to save, checkpoint and evaluate.
+
+    ``save`` writes Hugging Face folders to keep, ``ckpt`` what a resume needs. Each happens when any
+    of its three periods has passed; None switches a period off.
+    """
+
+    total_train_epochs: int = option(1, "passes over the data set", ge=1)
+    benchmark_steps: int | None = option(None, "stop after so many steps; none: by epochs", ge=1)
+    save_freq_epochs: int | None = option(None, "save every … epochs", ge=1)
+    save_freq_steps: int | None = option(None, "save every … steps", ge=1)
+    save_freq_secs: float | None = option(None, "save every …", unit="seconds", gt=0)
+    ckpt_freq_epochs: int | None = option(None, "checkpoint every … epochs", ge=1)
+    ckpt_freq_steps: int | None = option(None, "checkpoint every … steps", ge=1)
+    ckpt_freq_secs: float | None = option(60.0, "checkpoint every …", unit="seconds", gt=0)
+    ckpt_keep: int = option(2, "recovery checkpoints kept", ge=1)
+    eval_freq_epochs: int | None = option(None, "evaluate every … epochs", ge=1)
+    eval_freq_steps: int | None = option(None, "evaluate every … steps", ge=1)
+    eval_freq_secs: float | None = option(None, "evaluate every …", unit="seconds", gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInformation:
+    """Who a worker is and whom it depends on.
+
+    Attributes:
+        worker_tag: ``training`` or ``evaluation``.
+        host_key: name-resolution key that this worker keeps alive.
+        watch_keys: the worker exits when all of these keys are gone.
+    """
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    worker_type: str = ""
+    worker_index: int = -1
+    worker_count: int = 0
+    worker_tag: str = "training"
+    host_key: str | None = None
+    watch_keys: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``model_worker/3``."""
+        return f"{self.worker_type}/{self.worker_index}"
+
+    def system_setup(
+        self,
+        *,
+        experiment_name: str,
+        trial_name: str,
+        worker_type: WorkerType,
+        worker_index: int,
+        worker_count: int,
+        host_key: str | None = None,
+        watch_keys: tuple[str, ...] = (),
+    ) -> WorkerInformation:
+        """The same with the place of this worker filled in."""
+        return replace(
+            self,
+            experiment_name=experiment_name,
+            trial_name=trial_name,
+            worker_type=worker_type.value,
+            worker_index=worker_index,
+            worker_count=worker_count,
+            host_key=host_key or f"worker/{worker_type.value}/{worker_index}",
+            watch_keys=watch_keys,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShard:
+    """One shard on a model worker: which piece, how the module is made, which backend wraps it."""
+
+    id: ModelShardID
+    model: ModelAbstraction
+    backend: ModelBackendAbstraction
+    eval_dataset: DatasetAbstraction | None = None
+    eval_bs: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWorker:
+    """A process that holds model shards and, where a source call runs, the data set.
+
+    The fields under "resolved" are filled in by ``ExperimentConfig.resolve_worker_config``.
+    """
+
+    base_seed: int = 1
+    shards: tuple[ModelShard, ...] = ()
+    tokenizer_name_or_path: str | None = None
+    datasets: tuple[DatasetAbstraction, ...] = ()
+    shuffle_dataset: bool = True
+    num_threads: int | None = None
+    # resolved
+    model_rpcs: tuple[MFCDef, ...] = ()
+    model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
+    msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()
+    data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    sync_param_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    instantiate: tuple[ModelName, ...] = ()
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationServer:
+    """A process that serves generation requests."""
+
+    base_seed: int = 1
+    backend_type: str = "embedded"
+    backend_args: Mapping[str, Any] = field(default_factory=dict)
+    model_path: str = ""
+    tp_size: int = 1
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+SCHEDULE_POLICIES = ("round_robin", "least_requests", "least_tokens", "sticky")
+
+UPDATE_MODES = ("all_at_once", "rolling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GserverManager:
+    """The process that routes rollouts to generation servers and brings new weights to them.
+
+    Attributes:
+        max_head_offpolicyness, train_batch_size, max_concurrent_rollouts: of the run, for who reads the
+            plan: what may be made is the master's to say (``RolloutControl``).
+        schedule_policy: one of ``SCHEDULE_POLICIES``; ``sticky`` keeps a group on one server.
+        flush_request_timeout: seconds that one server may take for new weights.
+        update_mode: one of ``UPDATE_MODES``; ``rolling`` updates ``update_share`` of them at a time,
+            which take no new requests meanwhile.
+        server_limit: most requests that one server gets at a time; 0: twice what it runs at a time.
+        routes: rollout worker → the servers that it may use; those without an entry may use all.
+        sick_after: requests that break in a row before a server is left out.
+        check_every_s: seconds between two health checks of a server.
+    """
+
+    model_name: ModelName
+    n_servers: int
+    schedule_policy: str = option(
+        "round_robin", "how a server is chosen", choices=SCHEDULE_POLICIES
+    )
+    max_head_offpolicyness: int = 0
+    train_batch_size: int = 1
+    flush_request_timeout: float = option(120.0, "for new weights", unit="seconds", gt=0)
+    max_concurrent_rollouts: int = 1
+    update_mode: str = option("all_at_once", "which servers at a time", choices=UPDATE_MODES)
+    update_share: float = option(0.25, "of the servers at a time", gt=0, le=1)
+    server_limit: int = option(0, "requests of one server", ge=0)
+    routes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    sick_after: int = option(3, "requests that break in a row", ge=1)
+    check_every_s: float = option(5.0, "between two checks", unit="seconds", gt=0)
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+    def __post_init__(self) -> None:
+        for problem in range_problems(self, path="gserver_manager."):
+            raise problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutWorker:
+    """A process that runs agents in environments.
+
+    Attributes:
+        tokenizer_path: Hugging Face directory of the policy: tokenizer and tokens that end an answer.
+        new_tokens_per_chunk: most new tokens of one request; None: one request an answer.
+        rollout_request_timeout: seconds for one answer, all its requests and retries included; one
+            request gets half of what is left, so that another server can be tried.
+        env, agent: registered names, made with ``env_args`` and ``agent_args``.
+        gconfig: of each answer; ``n`` is ``group_size``.
+        max_concurrent_rollouts: prompts that are worked on at a time.
+        success_rate_lb, success_rate_ub: a group whose mean reward is outside is not trained on (0.01 and
+            0.99 leave out what is all wrong or all right); None: no bound.
+        dump_texts: groups for each version of the weights whose texts are written to ``rollouts``.
+        dump: keep the tensors of all that was delivered, for a replay.
+    """
+
+    base_seed: int = 1
+    model_name: ModelName = ModelName("actor")
+    tokenizer_path: str = ""
+    new_tokens_per_chunk: int | None = option(None, "most new tokens a request", ge=1)
+    rollout_request_timeout: float = option(300.0, "for one answer", unit="seconds", gt=0)
+    env: str = ""
+    env_args: Mapping[str, Any] = field(default_factory=dict)
+    agent: str = ""
+    agent_args: Mapping[str, Any] = field(default_factory=dict)
+    gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    group_size: int = option(1, "answers a prompt", ge=1)
+    max_concurrent_rollouts: int = option(16, "prompts at a time", ge=1)
+    success_rate_lb: float | None = None
+    success_rate_ub: float | None = None
+    dump_texts: int = option(2, "groups a version whose texts are kept", ge=0)
+    dump: bool = False
+    datasets: tuple[DatasetAbstraction, ...] = ()
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+    def __post_init__(self) -> None:
+        for problem in range_problems(self, path="rollout_worker."):
+            raise problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakerRoute:
+    """One maker of a detached run: its processes, where its experience goes, whose weights it takes.
+
+    Attributes:
+        rollout_workers, servers: indices of its own; it uses no other servers.
+        holders: model workers that it sends experience to.
+        sources: model workers that its servers take weights from.
+        tickets: most prompts that each of its rollout workers takes in the whole run; None: any number.
+    """
+
+    name: str
+    rollout_workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    holders: tuple[int, ...]
+    sources: tuple[int, ...]
+    tickets: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutControl:
+    """How the master lets rollout workers make experience, and how old it may be when it is trained on.
+
+    Attributes:
+        model_name: whose weights the generation servers have.
+        max_staleness: most steps between the weights of a sample's oldest token and those it trains.
+        policy: ``wait``: batches in the order of the data; ``window``: what is finished first, but
+            nothing so that something else gets too old; ``drop``: what is finished first, and what got
+            too old is made again.
+        max_in_flight: most prompts given out at a time; None: as many as the staleness allows.
+        weights_through: ``stream`` (from process to process) or ``disk``.
+        wire_dtype: in which streamed weights travel; empty: as they are held.
+        delta: stream what changed since the version before, where that is little.
+        update_steps: the servers get every so-many-th version.
+        makers: of a detached run; none: every rollout worker uses every server.
+        buffer_limit: most prompts that wait for one model worker, those in the making among them.
+        trains: False: nothing does; the servers keep the weights that they start with, and no answer is
+            too old.
+    """
+
+    model_name: ModelName = ModelName("actor")
+    max_staleness: int = 0
+    policy: str = "wait"
+    max_in_flight: int | None = None
+    weights_through: str = "stream"
+    wire_dtype: str = ""
+    delta: bool = False
+    update_steps: int = 1
+    makers: tuple[MakerRoute, ...] = ()
+    buffer_limit: int | None = None
+    trains: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterWorker:
+    """The process that walks the dataflow graph."""
+
+    base_seed: int = 1
+    exp_ctrl: ExperimentSaveEvalControl = field(default_factory=ExperimentSaveEvalControl)
+    n_model_workers: int = 1
+    shuffle_dataset: bool = True
+    max_staleness: int = 0
+    rollout: RolloutControl | None = None
+    replay: str | None = None
+    # resolved
+    model_rpcs: tuple[MFCDef, ...] = ()
+    model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
+    msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()
+    data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    sync_param_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """A process that evaluates the saved checkpoints of one role beside the training, one by one.
+
+    Attributes:
+        base_seed: of the data sets, and of answers that are sampled.
+        role: whose checkpoints; one that is trained.
+        dtype: torch's name of the type that weights are loaded in.
+        datasets: held-out questions by name; of several, the name stands before each figure.
+        reward: registered rule; an answer that it scores above 0.5 is right.
+        gconfig: of the answers; accuracy is that of greedy ones.
+        n: answers a question for pass@1 … pass@n, sampled as ``gconfig`` says; 1: none.
+        max_tries: of a checkpoint; then it is noted as failed, and the run goes on.
+    """
+
+    base_seed: int = 1
+    role: str = "actor"
+    dtype: str = "float32"
+    datasets: Mapping[str, DatasetAbstraction] = field(default_factory=dict)
+    reward: str = "math_verify"
+    gconfig: GenerationHyperparameters = field(
+        default_factory=lambda: GenerationHyperparameters(greedy=True)
+    )
+    n: int = option(1, "answers a question for pass@k", ge=1)
+    batch_size: int = option(128, "questions at a time", ge=1)
+    num_threads: int | None = None
+    poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
+    max_tries: int = option(3, "of a checkpoint", ge=1)
+    retry_s: float = option(30.0, "before it is tried again", unit="seconds", ge=0)
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)
+
+    def __post_init__(self) -> None:
+        for problem in range_problems(self, path="evaluator."):
+            raise problem
