@@ -11,7 +11,9 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import StrEnum
+from typing import Any
 
 from realsys.api.errors import InternalError
 from realsys.gserver_manager.fleet import Fleet, Member, told
@@ -59,6 +61,7 @@ class Updates:
     ) -> None:
         self._fleet, self._mode, self._share, self._timeout_s = fleet, mode, share, timeout_s
         self.newest: WeightSource | None = None
+        self._wave = asyncio.Lock()  # rolling: held while a share of the servers is updated
 
     def _take(self, source: WeightSource) -> None:
         """Makes it the one that servers are brought to, unless a newer one is known."""
@@ -81,7 +84,7 @@ class Updates:
         plan = waves(list(members), mode=self._mode, share=self._share)
         fleet.record.write(Event.UPDATE_START, version=source.version, servers=list(members))
         for wave in plan:
-            async with asyncio.TaskGroup() as group:
+            async with self._one_share(), asyncio.TaskGroup() as group:
                 for index in wave:
                     name = f"update generation_server/{index} to {source.version}"
                     group.create_task(self.bring_up(members[index]), name=name)
@@ -105,6 +108,10 @@ class Updates:
             paused_s=paused_s,
             num_bytes=sum(t.num_bytes for t in taken),
         )
+
+    def _one_share(self) -> AbstractAsyncContextManager[Any]:
+        """Newer weights may come while the ones before are on their way: rolling, they take turns."""
+        return self._wave if self._mode is UpdateMode.ROLLING else nullcontext()
 
     async def bring_up(self, member: Member) -> bool:
         """Brings one server to the newest source; False: it failed (and is sick) or was replaced."""

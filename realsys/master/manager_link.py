@@ -1,7 +1,8 @@
 """The master's line to the manager of the generation servers, which may be restarted at any time.
 
 A request that a dead manager did not answer is sent to the next one, and each new manager hears at once
-which weights are the newest.
+which weights are the newest. A version is told as soon as there is one, whatever became of the one before:
+one slow server keeps no other from newer weights.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from realsys.serving.api import WeightSource
 from realsys.transport import rollout_messages as rm
 from realsys.transport.channel import RequestClient, client_context
 from realsys.transport.keys import TrialKeypairs
+from realsys.worker.first_error import first_error
 
 logger = logging.getLogger(__name__)
 
@@ -94,23 +96,34 @@ class ManagerLink:
 
     async def run(self) -> None:
         """Tells each new source to the manager, and the newest to each new manager; until cancelled."""
-        while True:
-            async with self._news:
+        async with first_error(), asyncio.TaskGroup() as telling:
+            while True:
+                async with self._news:
+                    try:
+                        async with asyncio.timeout(RETRY_S):
+                            await self._news.wait_for(self._is_news)
+                    except TimeoutError:
+                        continue
+                    source = self._source
+                assert source is not None
                 try:
-                    async with asyncio.timeout(RETRY_S):
-                        await self._news.wait_for(self._is_news)
-                except TimeoutError:
+                    client, pid = await self._connected()
+                except WaitTimeout as error:
+                    logger.warning("no manager, again soon error=%s", error.what)
                     continue
-                source = self._source
-            assert source is not None
-            try:
-                body = rm.NewWeights(source=msgspec.msgpack.encode(source))
+                self._told = (source.version, pid)
                 what = f"weights of version {source.version}"
-                self._at = await self._call_once(body, timeout_s=UPDATE_TIMEOUT_S, what=what)
-                self._told = (source.version, self._record.pid if self._record else 0)
-            except (WorkerLost, WaitTimeout) as error:
-                logger.warning("manager not reached, again soon error=%s", error.what)
-                await asyncio.sleep(RETRY_S)
+                telling.create_task(self._tell(client, source, what), name=what)
+
+    async def _tell(self, client: RequestClient, source: WeightSource, what: str) -> None:
+        """Returns when all servers have them. If it fails, the newest are told again."""
+        body = rm.NewWeights(source=msgspec.msgpack.encode(source))
+        try:
+            self._at = await client.call(body, timeout_s=UPDATE_TIMEOUT_S, what=what)
+        except (WorkerLost, WaitTimeout) as error:
+            logger.warning("manager not reached, again soon error=%s", error.what)
+            await asyncio.sleep(RETRY_S)
+            self._told = None
 
     async def watch(self) -> None:
         """Until cancelled. Raises RolloutError when no server has been well for ``NONE_WELL_S``."""
@@ -170,9 +183,14 @@ class ManagerLink:
             self._closing = asyncio.ensure_future(client.close())
 
     async def _call_once(self, body: Any, *, timeout_s: float, what: str) -> Any:
+        client, _ = await self._connected()
+        return await client.call(body, timeout_s=timeout_s, what=what)
+
+    async def _connected(self) -> tuple[RequestClient, int]:
+        """The line to the manager that there is, and its pid."""
         async with self._connecting:
             client = self._client or await self._connect()
-        return await client.call(body, timeout_s=timeout_s, what=what)
+            return client, self._record.pid if self._record is not None else 0
 
     async def _connect(self) -> RequestClient:
         self._record = record = await self._find_other(self._record)

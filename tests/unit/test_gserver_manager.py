@@ -495,6 +495,42 @@ def test_rolling_leaves_the_others_at_work(run):
     run(test, update_mode="rolling", update_share=0.5)
 
 
+def test_a_slow_server_keeps_no_other_from_newer_weights(run):
+    async def test(cluster: Cluster) -> None:
+        cluster.processes[1].takes_s = 30.0
+        first = asyncio.create_task(cluster.new_weights(1))
+        await asyncio.sleep(2.0)
+        second = asyncio.create_task(cluster.new_weights(2))
+        await asyncio.sleep(2.0)
+        assert cluster.manager.view().versions == {0: 2, 1: 0}
+        assert (await cluster.ask("a", min_version=2)).server == 0
+        assert (await first).seconds == pytest.approx(60.0)  # straight on to the newest
+        assert (await second).versions == {0: 2, 1: 2}
+
+    run(test)
+
+
+def test_rolling_updates_of_two_versions_take_turns(run):
+    async def test(cluster: Cluster) -> None:
+        most = 0
+
+        async def look() -> None:
+            nonlocal most
+            while True:
+                most = max(most, sum(p.updating_now for p in cluster.processes.values()))
+                await asyncio.sleep(0.05)
+
+        looking = asyncio.create_task(look())
+        first = asyncio.create_task(cluster.new_weights(1))
+        await asyncio.sleep(2.5)  # two servers are done, to which the second update comes first
+        assert (await cluster.new_weights(2)).versions == {0: 2, 1: 2, 2: 2, 3: 2}
+        await first
+        looking.cancel()
+        assert most == 1
+
+    run(test, num_servers=4, update_mode="rolling", update_share=0.25)
+
+
 def test_a_server_that_fails_is_left_out_and_the_others_go_on(run):
     async def test(cluster: Cluster) -> None:
         await cluster.ask("a", server=0)
