@@ -33,7 +33,7 @@ async def check(member: Member, fleet: Fleet, updates: Updates) -> None:
         fleet.quarantine.look_at(member.index, fleet.now_s() + fleet.quarantine.rules.check_every_s)
     elif why:
         fleet.sick(member, why)
-    elif await updates.bring_up(member):
+    elif updates.has_turn(member) or await updates.bring_up(member):
         fleet.well(member)
 
 

@@ -62,6 +62,7 @@ class Updates:
         self._fleet, self._mode, self._share, self._timeout_s = fleet, mode, share, timeout_s
         self.newest: WeightSource | None = None
         self._wave = asyncio.Lock()  # rolling: held while a share of the servers is updated
+        self._rounds: list[set[Member]] = []  # updates that have begun: whose turn is yet to come
 
     def _take(self, source: WeightSource) -> None:
         """Makes it the one that servers are brought to, unless a newer one is known."""
@@ -83,11 +84,17 @@ class Updates:
         members = {member.index: member for member in fleet.well_members}
         plan = waves(list(members), mode=self._mode, share=self._share)
         fleet.record.write(Event.UPDATE_START, version=source.version, servers=list(members))
-        for wave in plan:
-            async with self._one_share(), asyncio.TaskGroup() as group:
-                for index in wave:
-                    name = f"update generation_server/{index} to {source.version}"
-                    group.create_task(self.bring_up(members[index]), name=name)
+        to_come = set(members.values())
+        self._rounds.append(to_come)
+        try:
+            for wave in plan:
+                async with self._one_share(), asyncio.TaskGroup() as group:
+                    for index in wave:
+                        to_come.discard(members[index])
+                        name = f"update generation_server/{index} to {source.version}"
+                        group.create_task(self.bring_up(members[index]), name=name)
+        finally:
+            self._rounds = [others for others in self._rounds if others is not to_come]
         seconds = fleet.now_s() - began_s
         taken = [m.taken for m in members.values() if m.taken and m.taken.version >= source.version]
         paused_s = max((t.paused_s for t in taken), default=0.0)
@@ -108,6 +115,10 @@ class Updates:
             paused_s=paused_s,
             num_bytes=sum(t.num_bytes for t in taken),
         )
+
+    def has_turn(self, member: Member) -> bool:
+        """Whether an update that has begun will come to this server by itself."""
+        return any(member in to_come for to_come in self._rounds)
 
     def _one_share(self) -> AbstractAsyncContextManager[Any]:
         """Newer weights may come while the ones before are on their way: rolling, they take turns."""
