@@ -7,8 +7,8 @@ random and no token ends an answer: how long each becomes is drawn beforehand, s
 longest, in batches of 64 for ``generate`` (each ends with its longest) and with at most 64 running for
 the engine; useful tokens count. *wide*: a model of about 100 million parameters, a few steps, against
 the time it takes to read its weights once, measured in the same run by summing a tensor of their size;
-also with int8 weights, and how far those move log-probs. Both sides take turns within a round: on a
-machine with other work the best of the rounds says more than the median.
+also with weights of eight bits, and how far those move log-probs. Both sides take turns within a round: on
+a machine with other work the best of the rounds says more than the median.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -28,6 +28,7 @@ from realsys.generation.continuous import ContinuousEngine
 from realsys.generation.requests import GenerationRequest
 
 NUM_ROWS, PROMPT_LENGTH = 64, 12
+KINDS: tuple[Literal["none", "int8", "fp8"], ...] = ("none", "int8", "fp8")
 
 
 def say(line: str) -> None:
@@ -139,24 +140,27 @@ def wide(rounds: int) -> None:
     say(f"wide: {num_bytes // 4 / 1e6:.0f} M parameters, {num_bytes / 1e6:.0f} MB in float32")
     engines = {
         kind: ContinuousEngine(module, max_running=NUM_ROWS, quantize=kind, prefix_bytes=0)
-        for kind in ("none", "int8")
+        for kind in KINDS
     }
     for num_rows in (1, 8, 16, 64):
         prompts = prompts_of(num_rows, module.config.vocab_size)
-        times: dict[str, list[float]] = {"read": [], "none": [], "int8": []}
+        times: dict[str, list[float]] = {kind: [] for kind in ("read", *KINDS)}
         for _ in range(rounds):
             times["read"].append(seconds(memory.sum))
             for kind, engine in engines.items():
                 times[kind].append(seconds_a_step(engine, prompts))
-        read, plain, int8 = (min(times[kind]) * 1000 for kind in ("read", "none", "int8"))
+        read, plain, int8, fp8 = (min(found) * 1000 for found in times.values())
         say(
             f"  {num_rows:3} rows: weights read {read:6.1f} ms   step {plain:6.1f} ms "
-            f"({read / plain:4.0%} of the bound)   int8 {int8:6.1f} ms"
+            f"({read / plain:4.0%} of the bound)   int8 {int8:6.1f} ms   fp8 {fp8:6.1f} ms"
         )
     prompts = prompts_of(8, module.config.vocab_size)
-    plain, rough = (logprobs_after(engine, prompts) for engine in engines.values())
-    moved = (plain - rough).abs()
-    say(f"  int8 moves a log-prob by {moved.mean():.1e} in the mean, at most {moved.max():.1e}")
+    exact = logprobs_after(engines["none"], prompts)
+    for kind in KINDS[1:]:
+        moved = (exact - logprobs_after(engines[kind], prompts)).abs()
+        say(
+            f"  {kind} moves a log-prob by {moved.mean():.1e} in the mean, at most {moved.max():.1e}"
+        )
 
 
 @torch.inference_mode()

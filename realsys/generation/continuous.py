@@ -50,7 +50,7 @@ class ContinuousEngine:
             hold; None: no bound.
         tokenizer: needed for ``stop_texts``.
         version: of the weights.
-        quantize: ``int8`` keeps an int8 copy of the linear layers; only with a fast path.
+        quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
         keep_answers: also remember answers that ended for their length: they may be gone on with.
     """
@@ -65,7 +65,7 @@ class ContinuousEngine:
         max_tokens: int | None = None,
         tokenizer: Any = None,
         version: int = 0,
-        quantize: Literal["none", "int8"] = "none",
+        quantize: Literal["none", "int8", "fp8"] = "none",
         prefix_bytes: int = 1 << 28,
         keep_answers: bool = True,
     ) -> None:
@@ -86,13 +86,13 @@ class ContinuousEngine:
         self._free = list(range(max_running))  # a heap: low slots first
         self._rows: dict[str, Row] = {}
 
-    def _make_slots(self, quantize: str, prefix_bytes: int) -> Slots:
+    def _make_slots(self, quantize: Literal["none", "int8", "fp8"], prefix_bytes: int) -> Slots:
         if (obstacle := fast_path_obstacle(self.module)) is None:
-            forward = FastForward(self.module, int8=quantize == "int8")
+            forward = FastForward(self.module, quantize=quantize)
             return FastSlots(forward, max_rows=self.max_running, prefix_bytes=prefix_bytes)
         if quantize != "none":
             raise DataError(
-                f"int8 weights need a fast path, which this model has not: {obstacle}",
+                f"{quantize} weights need a fast path, which this model has not: {obstacle}",
                 where="ContinuousEngine",
                 fix='use quantize="none", or a Llama, Qwen2 or Qwen3',
             )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from realsys.generation.attention import MIN_QUERIES, MIN_WIDTH, KeyValues, Lanes
 from realsys.generation.bands import Band
-from realsys.generation.linear import Linear, linear
+from realsys.generation.linear import Kind, Linear, linear
 
 FAST_FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -92,11 +92,11 @@ class FastForward:
     """Forward passes of a module for which ``fast_path_obstacle`` is None; shapes as in attention.py.
 
     Reads some of the module's weights in place and holds copies of others (fused projections, and what
-    linear.py packs): ``reload`` after they changed. ``int8`` keeps all linear weights as copies of a
-    quarter of the size.
+    linear.py packs): ``reload`` after they changed. ``quantize`` keeps all linear weights as copies of
+    eight bits a number.
     """
 
-    def __init__(self, module: nn.Module, *, int8: bool = False) -> None:
+    def __init__(self, module: nn.Module, *, quantize: Literal["none"] | Kind = "none") -> None:
         config: Any = module.config
         backbone: Any = module.model
         self.module: Any = module
@@ -109,7 +109,7 @@ class FastForward:
         self.rotary = backbone.rotary_emb
         self.embedding: Tensor = backbone.embed_tokens.weight.data
         self.device = self.embedding.device
-        self._int8 = int8
+        self._quantize: Literal["none"] | Kind = quantize
         self._rotation: Tensor = self.embedding.new_empty(0, 2 * self.head_dim)
         self.reload()
 
@@ -142,7 +142,7 @@ class FastForward:
         biases = [part.bias.data for part in parts if part.bias is not None]
         weight: Tensor = weights[0] if len(weights) == 1 else torch.cat(weights)
         bias: Tensor | None = torch.cat(biases) if biases else None
-        return linear(weight, bias, int8=self._int8)
+        return linear(weight, bias, quantize=self._quantize)
 
     def cache(self, num_rows: int, width: int) -> KeyValues:
         """An empty one."""

@@ -2,13 +2,14 @@
 
 *plain*: the tensor itself. *packed*: a copy in the order in which oneDNN's kernels read it; on a CPU in
 float32 twice as quick for a few rows of a large matrix, because the other product (MKL) puts the
-weights in order again at each call. *int8*: a quarter of the memory.
+weights in order again at each call. *quantized*: int8 or fp8 (four bits of exponent, three of mantissa),
+a quarter of the memory of float32; fp8 rounds small entries finer and large ones coarser.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,11 @@ _PACKED_ELEMENTS = 1 << 19
 _ALIGNMENT = 64  # bytes; from elsewhere kernels may sum in another order
 # Floats of a block that is converted and used at once: it stays in a core's cache.
 _BLOCK_ELEMENTS = 1 << 18
-_LARGEST = 127
+Kind = Literal["int8", "fp8"]
+_TYPES: dict[Kind, tuple[torch.dtype, float]] = {  # and the largest number that it has
+    "int8": (torch.int8, 127.0),
+    "fp8": (torch.float8_e4m3fn, 448.0),
+}
 
 
 class Linear(Protocol):
@@ -85,19 +90,20 @@ def _mkldnn() -> Any:
 
 
 @dataclass(frozen=True)
-class Int8:
+class Quantized:
     """Symmetric, with a scale for each of the N outputs; computed in the type of ``x``."""
 
-    quantized: Tensor  # int8 [N, K]
+    quantized: Tensor  # int8 or float8_e4m3fn, [N, K]
     scale: Tensor  # float [N]
     bias: Tensor | None = None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None) -> Int8:
+    def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind) -> Quantized:
         """The nearest one; the largest entry of each row is met exactly."""
-        scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(weight.dtype).tiny) / _LARGEST
-        quantized = (weight / scale[:, None]).round_().to(torch.int8)
-        return cls(quantized, scale, bias)
+        dtype, largest = _TYPES[kind]
+        scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(weight.dtype).tiny) / largest
+        scaled = (weight / scale[:, None]).clamp_(-largest, largest)
+        return cls((scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scale, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         # Block by block into floats: torch's own product (_weight_int8pack_mm) is many times slower
@@ -115,10 +121,12 @@ class Int8:
         return to.add_(self(x))
 
 
-def linear(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> Linear:
+def linear(
+    weight: Tensor, bias: Tensor | None = None, *, quantize: Literal["none"] | Kind = "none"
+) -> Linear:
     """The form that suits size and machine; all but ``Plain`` are copies."""
-    if int8:
-        return Int8.of(weight, bias)
+    if quantize != "none":
+        return Quantized.of(weight, bias, quantize)
     if weight.numel() >= _PACKED_ELEMENTS and Packed.can_hold(weight):
         return Packed.of(weight, bias)
     aligned = weight.is_contiguous() and weight.data_ptr() % _ALIGNMENT == 0

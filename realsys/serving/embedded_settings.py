@@ -11,7 +11,7 @@ from realsys.api.errors import ConfigError, did_you_mean
 _CHOICES = {
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "kv_on_update": ("recompute", "keep"),
-    "quantize": ("none", "int8"),
+    "quantize": ("none", "int8", "fp8"),
 }
 
 
@@ -25,7 +25,7 @@ class EmbeddedSettings:
         dtype: torch's name of the weights' type.
         kv_on_update: what becomes of the caches of running requests when weights change: computed anew
             with the new weights, or kept.
-        quantize: int8 weights in linear layers.
+        quantize: weights of eight bits in linear layers.
         num_threads: of a decoding step; None: torch's own choice.
     """
 
@@ -33,7 +33,7 @@ class EmbeddedSettings:
     max_tokens: int | None = None
     dtype: str = "float32"
     kv_on_update: Literal["recompute", "keep"] = "recompute"
-    quantize: Literal["none", "int8"] = "none"
+    quantize: Literal["none", "int8", "fp8"] = "none"
     device: str = "cpu"
     num_threads: int | None = None
 

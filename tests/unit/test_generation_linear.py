@@ -1,10 +1,12 @@
 """The forms of a linear layer's weights: what they give, and that a row gets the same among any others."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.generation.linear import Int8, Packed, Plain, linear
+from realsys.generation.linear import Packed, Plain, Quantized, linear
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,7 +35,7 @@ def test_exact_forms_give_the_product(form, biased):
 def test_int8_is_off_by_half_a_unit_of_each_row_at_most():
     weight = numbers(700, 500)  # some blocks
     weight[3] = 0
-    made = Int8.of(weight, numbers(700))
+    made = Quantized.of(weight, numbers(700), "int8")
     off = made.quantized * made.scale[:, None] - weight
     assert bool((off.abs() <= made.scale[:, None] * 0.501).all())
     largest = weight.abs().amax(dim=1)
@@ -46,7 +48,24 @@ def test_int8_is_off_by_half_a_unit_of_each_row_at_most():
     )
 
 
-@pytest.mark.parametrize("form", [Packed.of, Plain, Int8.of])
+def test_fp8_is_off_by_a_sixteenth_of_each_number_at_most():
+    """Three bits of mantissa; below 2^-6 of its unit steps are even."""
+    weight = numbers(700, 500)
+    weight[3] = 0
+    made = Quantized.of(weight, None, "fp8")
+    kept = made.quantized.float() * made.scale[:, None]
+    least = made.scale[:, None] * 2**-10
+    assert bool(((kept - weight).abs() <= weight.abs() / 16 * 1.001 + least).all())
+    largest = weight.abs().amax(dim=1)
+    assert_close(kept.abs().amax(dim=1), largest, atol=1e-6, rtol=1e-6)
+    x = numbers(16, 500)
+    assert_close(made(x), x @ kept.t(), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [Packed.of, Plain, partial(Quantized.of, kind="int8"), partial(Quantized.of, kind="fp8")],
+)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_gets_the_same_among_any_number_of_rows(form, threads):
     torch.set_num_threads(threads)
@@ -68,7 +87,8 @@ def test_the_form_suits_size_type_and_wish():
     assert type(linear(large)) is Packed
     assert type(linear(small)) is Plain
     assert type(linear(large.bfloat16())) is Plain
-    assert type(linear(small, int8=True)) is Int8
+    for kind, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
+        assert linear(small, quantize=kind).quantized.dtype is dtype
 
 
 def test_a_weight_that_lies_askew_is_copied():
