@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 600.0
 _LOOK_S = 0.5
+TICKS_WITHIN_S = 300.0  # one step of decoding, all caches computed anew, on a slow machine
 
 
 def run(runner: WorkerRunner) -> int:
@@ -81,6 +82,7 @@ async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
         await engine.start()
         await listener.start()
         await asyncio.to_thread(runner.register, control=listener.url)
+        runner.ticks_within_s = TICKS_WITHIN_S
         runner.move(WorkerEvent.STARTED, mfc="serving")
         await _first_of(
             {

@@ -31,6 +31,8 @@ from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)
 
+TICKS_WITHIN_S = 60.0  # its loop does each second
+
 
 def run(runner: WorkerRunner) -> int:
     """Runs the manager to its end; returns its exit code."""
@@ -127,6 +129,7 @@ async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs
         managing = loop.create_task(manager.run(), name="checks")
         try:
             await asyncio.to_thread(runner.register, control=server.endpoint)
+            runner.ticks_within_s = TICKS_WITHIN_S
             runner.move(WorkerEvent.STARTED, mfc="routing")
             store = await asyncio.to_thread(lambda: runner.store)
             with RegistrationWatch(

@@ -43,6 +43,7 @@ from realsys.worker.runner import WorkerRunner
 logger = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 300.0
+TICKS_WITHIN_S = 300.0  # its loop does every few seconds, unless an environment keeps it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ def run(runner: WorkerRunner) -> int:
     for peer in ("master_worker", "gserver_manager"):
         with runner.waiting_for(f"{peer}/0"):
             runner.peers(peer, 1, timeout_s=REGISTER_TIMEOUT_S)
+    runner.ticks_within_s = TICKS_WITHIN_S
     runner.move(WorkerEvent.STARTED, mfc="rollouts")
     asyncio.run(_run(runner, parts))
     runner.move(WorkerEvent.FINISHED_CALL)

@@ -114,7 +114,7 @@ class HeartbeatProcess:
                 if isinstance(message, Register):
                     self._answer(self._register(message))
                 elif isinstance(message, Tell):
-                    self._told(message.status, may_take_s=message.may_take_s)
+                    self._told(message)
                 elif isinstance(message, Goodbye):
                     self._answer(self._goodbye(message))
         except Exception:  # outermost frame of the thread
@@ -122,7 +122,7 @@ class HeartbeatProcess:
         os.eventfd_write(self._ended, 1)
 
     def _register(self, message: Register) -> ToWorker:
-        self._told(message.status, publish=False)
+        self._told(Tell(status=message.status), publish=False)
 
         def take() -> Lease:
             return self._open_keys().take(message.record, self._told_status(), ttl_s=message.ttl_s)
@@ -152,8 +152,9 @@ class HeartbeatProcess:
         self._watcher.start()
         return Registered()
 
-    def _told(self, status: WorkerStatus, *, may_take_s: float = 0.0, publish: bool = True) -> None:
-        self._progress.told(status, may_take_s=may_take_s)
+    def _told(self, told: Tell, *, publish: bool = True) -> None:
+        self._progress.told(told)
+        status = told.status
         with self._changed:
             if status.last_command != self._status.last_command:
                 self._command = None

@@ -149,10 +149,12 @@ class Heartbeat:
             raise _error(answer)
         self._registered = True
 
-    def tell(self, status: WorkerStatus, *, may_take_s: float = 0.0) -> None:
-        """Has the newest status published, soon. Never blocks, never fails."""
+    def tell(
+        self, status: WorkerStatus, *, may_take_s: float = 0.0, ticks_within_s: float = 0.0
+    ) -> None:
+        """Has the newest status published, soon. Never blocks, never fails. Args: as in ``Tell``."""
         with self._sending:
-            self._unsent = Tell(status=status, may_take_s=may_take_s)
+            self._unsent = Tell(status=status, may_take_s=may_take_s, ticks_within_s=ticks_within_s)
             self._send_newest()
 
     def goodbye(self, status: WorkerStatus, *, timeout_s: float) -> None:

@@ -70,10 +70,13 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         may_take_s: what it does now may go on for so long without a tick, whatever its steps take: a
             checkpoint is written, models are made. 0: judged by its steps.
+        ticks_within_s: it ticks at least so often while it is well, whether it has work or not. 0: it has
+            steps, and is judged by them.
     """
 
     status: WorkerStatus
     may_take_s: float = 0.0
+    ticks_within_s: float = 0.0
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag=True):

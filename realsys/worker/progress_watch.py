@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from realsys.api.trial import WorkerStatus
 from realsys.worker.bounded import within
-from realsys.worker.heartbeat_messages import Pulse
+from realsys.worker.heartbeat_messages import Pulse, Tell
 from realsys.worker.lifecycle import WorkerState
 from realsys.worker.stack_dumps import StackDumps, innermost, state_letter
 from realsys.worker.stall import FLOOR_S, StallJudge
@@ -35,8 +35,9 @@ class ProgressWatch:
         self._stalled_s, self._where = 0.0, ""
         self._stopped_since_s: float | None = None
 
-    def told(self, status: WorkerStatus, *, may_take_s: float) -> None:
+    def told(self, told: Tell) -> None:
         """The worker told a status: that is progress."""
+        status = told.status
         with self._judging:
             if status.state == WorkerState.PAUSED:
                 self._judge.paused()
@@ -44,7 +45,8 @@ class ProgressWatch:
                 busy=status.state == WorkerState.RUNNING,
                 step=status.step,
                 now_s=time.monotonic(),
-                may_take_s=may_take_s,
+                may_take_s=told.may_take_s,
+                ticks_within_s=told.ticks_within_s,
             )
 
     def look(self, now_s: float) -> bool:

@@ -58,6 +58,7 @@ class WorkerRunner:
 
     Attributes:
         controls: what commands have asked for; the role says which ones it carries out.
+        ticks_within_s: set by roles without steps: they tick at least so often while they are well.
     """
 
     plan: LaunchPlan
@@ -69,6 +70,7 @@ class WorkerRunner:
     set_log_step: Callable[[int], None] = lambda step: None
     state: WorkerState = WorkerState.STARTING
     controls: Controls = field(default_factory=Controls)
+    ticks_within_s: float = 0.0
     _heartbeat: Heartbeat | None = None
     _store: NameResolve | None = None
     _status: WorkerStatus = field(init=False)
@@ -281,7 +283,9 @@ class WorkerRunner:
     def _tell(self, may_take_s: float = 0.0) -> None:
         tick()
         if self._heartbeat is not None:
-            self._heartbeat.tell(self._status, may_take_s=may_take_s)
+            self._heartbeat.tell(
+                self._status, may_take_s=may_take_s, ticks_within_s=self.ticks_within_s
+            )
 
     # ---- stop and commands --------------------------------------------------------------------
 

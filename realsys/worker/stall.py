@@ -2,9 +2,9 @@
 
 Alive and getting on are two things: a process in a deadlock, in an endless loop or waiting for a peer
 that never comes keeps its lease. A worker that says it computes and has not ticked for longer than two
-of its usual steps and a little is *stalled*; so is one that somebody has stopped for so long, whatever it
-was at: others wait for its answer. That is published, and taken back when it ticks again; what follows from
-it is for others to decide.
+of its usual steps and a little is *stalled*; one that has no steps says how often it ticks. So is one
+that somebody has stopped for so long, whatever it was at: others wait for its answer. That is
+published, and taken back when it ticks again; what follows from it is for others to decide.
 """
 
 from __future__ import annotations
@@ -38,17 +38,31 @@ class StallJudge:
     _had_pause: bool = False
     _busy: bool = False
     _may_take_s: float = 0.0
+    _ticks_within_s: float = 0.0
     _ticks: int = -1
     _moved_s: float = 0.0
     _looked_s: float = 0.0
 
-    def told(self, *, busy: bool, step: int, now_s: float, may_take_s: float = 0.0) -> None:
-        """The worker told its status: that it computes (``busy``) in ``step`` (0: none)."""
+    def told(
+        self,
+        *,
+        busy: bool,
+        step: int,
+        now_s: float,
+        may_take_s: float = 0.0,
+        ticks_within_s: float = 0.0,
+    ) -> None:
+        """The worker told its status: that it computes (``busy``) in ``step`` (0: none).
+
+        Args:
+            may_take_s, ticks_within_s: as in ``heartbeat_messages.Tell``.
+        """
         if step > self._step:
             if self._step and not self._had_pause:
                 self._steps_s.append((now_s - self._step_began_s) / (step - self._step))
             self._step, self._step_began_s, self._had_pause = step, now_s, False
         self._busy, self._may_take_s, self._moved_s = busy, may_take_s, now_s
+        self._ticks_within_s = ticks_within_s
 
     def paused(self) -> None:
         """The time of this step is no measure: the worker was paused in it."""
@@ -61,6 +75,8 @@ class StallJudge:
 
     @property
     def _usual_s(self) -> float:
+        if self._ticks_within_s:
+            return max(self.floor_s, self._ticks_within_s)
         known = len(self._steps_s) >= KNOWN_STEPS
         return max(self.floor_s, FACTOR * median(self._steps_s)) if known else self.unknown_s
 

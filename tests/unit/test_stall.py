@@ -12,8 +12,8 @@ class Worker:
         self.judge, self.now_s, self.ticks = StallJudge(**limits), 1000.0, 0
         self.stalled_s = 0.0
 
-    def told(self, *, busy=True, step=0, may_take_s=0.0):
-        self.judge.told(busy=busy, step=step, now_s=self.now_s, may_take_s=may_take_s)
+    def told(self, *, busy=True, step=0, **limits):
+        self.judge.told(busy=busy, step=step, now_s=self.now_s, **limits)
 
     def passes(self, seconds, *, ticking=False):
         """Looks twice a second, as the heartbeat process does."""
@@ -42,6 +42,25 @@ def test_before_three_steps_are_known_it_has_half_an_hour(worker):
     assert worker.stalled_s == 0
     worker.passes(2)
     assert worker.stalled_s > UNKNOWN_S
+
+
+def test_one_without_steps_is_judged_by_how_often_it_ticks(worker):
+    worker.told(ticks_within_s=120.0)
+    worker.passes(300, ticking=True)
+    worker.passes(119)
+    assert worker.stalled_s == 0
+    worker.passes(2)
+    assert worker.stalled_s > 120
+    worker.passes(1, ticking=True)
+    assert worker.stalled_s == 0
+
+
+def test_often_is_never_judged_below_the_floor(worker):
+    worker.told(ticks_within_s=1.0)
+    worker.passes(FLOOR_S)
+    assert worker.stalled_s == 0
+    worker.passes(1)
+    assert worker.stalled_s > FLOOR_S
 
 
 def test_short_steps_are_judged_by_the_floor(worker):
