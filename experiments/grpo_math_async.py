@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from experiments.grpo_math import GRPO, GRPOMathExperiment
-from experiments.math_rl import DECOUPLED, MODES
+from experiments.math_rl import DECOUPLED
+from experiments.modes import MODES
 from realsys.api.options import PPOHyperparameters, option
 
 
@@ -17,5 +18,5 @@ from realsys.api.options import PPOHyperparameters, option
 class GRPOMathAsyncExperiment(GRPOMathExperiment):
     """Group-relative policy optimisation on math questions, asynchronous."""
 
-    mode: str = option("async", "see grpo-math", choices=MODES)
+    mode: str = option("async", "see grpo-math", choices=tuple(MODES))
     ppo: PPOHyperparameters = option(replace(GRPO, **DECOUPLED), "the algorithm")

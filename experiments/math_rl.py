@@ -29,6 +29,7 @@ from experiments.math_files import (
     model_problems,
     start_problems,
 )
+from experiments.modes import ABOUT_TRAINING, MODES, Mode, mode_problems
 from experiments.placement import (
     Allocated,
     Copies,
@@ -68,7 +69,6 @@ from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
 from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
 
-MODES = ("sync", "one_step_off", "async", "rollout")
 PPO = PPOHyperparameters(
     gen=GenerationHyperparameters(max_new_tokens=16),
     kl_ctl=0.01,
@@ -124,7 +124,7 @@ class MathRLExperiment(Experiment):
         "sync",
         "sync: model workers sample, then train; one_step_off: they sample a step ahead; async: "
         "generation servers sample all the time; rollout: they do, and nothing trains",
-        choices=MODES,
+        choices=tuple(MODES),
     )
     max_staleness: int | None = option(
         None,
@@ -223,29 +223,12 @@ class MathRLExperiment(Experiment):
         )
 
     def _mode_problems(self) -> Iterator[ConfigError]:
+        settings = {name: getattr(self, name) for name in ABOUT_TRAINING}
+        yield from mode_problems(self._mode, max_staleness=self.max_staleness, settings=settings)
         if self.replay_from is not None:
             yield from replay_problems(self.replay_from, is_async=self.is_async)
-        if not self.trains:
-            yield from self._without_trainer_problems()
         if self.is_async:
             yield from self.rollout.problems()
-        elif self.staleness > 1 or (self.mode == "one_step_off" and self.staleness != 1):
-            yield ConfigError(
-                f"max_staleness is {self.staleness}, and with mode={self.mode} generation runs at most "
-                "one step ahead",
-                where="max_staleness and mode",
-                fix="use mode=async, or leave max_staleness out",
-            )
-
-    def _without_trainer_problems(self) -> Iterator[ConfigError]:
-        """Settings that mean nothing where nothing trains."""
-        for name in ("max_staleness", "replay_from", "ref_ema_eta", "auto_eval"):
-            if getattr(self, name):
-                yield ConfigError(
-                    "nothing trains with mode=rollout: the servers keep the weights that they start with",
-                    where=f"{name} and mode",
-                    fix=f"leave {name} out, or use mode=async",
-                )
 
     def preparations(self) -> tuple[Preparation, ...]:
         """``sft-math``, unless there is a starting policy."""
@@ -354,14 +337,18 @@ class MathRLExperiment(Experiment):
     # ---- mode ---------------------------------------------------------------------------------
 
     @property
+    def _mode(self) -> Mode:
+        return MODES[self.mode]
+
+    @property
     def is_async(self) -> bool:
         """Whether answers come from rollout workers, now or in a run that is replayed."""
-        return self.mode in ("async", "rollout")
+        return self._mode.has_rollouts
 
     @property
     def trains(self) -> bool:
         """Whether anything learns from the answers."""
-        return self.mode != "rollout"
+        return self._mode.trains
 
     @property
     def has_servers(self) -> bool:
@@ -371,9 +358,7 @@ class MathRLExperiment(Experiment):
     @property
     def staleness(self) -> int:
         """``max_staleness``, or what stands for none."""
-        if self.max_staleness is not None:
-            return self.max_staleness
-        return 1 if self.mode in ("one_step_off", "async") else 0
+        return self._mode.staleness if self.max_staleness is None else self.max_staleness
 
     @property
     def _sampled_by(self) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from experiments.math_rl import DECOUPLED, MODES, PPO
+from experiments.math_rl import DECOUPLED, PPO
+from experiments.modes import MODES
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.options import PPOHyperparameters, option
 
@@ -22,5 +23,5 @@ from realsys.api.options import PPOHyperparameters, option
 class PPOMathAsyncExperiment(PPOMathExperiment):
     """PPO on math questions, asynchronous."""
 
-    mode: str = option("async", "see ppo-math", choices=MODES)
+    mode: str = option("async", "see ppo-math", choices=tuple(MODES))
     ppo: PPOHyperparameters = option(replace(PPO, **DECOUPLED), "the algorithm")
