@@ -115,7 +115,7 @@ class Bench:
             "tensorboard=false",
             *words,
         )
-        view = self.trials.wait(files, timeout_s=900)
+        view = self.trials.wait(files, timeout_s=900, every_s=2)
         if view.state is not State.COMPLETED:
             sys.exit(explain(files, view))
         events = read_events(files.phase(files.root).events)

@@ -86,7 +86,7 @@ class Bench:
             f"rollout.max_concurrent_rollouts={5 * self.args.questions}",
             *words,
         )
-        view = self.trials.wait(files, timeout_s=1800)
+        view = self.trials.wait(files, timeout_s=1800, every_s=2)
         if view.state is not State.COMPLETED:
             sys.exit(explain(files, view))
         return files

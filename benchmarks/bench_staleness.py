@@ -45,7 +45,7 @@ def run(trials: Trials, experiment: str, schedule: str, seed: int) -> TrialFiles
         return trials.files(experiment, name)
     words = (f"seed={seed}", f"sft.seed={seed}", *SCHEDULES[schedule])
     files = trials.launch(experiment, name, *words)
-    view = trials.wait(files, timeout_s=3600)
+    view = trials.wait(files, timeout_s=3600, every_s=2)
     if view.state is not State.COMPLETED:
         sys.exit(explain(files, view))
     return files

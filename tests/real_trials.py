@@ -123,9 +123,12 @@ class Trials:
         for folder in self.file_root.glob("runs/*/*/*"):
             kill_everything(TrialFiles(folder))
 
-    def wait(self, files: TrialFiles, *, timeout_s: float = 120) -> TrialView:
+    def wait(
+        self, files: TrialFiles, *, timeout_s: float = 120, every_s: float = 0.05
+    ) -> TrialView:
         """Until the trial is over and its processes are gone."""
-        return wait_until(files, lambda v: v.state not in State.live(), timeout_s=timeout_s)
+        over = lambda view: view.state not in State.live()  # noqa: E731
+        return wait_until(files, over, timeout_s=timeout_s, every_s=every_s)
 
     def wait_for_step(self, files: TrialFiles, step: int, *, timeout_s: float = 120) -> TrialView:
         """Until the main phase has finished ``step`` steps; fails if it ends before."""
@@ -138,7 +141,11 @@ class Trials:
 
 
 def wait_until(
-    files: TrialFiles, condition: Callable[[TrialView], bool], *, timeout_s: float
+    files: TrialFiles,
+    condition: Callable[[TrialView], bool],
+    *,
+    timeout_s: float,
+    every_s: float = 0.05,
 ) -> TrialView:
     """Polls the view; fails with the logs when the condition does not come true in time."""
     deadline = time.monotonic() + timeout_s
@@ -147,7 +154,7 @@ def wait_until(
         if condition(view):
             return view
         assert time.monotonic() < deadline, explain(files, view)
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def explain(files: TrialFiles, view: TrialView) -> str:

@@ -1,9 +1,10 @@
 """What every engine over a Hugging Face module does: forward, evaluation, generation, saving.
 
-Batches come packed and go through the module as a rectangle padded on the right, where causal
-attention never looks from a token to the padding behind it: no mask is needed, and the result
-doesn't depend on how a batch is cut. Training is fsdp.py's. Modules stay in evaluation mode
-throughout: dropout would make a policy differ from the one that sampled.
+Batches come packed and go through the module as they are (packed_attention.py); through one of an
+unknown family as a rectangle padded on the right, where causal attention never looks from a token to the
+padding behind it: no mask is needed. Either way the result doesn't depend on how a batch is cut. Training
+is fsdp.py's. Modules stay in evaluation mode throughout: dropout would make a policy differ from the one
+that sampled.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from realsys.api.progress import tick
 from realsys.backends import lora
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.offload import Parkable
+from realsys.backends.packed_attention import can_pack, run_packed
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
@@ -67,6 +69,7 @@ class HFEngine(Parkable, PipelinableEngine):
         self.parameters = dict(self.module.named_parameters())
         self.adapter_names = lora.trained_names(self.parameters) if adapters else frozenset()
         self._is_plain = adapters is None
+        self._packs = can_pack(self.module)
         self._plain_class = type(self.module)
         self._copy: nn.Module | None = None  # plain, for generation
         self._old_in_copy: Literal["nothing", "what trains", "all"] = "all"
@@ -218,10 +221,12 @@ class HFEngine(Parkable, PipelinableEngine):
         """Logits ``[tokens, vocabulary]`` of a language model, values ``[tokens]`` of a critic."""
         tick()
         lengths = mb.piece_lengths(INPUT)
-        input_ids_BT = pad_packed(mb.data[INPUT], lengths)
-        output = unpad_to_packed(
-            self.module(input_ids=input_ids_BT, use_cache=False).logits, lengths
-        )
+        if self._packs:
+            output = run_packed(self.module, mb.data[INPUT], lengths)
+        else:
+            input_ids_BT = pad_packed(mb.data[INPUT], lengths)
+            logits_BTV = self.module(input_ids=input_ids_BT, use_cache=False).logits
+            output = unpad_to_packed(logits_BTV, lengths)
         return output.squeeze(-1) if output.shape[-1] == 1 else output
 
 

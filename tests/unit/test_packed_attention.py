@@ -1,0 +1,115 @@
+"""Packed sequences through a model equal the same sequences one by one, outputs and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GPT2Config,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from realsys.backends.packed_attention import Pieces, can_pack, groups, run_packed
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+}
+LENGTHS = {
+    "one": [7],
+    "equal": [9, 9, 9],
+    "mixed": [3, 70, 9, 1, 64, 33, 9, 20],
+    "with an empty one": [5, 0, 24],
+}
+
+
+def made(auto: Any, config: Any, **more: Any) -> Any:
+    torch.manual_seed(0)
+    for name, value in more.items():
+        setattr(config, name, value)
+    module = auto.from_config(config, dtype=torch.float64).eval()
+    for weight in module.parameters():  # biases and heads that start at 0 would hide mistakes
+        weight.data.normal_(std=0.2)
+    return module
+
+
+def gradients(module: Any, outputs: torch.Tensor) -> list[torch.Tensor]:
+    weights = torch.arange(outputs.numel(), dtype=outputs.dtype).sin().view_as(outputs)
+    return list(torch.autograd.grad((outputs * weights).sum(), list(module.parameters())))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("auto", [AutoModelForCausalLM, AutoModelForTokenClassification])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_outputs_and_gradients_are_those_of_each_sequence_alone(family, auto, lengths) -> None:
+    module = made(auto, CONFIGS[family], num_labels=1)
+    assert can_pack(module)
+    tokens = torch.randint(0, 40, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    former = module.config._attn_implementation
+    packed = run_packed(module, tokens, lengths)
+    assert module.config._attn_implementation == former
+    alone = [module(input_ids=x[None]).logits[0] for x in tokens.split(lengths) if len(x)]
+    assert_close(packed, torch.cat(alone))
+    for ours, theirs in zip(
+        gradients(module, packed), gradients(module, torch.cat(alone)), strict=True
+    ):
+        assert_close(ours, theirs)
+
+
+def test_nothing_is_computed_on_padding() -> None:
+    module = made(AutoModelForCausalLM, CONFIGS["llama"])
+    seen = []
+    layer = module.model.layers[0].mlp.gate_proj
+    layer.register_forward_hook(lambda _, x, y: seen.append(tuple(y.shape[:-1])))
+    lengths = LENGTHS["mixed"]
+    run_packed(module, torch.zeros(sum(lengths), dtype=torch.int64), lengths)
+    assert seen == [(1, sum(lengths))]
+
+
+def test_attention_looks_at_little_padding() -> None:
+    lengths = [1 + round(60 * (i / 100) ** 8) for i in range(100)] + [256]
+    pieces = Pieces.of(lengths, "cpu")
+    assert pieces.rectangles is not None
+    cells = sum(r.num * r.width for r in pieces.rectangles)
+    # Short ones share a rectangle whatever they are.
+    assert cells < sum(max(x, 16) for x in lengths) / 0.8
+
+
+def test_groups_hold_each_sequence_once_and_none_that_is_much_shorter() -> None:
+    lengths = LENGTHS["mixed"]
+    found = groups(lengths)
+    assert sorted(i for group in found for i in group) == list(range(len(lengths)))
+    assert [[lengths[i] for i in group] for group in found] == [[70, 64], [33], [20], [9, 9, 3, 1]]
+
+
+def test_a_failed_pass_leaves_the_model_as_it_was() -> None:
+    module = made(AutoModelForCausalLM, CONFIGS["llama"])
+    former = module.config._attn_implementation
+    with pytest.raises(IndexError):
+        run_packed(module, torch.tensor([40, 1]), [2])
+    assert module.config._attn_implementation == former
+
+
+def test_other_families_and_windows_are_not_packed() -> None:
+    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1))
+    assert not can_pack(gpt2)
+    window = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    assert not can_pack(AutoModelForCausalLM.from_config(window))
