@@ -127,8 +127,11 @@ class Trials:
         self, files: TrialFiles, *, timeout_s: float = 120, every_s: float = 0.05
     ) -> TrialView:
         """Until the trial is over and its processes are gone."""
-        over = lambda view: view.state not in State.live()  # noqa: E731
-        return wait_until(files, over, timeout_s=timeout_s, every_s=every_s)
+
+        def is_over(view: TrialView) -> bool:
+            return view.state not in State.live()
+
+        return wait_until(files, is_over, timeout_s=timeout_s, every_s=every_s)
 
     def wait_for_step(self, files: TrialFiles, step: int, *, timeout_s: float = 120) -> TrialView:
         """Until the main phase has finished ``step`` steps; fails if it ends before."""

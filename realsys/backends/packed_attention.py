@@ -144,7 +144,7 @@ def attend(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence: ``[1, N, H, D]`` from ``[1, H, N, D]``; keys may share heads."""
+    """Causal attention within each sequence: ``[1, N, H, D]`` from ``[1, H, N, D]``."""
     q_NHD, k_NHD, v_NHD = (x[0].transpose(0, 1) for x in (query, key, value))
 
     def rectangular(tokens: Tensor | None, num: int, width: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # Smaller ones stay in a cache and gain nothing from being packed.
-_PACKED_ELEMENTS = 1 << 19
+_PACKED_ELEMENTS = 1 << 17
 _ALIGNMENT = 64  # bytes; from elsewhere kernels may sum in another order
 # Floats of a block that is converted and used at once: it stays in a core's cache.
 _BLOCK_ELEMENTS = 1 << 18
