@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,15 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def run(trials: Trials, experiment: str, schedule: str, seed: int) -> TrialFiles:
+def run(
+    trials: Trials, experiment: str, schedule: str, seed: int, settings: Sequence[str]
+) -> TrialFiles:
     """The trial of a schedule and seed; started if it has not completed yet."""
     name = f"{schedule.replace(', ', '-')}-seed{seed}"
     done = list(trials.file_root.glob(f"runs/*/{experiment}/{name}/attempts/*/exit.json"))
     if done:
         return trials.files(experiment, name)
-    words = (f"seed={seed}", f"sft.seed={seed}", *SCHEDULES[schedule])
+    words = (f"seed={seed}", f"sft.seed={seed}", *SCHEDULES[schedule], *settings)
     files = trials.launch(experiment, name, *words)
     view = trials.wait(files, timeout_s=3600, every_s=2)
     if view.state is not State.COMPLETED:
@@ -98,12 +101,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--settings", nargs="+", default=[], help="NAME=VALUE, of all schedules")
     args = parser.parse_args()
     trials = Trials(args.folder)
     found = {}
     for seed in args.seeds:
         for schedule in args.only:
-            found[schedule, seed] = run(trials, args.experiment, schedule, seed)
+            found[schedule, seed] = run(trials, args.experiment, schedule, seed, args.settings)
             first, last, lag = figures(found[schedule, seed])
             sys.stderr.write(f"{schedule} seed {seed}: {first:.3f} → {last:.3f}, lag {lag:.2f}\n")
     sys.stdout.write("| schedule | mean staleness | " + " | ".join(f"seed {s}" for s in args.seeds))
