@@ -1,10 +1,10 @@
 """What every engine over a Hugging Face module does: forward, evaluation, generation, saving.
 
-Batches come packed and go through the module as they are (packed_attention.py); through one of an
-unknown family as a rectangle padded on the right, where causal attention never looks from a token to the
-padding behind it: no mask is needed. Either way the result doesn't depend on how a batch is cut. Training
-is fsdp.py's. Modules stay in evaluation mode throughout: dropout would make a policy differ from the one
-that sampled.
+Batches come packed and go through the module so, common beginnings of a group once
+(packed_attention.py); through one of an unknown family as a rectangle padded on the right, where causal
+attention never looks from a token to the padding behind it: no mask is needed. Either way the result
+doesn't depend on how a batch is cut. Training is fsdp.py's. Modules stay in evaluation mode throughout:
+dropout would make a policy differ from the one that sampled.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class HFEngine(Parkable, PipelinableEngine):
         tick()
         lengths = mb.piece_lengths(INPUT)
         if self._packs:
-            output = run_packed(self.module, mb.data[INPUT], lengths)
+            output = run_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
         else:
             input_ids_BT = pad_packed(mb.data[INPUT], lengths)
             logits_BTV = self.module(input_ids=input_ids_BT, use_cache=False).logits

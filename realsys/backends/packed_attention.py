@@ -1,11 +1,13 @@
-"""Attention over packed sequences, so that a module of transformers computes nothing on padding.
+"""Packed sequences through a module of transformers: nothing is computed on padding, and nothing twice.
 
-All other layers look at tokens one by one: they get the packed row ``[1, N, …]`` as it is. Attention looks
-at sequences: those of about one length are put side by side in a rectangle padded on the right, where
-causal attention never looks from a token to the padding behind it. transformers lets a model's attention
-be replaced by name (``AttentionInterface``); one without a mask of its own gets none.
+Answers to one question begin with the same tokens. What a causal model says of those is the same in each,
+so they are in the row that the module gets once; all its layers but attention look at tokens one by one.
+Attention looks at sequences: those of about one length are put side by side in a rectangle padded on the
+right, where it never looks from a token to the padding behind it. transformers lets a model's attention be
+replaced by name (``AttentionInterface``); one without a mask of its own gets none.
 
-Shape suffixes: N tokens, B sequences, T the longest of them, H heads, D head size.
+Shape suffixes: N packed tokens, U those that are computed, B sequences, T the longest of them, H heads,
+D head size.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ NAME = "realsys_packed"
 _FAMILIES = ("llama", "qwen2", "qwen3")
 _SHORT = 16  # all sequences up to so long are put together
 _AS_LONG = 0.8  # as the longest of its rectangle a sequence must be, else it goes into the next
+_SHARED_FROM = 0.95  # of the tokens may be left to compute; else putting them together costs more
 
 
 @dataclass(frozen=True)
@@ -35,48 +38,100 @@ class Rectangle:
 
     Attributes:
         num, width: B, T.
-        tokens: int64 ``[B * T]``, which packed token stands where; the last one of a sequence also stands
-            on its padding.
-        own: int64, the places that are not padding, in order.
+        tokens: int64 ``[B * T]``, which of the U stands where; the last one of a sequence also stands on
+            its padding. None: the U in order.
+        own: int64, the places that are not padding, in order; None: all are.
     """
 
     num: int
     width: int
-    tokens: Tensor
-    own: Tensor
+    tokens: Tensor | None
+    own: Tensor | None
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Where the sequences of a packed row begin and end, for ``attend``.
+    """Which tokens of packed sequences are computed, and who sees whom, for ``attend``.
 
     Attributes:
-        positions: int64 ``[1, N]``, each token's place in its sequence.
-        rectangles: hold all sequences; None: they are of one length, and the row is a rectangle itself.
-        back: int64 ``[N]``, for each token its place among the rectangles' own tokens.
+        positions: int64 ``[1, U]``, each token's place in its sequence.
+        kept: int64 ``[U]``, which of the N are computed; None: all.
+        place: int64 ``[N]``, for each token the one of the U that is computed for it; None: itself.
+        rectangles: hold all sequences.
+        back: int64 ``[U]``, for each its place among the rectangles' own tokens; None: they are in order.
     """
 
     positions: Tensor
-    num: int
-    rectangles: tuple[Rectangle, ...] | None
+    kept: Tensor | None
+    place: Tensor | None
+    rectangles: tuple[Rectangle, ...]
     back: Tensor | None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str) -> Pieces:
-        """Of sequences of these lengths."""
-        starts = [0, *accumulate(lengths)][:-1]
-        positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
-        if len(set(lengths)) == 1:
-            return cls(positions, len(lengths), None, None)
-        made = [_rectangle([(starts[i], lengths[i]) for i in group]) for group in groups(lengths)]
-        order = torch.cat([r.tokens[r.own] for r in made])
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order))
-        there = [Rectangle(r.num, r.width, r.tokens.to(device), r.own.to(device)) for r in made]
-        return cls(positions, len(lengths), tuple(there), back.to(device))
+    def of(cls, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> Pieces:
+        """Of sequences of these lengths, in groups that may begin alike."""
+        device, lengths = tokens_N.device, [length for group in groups for length in group]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        place, kept = _shared(tokens_N.cpu(), groups)
+        if kept is None and len(set(lengths)) == 1:
+            whole = Rectangle(len(lengths), lengths[0], None, None)
+            return cls(positions[None].to(device), None, None, (whole,), None)
+        starts = [0, *accumulate(lengths)]
+        made = [
+            _rectangle([(starts[i], lengths[i]) for i in alike], place)
+            for alike in of_about_one_length(lengths)
+        ]
+        order = torch.cat([tokens if own is None else tokens[own] for _, _, tokens, own in made])
+        # Of a token that stands in several sequences the first one counts.
+        num_kept = len(positions) if kept is None else len(kept)
+        back = torch.full((num_kept,), len(order)).scatter_reduce_(
+            0, order, torch.arange(len(order)), "amin"
+        )
+
+        def there(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device)
+
+        return cls(
+            (positions if kept is None else positions[kept])[None].to(device),
+            there(kept),
+            None if kept is None else there(place),
+            tuple(Rectangle(num, width, there(t), there(own)) for num, width, t, own in made),
+            there(back),
+        )
 
 
-def groups(lengths: Sequence[int]) -> list[list[int]]:
+def _shared(tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+    """(``[N]`` → which of the U, ``[U]`` → which of the N); the second is None where little is shared."""
+    place, kept, begin, num_kept = torch.arange(len(tokens_N)), [], 0, 0
+    tokens: list[int] = tokens_N.tolist()
+    for lengths in groups:
+        common = _common_prefix(list(_rows(tokens[begin:], lengths)))
+        first = num_kept
+        for i, length in enumerate(lengths):
+            own = common if i else 0  # so many are the first sequence's
+            place[begin : begin + own] = torch.arange(first, first + own)
+            place[begin + own : begin + length] = torch.arange(num_kept, num_kept + length - own)
+            kept.append(torch.arange(begin + own, begin + length))
+            begin, num_kept = begin + length, num_kept + length - own
+    if num_kept > _SHARED_FROM * len(tokens_N):
+        return torch.arange(len(tokens_N)), None
+    return place, torch.cat(kept)
+
+
+def _rows(tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The first tokens, cut into sequences of these lengths."""
+    for begin, end in pairwise([0, *accumulate(lengths)]):
+        yield list(tokens[begin:end])
+
+
+def _common_prefix(sequences: Sequence[list[int]]) -> int:
+    """How many tokens all begin with."""
+    shortest, longest = min(sequences), max(sequences)  # by their tokens: the others lie between
+    same = (a == b for a, b in zip(shortest, longest, strict=False))
+    return sum(1 for _ in takewhile(bool, same))
+
+
+def of_about_one_length(lengths: Sequence[int]) -> list[list[int]]:
     """Indices of the sequences that share a rectangle, longest first; empty ones are in none (pure)."""
     found: list[list[int]] = []
     filled = [i for i, length in enumerate(lengths) if length]
@@ -89,13 +144,16 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def _rectangle(pieces: Sequence[tuple[int, int]]) -> Rectangle:
+def _rectangle(
+    pieces: Sequence[tuple[int, int]], place: Tensor
+) -> tuple[int, int, Tensor, Tensor | None]:
+    """Number, width, tokens and own places of sequences (begin, length)."""
     begins, lengths = (torch.tensor(column)[:, None] for column in zip(*pieces, strict=True))
     width = int(lengths.max())
-    place = torch.arange(width)[None]
-    tokens_BT = begins + torch.minimum(place, lengths - 1)
-    own = (place < lengths).flatten().nonzero().flatten()
-    return Rectangle(len(pieces), width, tokens_BT.flatten(), own)
+    column = torch.arange(width)[None]
+    tokens = place[(begins + torch.minimum(column, lengths - 1)).flatten()]
+    own = (column < lengths).flatten()
+    return len(pieces), width, tokens, None if own.all() else own.nonzero().flatten()
 
 
 def can_pack(module: nn.Module) -> bool:
@@ -107,18 +165,18 @@ def can_pack(module: nn.Module) -> bool:
     )
 
 
-def run_packed(module: Any, tokens_N: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The module's logits ``[N, …]`` for packed sequences."""
-    pieces = Pieces.of(lengths, tokens_N.device)
+def run_packed(module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+    """The module's logits ``[N, …]`` for sequences of these lengths, in groups that may begin alike."""
+    pieces = Pieces.of(tokens_N, groups)
     with _attending_so(module.config):
         output = module(
-            input_ids=tokens_N[None],
+            input_ids=(tokens_N if pieces.kept is None else tokens_N[pieces.kept])[None],
             position_ids=pieces.positions,
             use_cache=False,
             pieces=pieces,
         )
-    logits: Tensor = output.logits
-    return logits[0]
+    logits: Tensor = output.logits[0]
+    return logits if pieces.place is None else logits.index_select(0, pieces.place)
 
 
 @contextmanager
@@ -144,32 +202,32 @@ def attend(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence: ``[1, N, H, D]`` from ``[1, H, N, D]``."""
-    q_NHD, k_NHD, v_NHD = (x[0].transpose(0, 1) for x in (query, key, value))
+    """Causal attention within each sequence: ``[1, U, H, D]`` from ``[1, H, U, D]``."""
+    q_UHD, k_UHD, v_UHD = (x[0].transpose(0, 1) for x in (query, key, value))
 
-    def rectangular(tokens: Tensor | None, num: int, width: int) -> Tensor:
-        def sides(x_NHD: Tensor) -> Tensor:
-            rows = x_NHD if tokens is None else x_NHD.index_select(0, tokens)
-            return rows.unflatten(0, (num, width)).transpose(1, 2)  # type: ignore[no-untyped-call, no-any-return]
+    def within(rectangle: Rectangle) -> Tensor:
+        def sides(x_UHD: Tensor) -> Tensor:
+            rows = x_UHD if rectangle.tokens is None else x_UHD.index_select(0, rectangle.tokens)
+            shape = (rectangle.num, rectangle.width)
+            return rows.unflatten(0, shape).transpose(1, 2)  # type: ignore[no-untyped-call, no-any-return]
 
         y_BHTD = F.scaled_dot_product_attention(
-            sides(q_NHD),
-            sides(k_NHD),
-            sides(v_NHD),
+            sides(q_UHD),
+            sides(k_UHD),
+            sides(v_UHD),
             dropout_p=dropout,
             scale=scaling,
             is_causal=True,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return y_BHTD.transpose(1, 2).flatten(0, 1)
+        y = y_BHTD.transpose(1, 2).flatten(0, 1)
+        return y if rectangle.own is None else y.index_select(0, rectangle.own)
 
-    if pieces.rectangles is None:
-        return rectangular(None, pieces.num, len(q_NHD) // pieces.num)[None], None
-    assert pieces.back is not None
-    parts = [
-        rectangular(r.tokens, r.num, r.width).index_select(0, r.own) for r in pieces.rectangles
-    ]
-    return torch.cat(parts).index_select(0, pieces.back)[None], None
+    parts = [within(rectangle) for rectangle in pieces.rectangles]
+    y_UHD = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if pieces.back is not None:
+        y_UHD = y_UHD.index_select(0, pieces.back)
+    return y_UHD[None], None
 
 
 AttentionInterface.register(NAME, attend)
