@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experiments.math_rl import MathRLExperiment
+from experiments.math_rl import OPTIMIZER, MathRLExperiment
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceAbstraction
@@ -25,9 +25,7 @@ class PPOMathExperiment(MathRLExperiment):
     """PPO on math questions."""
 
     critic: ModelOptions = option(
-        ModelOptions(
-            optimizer=OptimizerOptions(lr=1e-3, weight_decay=0.0, warmup_steps_proportion=0.05)
-        ),
+        ModelOptions(optimizer=OptimizerOptions(lr=1e-3, **OPTIMIZER)),
         "the value model; without a path, the actor's body with a new head",
     )
 

@@ -42,7 +42,13 @@ OPTIONS = (
         f"{role}.optimizer.{setting}"
         for role in ("actor", "critic")
         # At Adam's usual eps rounding is blown up where gradients are next to nothing.
-        for setting in (f"lr={LR}", "eps=1e-5", "weight_decay=0", "warmup_steps_proportion=0")
+        for setting in (
+            f"lr={LR}",
+            "lr_schedule=constant",
+            "warmup_steps_proportion=0",
+            "eps=1e-5",
+            "weight_decay=0",
+        )
     ),
 )
 
