@@ -2,9 +2,9 @@
 
 Answers to one question begin with the same tokens. What a causal model says of those is the same in each,
 so they are in the row that the module gets once; all its layers but attention look at tokens one by one.
-Attention looks at sequences: those of about one length are put side by side in a rectangle padded on the
-right, where it never looks from a token to the padding behind it. transformers lets a model's attention be
-replaced by name (``AttentionInterface``); one without a mask of its own gets none.
+Attention looks at sequences, put together in rectangles (packed_pieces.py) where it never looks from a
+token to the padding behind it. transformers lets a model's attention be replaced by name
+(``AttentionInterface``); one without a mask of its own gets none.
 
 Shape suffixes: N packed tokens, U those that are computed, B sequences, T the longest of them, H heads,
 D head size.
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -23,137 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from realsys.backends.packed_pieces import Pieces, Rectangle
+
 NAME = "realsys_packed"
 # Families whose models hand what they do not know down to their attention, and have no other use of a
 # token's neighbours.
 _FAMILIES = ("llama", "qwen2", "qwen3")
-_SHORT = 16  # all sequences up to so long are put together
-_AS_LONG = 0.8  # as the longest of its rectangle a sequence must be, else it goes into the next
-_SHARED_FROM = 0.95  # of the tokens may be left to compute; else putting them together costs more
-
-
-@dataclass(frozen=True)
-class Rectangle:
-    """Some of the sequences, side by side.
-
-    Attributes:
-        num, width: B, T.
-        tokens: int64 ``[B * T]``, which of the U stands where; the last one of a sequence also stands on
-            its padding. None: the U in order.
-        own: int64, the places that are not padding, in order; None: all are.
-    """
-
-    num: int
-    width: int
-    tokens: Tensor | None
-    own: Tensor | None
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Which tokens of packed sequences are computed, and who sees whom, for ``attend``.
-
-    Attributes:
-        positions: int64 ``[1, U]``, each token's place in its sequence.
-        kept: int64 ``[U]``, which of the N are computed; None: all.
-        place: int64 ``[N]``, for each token the one of the U that is computed for it; None: itself.
-        rectangles: hold all sequences.
-        back: int64 ``[U]``, for each its place among the rectangles' own tokens; None: they are in order.
-    """
-
-    positions: Tensor
-    kept: Tensor | None
-    place: Tensor | None
-    rectangles: tuple[Rectangle, ...]
-    back: Tensor | None
-
-    @classmethod
-    def of(cls, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> Pieces:
-        """Of sequences of these lengths, in groups that may begin alike."""
-        device, lengths = tokens_N.device, [length for group in groups for length in group]
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        place, kept = _shared(tokens_N.cpu(), groups)
-        if kept is None and len(set(lengths)) == 1:
-            whole = Rectangle(len(lengths), lengths[0], None, None)
-            return cls(positions[None].to(device), None, None, (whole,), None)
-        starts = [0, *accumulate(lengths)]
-        made = [
-            _rectangle([(starts[i], lengths[i]) for i in alike], place)
-            for alike in of_about_one_length(lengths)
-        ]
-        order = torch.cat([tokens if own is None else tokens[own] for _, _, tokens, own in made])
-        # Of a token that stands in several sequences the first one counts.
-        num_kept = len(positions) if kept is None else len(kept)
-        back = torch.full((num_kept,), len(order)).scatter_reduce_(
-            0, order, torch.arange(len(order)), "amin"
-        )
-
-        def there(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(device)
-
-        return cls(
-            (positions if kept is None else positions[kept])[None].to(device),
-            there(kept),
-            None if kept is None else there(place),
-            tuple(Rectangle(num, width, there(t), there(own)) for num, width, t, own in made),
-            there(back),
-        )
-
-
-def _shared(tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-    """(``[N]`` → which of the U, ``[U]`` → which of the N); the second is None where little is shared."""
-    place, kept, begin, num_kept = torch.arange(len(tokens_N)), [], 0, 0
-    tokens: list[int] = tokens_N.tolist()
-    for lengths in groups:
-        common = _common_prefix(list(_rows(tokens[begin:], lengths)))
-        first = num_kept
-        for i, length in enumerate(lengths):
-            own = common if i else 0  # so many are the first sequence's
-            place[begin : begin + own] = torch.arange(first, first + own)
-            place[begin + own : begin + length] = torch.arange(num_kept, num_kept + length - own)
-            kept.append(torch.arange(begin + own, begin + length))
-            begin, num_kept = begin + length, num_kept + length - own
-    if num_kept > _SHARED_FROM * len(tokens_N):
-        return torch.arange(len(tokens_N)), None
-    return place, torch.cat(kept)
-
-
-def _rows(tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The first tokens, cut into sequences of these lengths."""
-    for begin, end in pairwise([0, *accumulate(lengths)]):
-        yield list(tokens[begin:end])
-
-
-def _common_prefix(sequences: Sequence[list[int]]) -> int:
-    """How many tokens all begin with."""
-    shortest, longest = min(sequences), max(sequences)  # by their tokens: the others lie between
-    same = (a == b for a, b in zip(shortest, longest, strict=False))
-    return sum(1 for _ in takewhile(bool, same))
-
-
-def of_about_one_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of the sequences that share a rectangle, longest first; empty ones are in none (pure)."""
-    found: list[list[int]] = []
-    filled = [i for i, length in enumerate(lengths) if length]
-    for i in sorted(filled, key=lambda i: -lengths[i]):
-        longest = lengths[found[-1][0]] if found else 0
-        if found and (lengths[i] >= _AS_LONG * longest or longest <= _SHORT):
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return found
-
-
-def _rectangle(
-    pieces: Sequence[tuple[int, int]], place: Tensor
-) -> tuple[int, int, Tensor, Tensor | None]:
-    """Number, width, tokens and own places of sequences (begin, length)."""
-    begins, lengths = (torch.tensor(column)[:, None] for column in zip(*pieces, strict=True))
-    width = int(lengths.max())
-    column = torch.arange(width)[None]
-    tokens = place[(begins + torch.minimum(column, lengths - 1)).flatten()]
-    own = (column < lengths).flatten()
-    return len(pieces), width, tokens, None if own.all() else own.nonzero().flatten()
 
 
 def can_pack(module: nn.Module) -> bool:
@@ -176,7 +49,7 @@ def run_packed(module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -
             pieces=pieces,
         )
     logits: Tensor = output.logits[0]
-    return logits if pieces.place is None else logits.index_select(0, pieces.place)
+    return logits if pieces.place is None else _rows_at(logits, pieces.place)
 
 
 @contextmanager
@@ -207,7 +80,7 @@ def attend(
 
     def within(rectangle: Rectangle) -> Tensor:
         def sides(x_UHD: Tensor) -> Tensor:
-            rows = x_UHD if rectangle.tokens is None else x_UHD.index_select(0, rectangle.tokens)
+            rows = x_UHD if rectangle.tokens is None else _rows_at(x_UHD, rectangle.tokens)
             shape = (rectangle.num, rectangle.width)
             return rows.unflatten(0, shape).transpose(1, 2)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -221,13 +94,18 @@ def attend(
             enable_gqa=query.shape[1] != key.shape[1],
         )
         y = y_BHTD.transpose(1, 2).flatten(0, 1)
-        return y if rectangle.own is None else y.index_select(0, rectangle.own)
+        return y if rectangle.own is None else _rows_at(y, rectangle.own)
 
     parts = [within(rectangle) for rectangle in pieces.rectangles]
     y_UHD = parts[0] if len(parts) == 1 else torch.cat(parts)
     if pieces.back is not None:
-        y_UHD = y_UHD.index_select(0, pieces.back)
+        y_UHD = _rows_at(y_UHD, pieces.back)
     return y_UHD[None], None
+
+
+def _rows_at(x: Tensor, index: Tensor) -> Tensor:
+    # Rows that stand in several places add up their gradients: on GPUs only so in one order.
+    return x[index] if x.is_cuda else x.index_select(0, index)
 
 
 AttentionInterface.register(NAME, attend)

@@ -16,7 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from realsys.backends.packed_attention import Pieces, can_pack, of_about_one_length, run_packed
+from realsys.backends.packed_attention import can_pack, run_packed
+from realsys.backends.packed_pieces import Pieces, common_prefix, of_about_one_length
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -128,6 +129,14 @@ def test_rectangles_hold_each_sequence_once_and_none_that_is_much_shorter() -> N
     found = of_about_one_length(MIXED)
     assert sorted(i for alike in found for i in alike) == list(range(len(MIXED)))
     assert [[MIXED[i] for i in alike] for alike in found] == [[70, 64], [33], [20], [9, 9, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "expected"),
+    [([[1, 2, 3]], 3), ([[1, 2], [1, 2, 3], [1, 4]], 1), ([[5], [6]], 0), ([[], [1]], 0)],
+)
+def test_common_prefix(sequences: list[list[int]], expected: int) -> None:
+    assert common_prefix(sequences) == expected
 
 
 def test_a_failed_pass_leaves_the_model_as_it_was() -> None:
