@@ -69,7 +69,7 @@ class FakeHeartbeat:
     def __init__(self):
         self.told = []
 
-    def tell(self, status, *, may_take_s=0.0):
+    def tell(self, status, *, may_take_s=0.0, ticks_within_s=0.0):
         self.told.append(status)
 
 
