@@ -1,6 +1,6 @@
 """How much faster asynchronous training is with real engines: two generation servers and one trainer.
 
-    python benchmarks/bench_async_engines.py [--rounds 2] [--steps 24] [--width 256] [--questions 8]
+    python benchmarks/bench_async_engines.py [--rounds 2] [--steps 24] [--width 256] [--questions 16]
 
 One thread each, so two cores do the work of three processes. A policy whose answers are geometric with
 a mean of an eighth of the longest (``uniform_policy.py``); ``grpo-math`` as a user launches it,
@@ -83,6 +83,7 @@ class Bench:
             "tensorboard=false",
             "cpus_per_model_worker=1",
             "rollout.servers=2",
+            f"rollout.server_args.max_running={self.args.rows}",
             f"rollout.max_concurrent_rollouts={5 * self.args.questions}",
             *words,
         )
@@ -133,7 +134,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--questions", type=int, default=8, help="a step")
+    parser.add_argument("--questions", type=int, default=16, help="a step")
+    parser.add_argument("--rows", type=int, default=8, help="that a server decodes at a time")
     args = parser.parse_args()
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
