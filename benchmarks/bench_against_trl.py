@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
 from real_trials import Trials, explain  # noqa: E402
-from uniform_policy import make_policy, make_questions  # noqa: E402
+from uniform_policy import grpo_words, make_policy, make_questions  # noqa: E402
 
 from launcher.trial_state import State  # noqa: E402
 from realsys.observability.events import StepEvent, read_events  # noqa: E402
@@ -96,23 +96,10 @@ class Bench:
         files = self.trials.launch(
             "grpo-math",
             name,
-            *("--import", str(HERE / "uniform_policy.py")),
-            f"actor.path={self.policy}",
-            f"dataset.path={self.questions}",
-            "dataset.eval_size=0",
-            f"dataset.train_bs_n_seqs={PROMPTS}",
-            f"group_size={GROUP}",
-            f"ppo.gen.max_new_tokens={part.longest}",
+            *grpo_words(
+                self.policy, self.questions, batch=PROMPTS, group=GROUP, longest=part.longest
+            ),
             f"ppo.gen.min_new_tokens={part.shortest}",
-            "ppo.ppo_n_minibatches=1",
-            "ppo.kl_ctl=0",
-            "ppo.entropy_coef=0",
-            "reward=digits",
-            "actor.optimizer.lr=1e-6",
-            "exp_ctrl.total_train_epochs=1",
-            "exp_ctrl.ckpt_freq_secs=none",
-            "exp_ctrl.eval_freq_steps=none",
-            "tensorboard=false",
             *words,
         )
         view = self.trials.wait(files, timeout_s=900, every_s=2)

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
 from real_trials import Trials, explain  # noqa: E402
-from uniform_policy import MEAN_LENGTH, make_policy, make_questions  # noqa: E402
+from uniform_policy import MEAN_LENGTH, grpo_words, make_policy, make_questions  # noqa: E402
 
 from launcher.trial_state import State  # noqa: E402
 from realsys.api.trial import TrialFiles  # noqa: E402
@@ -65,22 +65,13 @@ class Bench:
         files = self.trials.launch(
             "grpo-math",
             name,
-            *("--import", str(HERE / "uniform_policy.py")),
-            f"actor.path={self.policy}",
-            f"dataset.path={self.questions}",
-            "dataset.eval_size=0",
-            f"dataset.train_bs_n_seqs={self.args.questions}",
-            f"group_size={GROUP}",
-            f"ppo.gen.max_new_tokens={LONGEST}",
-            "ppo.ppo_n_minibatches=1",
-            "ppo.kl_ctl=0",
-            "ppo.entropy_coef=0",
-            "reward=digits",
-            "actor.optimizer.lr=1e-6",
-            "exp_ctrl.total_train_epochs=1",
-            "exp_ctrl.ckpt_freq_secs=none",
-            "exp_ctrl.eval_freq_steps=none",
-            "tensorboard=false",
+            *grpo_words(
+                self.policy,
+                self.questions,
+                batch=self.args.questions,
+                group=GROUP,
+                longest=LONGEST,
+            ),
             "cpus_per_model_worker=1",
             "rollout.servers=2",
             f"rollout.server_args.max_running={self.args.rows}",

@@ -71,6 +71,30 @@ def make_questions(path: Path, count: int) -> Path:
     return path
 
 
+def grpo_words(
+    policy: Path, questions: Path, *, batch: int, group: int, longest: int
+) -> tuple[str, ...]:
+    """Words of ``realsys launch grpo-math``: one pass over ``questions``, the policy stays as it is."""
+    return (
+        *("--import", __file__),
+        f"actor.path={policy}",
+        f"dataset.path={questions}",
+        "dataset.eval_size=0",
+        f"dataset.train_bs_n_seqs={batch}",
+        f"group_size={group}",
+        f"ppo.gen.max_new_tokens={longest}",
+        "ppo.ppo_n_minibatches=1",
+        "ppo.kl_ctl=0",
+        "ppo.entropy_coef=0",
+        "reward=digits",
+        "actor.optimizer.lr=1e-6",
+        "exp_ctrl.total_train_epochs=1",
+        "exp_ctrl.ckpt_freq_secs=none",
+        "exp_ctrl.eval_freq_steps=none",
+        "tensorboard=false",
+    )
+
+
 def digits(*, response: str, answer: str, **_: Any) -> float:
     """Right first characters count 1, each digit 0.01."""
     return float(response[:3].strip() == answer) + 0.01 * sum(c.isdigit() for c in response)

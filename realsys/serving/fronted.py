@@ -14,6 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from realsys.api.errors import ConfigError, DataError, RealsysError
+from realsys.api.progress import tick
 from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
 from realsys.serving.api import (
     GenerateRequest,
@@ -31,6 +32,7 @@ REQUEST_S = 24 * 3600.0
 CONTROL_S = 60.0
 UPDATE_S = 1800.0
 GOODBYE_S = 5.0
+_TICK_S = 5.0
 _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
 
 
@@ -163,10 +165,12 @@ class FrontedEngine(abc.ABC):
         began_s = time.perf_counter()
         if self._paused is None:
             await self._pause(mode)
+        ticking = asyncio.create_task(_tick_along(), name="reading weights")
         try:
             await self._load(source.path, source.version, keep_caches=mode is PauseMode.IN_PLACE)
             self._version = source.version
         finally:
+            ticking.cancel()
             if self._paused is None:
                 await asyncio.shield(self._resume())
         seconds = time.perf_counter() - began_s
@@ -224,3 +228,10 @@ def check_fits(path: str, model_path: str) -> int:
     if not found.keys() & expected.keys():
         raise DataError("no weight of the model is there", where=path, fix="give its folder")
     return sum(file.stat().st_size for file in set(weight_files(path).values()))
+
+
+async def _tick_along() -> None:
+    """While the child reads weights, which has a deadline: no tokens come, and nothing stands still."""
+    while True:
+        tick()
+        await asyncio.sleep(_TICK_S)
