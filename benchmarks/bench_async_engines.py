@@ -1,14 +1,19 @@
 """How much faster asynchronous training is with real engines: two generation servers and one trainer.
 
-    python benchmarks/bench_async_engines.py [--rounds 2] [--steps 24] [--width 256] [--questions 16]
+    python benchmarks/bench_async_engines.py [--trainer given] [--rounds 2] [--steps 24] [--width 256]
 
-One thread each, so two cores do the work of three processes. A policy whose answers are geometric with
-a mean of an eighth of the longest (``uniform_policy.py``); ``grpo-math`` as a user launches it,
-``--questions`` with 8 answers each a step. *turns*: ``max_staleness=0``, servers and trainer wait for
-one another. Also what the two halves can do alone: ``mode=rollout`` (answers that nobody trains on) and
-``replay_from`` (a trainer that waits for nobody). At best two cores do one half's work after the
-other's without a pause: the *bound* is one over the sum of what a token costs each half alone, in
-seconds of both cores. Beginning and end of each run do not count.
+One thread each. A policy whose answers are geometric with a mean of an eighth of the longest
+(``uniform_policy.py``); ``grpo-math`` as a user launches it, ``--questions`` with 8 answers each a step.
+*turns*: ``max_staleness=0``, servers and trainer wait for one another. *generation alone* is what
+``mode=rollout`` makes, which nobody trains on. Beginning and end of each run do not count.
+
+``--trainer given``, for two cores: the servers have them, and the trainer sleeps as if it had a third
+(``given_cost.py``), exactly as fast as the servers alone. At best neither waits: the *bound* is what
+the slower one does alone.
+
+``--trainer real``: two cores do the work of three processes. *training alone* is ``replay_from``, a
+trainer that waits for nobody. At best two cores do one half's work after the other's without a pause:
+the *bound* is one over the sum of what a token costs each half alone, in seconds of both cores.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from realsys.observability.events import StepEvent, read_events  # noqa: E402
 from realsys.observability.metrics import read_metrics  # noqa: E402
 
 GROUP, LONGEST = 8, 8 * MEAN_LENGTH
+GENERATION, TRAINING = "generation alone", "training alone"
 EDGE = 3  # steps at both ends that do not count
 SCHEDULES = {
     "turns": ("mode=async", "max_staleness=0"),
@@ -60,10 +66,10 @@ class Bench:
         )
         self.trials = Trials(self.folder / "trials")
 
-    def run(self, name: str, *words: str) -> TrialFiles:
+    def run(self, name: str, *words: str, experiment: str = "grpo-math") -> TrialFiles:
         """A whole trial."""
         files = self.trials.launch(
-            "grpo-math",
+            experiment,
             name,
             *grpo_words(
                 self.policy,
@@ -105,22 +111,37 @@ def made_per_s(files: TrialFiles) -> float:
 
 
 def measure(bench: Bench, rounds: int) -> Iterator[tuple[str, float]]:
-    """(schedule, tokens a second), round after round."""
+    """(what, tokens a second), round after round."""
     batch = bench.args.questions * GROUP
     for i in range(rounds):
         at_once = f"rollout.max_in_flight={3 * bench.args.questions}"  # as with η = 2
         made = bench.run(f"rollouts-{i}", "mode=rollout", at_once)
-        yield "generation alone", made_per_s(made)
-        replayed = f"max_staleness={bench.args.steps}"
-        learnt = bench.run(f"train-{i}", "mode=async", f"replay_from={made.root}", replayed)
-        yield "training alone", trained_per_s(learnt, batch)
+        yield GENERATION, (speed := made_per_s(made))
+        experiment, given = "grpo-math", tuple[str, ...]()
+        if bench.args.trainer == "real":
+            replayed = f"max_staleness={bench.args.steps}"
+            learnt = bench.run(f"train-{i}", "mode=async", f"replay_from={made.root}", replayed)
+            yield TRAINING, trained_per_s(learnt, batch)
+        else:
+            experiment = "grpo-given-cost"
+            given = ("--import", str(HERE / "given_cost.py"), f"train_tokens_per_s={speed}")
+            yield TRAINING, speed
         for j, (name, words) in enumerate(SCHEDULES.items()):
-            yield name, trained_per_s(bench.run(f"async-{i}-{j}", *words), batch)
+            files = bench.run(f"async-{i}-{j}", *given, *words, experiment=experiment)
+            yield name, trained_per_s(files, batch)
+
+
+def bound(generation: float, training: float, trainer: str) -> float:
+    """Tokens a second that no schedule can exceed; see the module's docstring."""
+    if trainer == "given":
+        return min(generation, training)
+    return 1 / (1 / generation + 0.5 / training)  # training alone keeps one of two cores busy
 
 
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--trainer", choices=("given", "real"), default="given")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--width", type=int, default=256)
@@ -138,11 +159,10 @@ def main() -> None:
         finally:
             bench.trials.end_all()
     speeds = {name: statistics.median(values) for name, values in found.items()}
-    # Training alone keeps one core busy: a token costs both cores half as much.
-    bound = 1 / (1 / speeds["generation alone"] + 0.5 / speeds["training alone"])
+    best = bound(speeds[GENERATION], speeds[TRAINING], args.trainer)
     sys.stdout.write("| | tokens/s | times turns | of the bound |\n|---|---:|---:|---:|\n")
     for name, speed in speeds.items():
-        share = "" if "alone" in name else f"{speed / bound:.0%}"
+        share = f"{speed / best:.0%}" if name in SCHEDULES else ""
         sys.stdout.write(f"| {name} | {speed:,.0f} | {speed / speeds['turns']:.2f} | {share} |\n")
 
 

@@ -19,7 +19,17 @@ TASK = frozenset(
     "no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE "
     "WANDB_MODE WANDB_BASE_URL WANDB_DIR".split()
 )
-TASK_PREFIXES = ("HF_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "TRITON_", "SGLANG_", "VLLM_")
+TASK_PREFIXES = (
+    "HF_",
+    "MALLOC_",
+    "NCCL_",
+    "GLOO_",
+    "UCX_",
+    "TORCH_",
+    "TRITON_",
+    "SGLANG_",
+    "VLLM_",
+)
 NEVER = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})  # a secret: only when the site names it
 
 

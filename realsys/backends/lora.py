@@ -23,7 +23,7 @@ from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.model import ProcessTopology
 from realsys.api.options import LoRAOptions
 from realsys.api.plain import from_plain
-from realsys.backends.sharding import full_weight
+from realsys.backends.sharding import full_weights
 from realsys.models.shape import Weight
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.layouts import COLUMN_SPLIT, ROW_SPLIT
@@ -121,28 +121,41 @@ def merged_weights(
             are, and without shards in their own memory.
         changed_only: only those that training the adapters changes.
     """
-    for name, x in weights.items():
+    adapted = _adapted(weights) if options is not None else {}
+    wanted: list[str] = []
+    for name in weights:
+        if name in adapted:
+            wanted += [*adapted[name], name]
+        elif not is_adapter(name) and (not changed_only or name.startswith(_HEADS)):
+            wanted.append(name)
+    sides: list[Tensor] = []
+    for name, whole in full_weights((name, weights[name]) for name in wanted):
         if is_adapter(name):
+            sides.append(whole.float())
             continue
-        pair = [name.replace("base_layer", f"{side}.default") for side in _SIDES]
-        adapted = options is not None and name.endswith(".base_layer.weight")
-        if changed_only and not adapted and not name.startswith(_HEADS):
-            continue
-        if not adapted:
-            yield exchange_name(name), full_weight(x)
-            continue
-        a, b = (full_weight(weights[p]).float() for p in pair)
-        whole = full_weight(x)
-        delta = (b @ a).to(whole.device) * scale_of(options)  # type: ignore[arg-type]
-        yield exchange_name(name), (whole.float() + delta).to(whole.dtype)
+        if name in adapted:
+            a, b = sides
+            delta = (b @ a).to(whole.device) * scale_of(options)  # type: ignore[arg-type]
+            whole, sides = (whole.float() + delta).to(whole.dtype), []
+        yield exchange_name(name), whole
+
+
+def _adapted(weights: Iterable[str]) -> dict[str, list[str]]:
+    """Weights that have adapters, and the names of these: A, B."""
+    ending = ".base_layer.weight"
+    return {
+        name: [name.replace("base_layer", f"{side}.default") for side in _SIDES]
+        for name in weights
+        if name.endswith(ending)
+    }
 
 
 def adapter_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What peft's file holds, on the CPU: adapters and a critic's head. Collective where sharded."""
+    own = [(n, x) for n, x in weights.items() if is_adapter(n) or n.startswith(_HEADS)]
     return {
-        exchange_name(n) if is_adapter(n) else _PREFIX + n: full_weight(x).cpu().contiguous()
-        for n, x in weights.items()
-        if is_adapter(n) or n.startswith(_HEADS)
+        exchange_name(n) if is_adapter(n) else _PREFIX + n: x.cpu().contiguous()
+        for n, x in full_weights(own)
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from realsys.api.model import Model
 from realsys.backends.group_of_one import group_of_one
 from realsys.param_realloc.boxes import Box
 
 DATA, TENSOR = "data", "tensor"
+_AT_ONCE = 1 << 24  # numbers that are gathered together: bounds memory, not results
 
 
 def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
@@ -104,28 +106,77 @@ def boxes(x: Tensor) -> list[Box]:
     """The whole of ``x`` and what is left to this process after each cut; the last is its shard."""
     found = [Box.whole(tuple(x.shape))]
     for mesh, dim in cuts(x):
-        start, stop = list(found[-1].start), list(found[-1].stop)
-        length = stop[dim] - start[dim]
-        size = math.ceil(length / mesh.size())  # torch.chunk's rule: last ones shorter or empty
-        first = min(mesh.get_local_rank() * size, length)
-        stop[dim] = start[dim] + min(first + size, length)
-        start[dim] += first
-        found.append(Box(tuple(start), tuple(stop)))
+        found.append(_part(found[-1], dim, mesh.get_local_rank(), mesh.size()))
     return found
+
+
+def _part(box: Box, dim: int, rank: int, size: int) -> Box:
+    """What a cut in ``dim`` leaves to ``rank`` of ``size`` ranks."""
+    start, stop = list(box.start), list(box.stop)
+    length = stop[dim] - start[dim]
+    each = math.ceil(length / size)  # torch.chunk's rule: last ones shorter or empty
+    first = min(rank * each, length)
+    stop[dim] = start[dim] + min(first + each, length)
+    start[dim] += first
+    return Box(tuple(start), tuple(stop))
 
 
 def full_weight(x: Tensor) -> Tensor:
     """All of ``x``, without gradient. Collective if it is sharded; else ``x``'s own memory."""
-    x = x.detach()
-    whole = local_shard(x)
-    for (mesh, dim), box in zip(reversed(cuts(x)), boxes(x)[-2::-1], strict=True):
-        shape = torch.Size(box.shape)
-        stride = torch.empty(shape, device="meta").stride()
-        part = DTensor.from_local(
-            whole, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride
-        )
-        whole = part.full_tensor()
+    ((_, whole),) = full_weights([("", x)])
     return whole
+
+
+def full_weights(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """``full_weight`` of each, in order, with as few collectives as memory allows.
+
+    A collective for a small weight is nearly all waiting, and a model has hundreds of them.
+    """
+    alike: list[tuple[str, Tensor]] = []  # cut alike, and not yet gathered
+    kind, numbers = None, 0
+    for name, x in named:
+        own = (x.dtype, x.device, [mesh for mesh, _ in cuts(x)])
+        if alike and (own != kind or numbers + x.numel() > _AT_ONCE):
+            yield from _gathered(alike)
+            alike, numbers = [], 0
+        alike.append((name, x.detach()))
+        kind, numbers = own, numbers + x.numel()
+    if alike:
+        yield from _gathered(alike)
+
+
+def _gathered(alike: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The cuts undone, last one first."""
+    parts = [local_shard(x) for _, x in alike]
+    all_cuts, all_boxes = [cuts(x) for _, x in alike], [boxes(x) for _, x in alike]
+    for last in range(len(all_cuts[0]) - 1, -1, -1):
+        wholes = [(b[last], c[last][1]) for b, c in zip(all_boxes, all_cuts, strict=True)]
+        parts = _joined(parts, wholes, all_cuts[0][last][0])
+    return zip((name for name, _ in alike), parts, strict=True)
+
+
+def _joined(
+    parts: Sequence[Tensor], wholes: Sequence[tuple[Box, int]], mesh: DeviceMesh
+) -> list[Tensor]:
+    """Each of ``parts`` with those of the other ranks of ``mesh``, in one collective.
+
+    Args:
+        wholes: what each becomes, and the dimension in which it was cut.
+    """
+    size = mesh.size()
+    shapes = [[_part(box, dim, rank, size).shape for box, dim in wholes] for rank in range(size)]
+    longest = sum(map(math.prod, shapes[0]))  # the first rank never has less than another
+    flat = torch.cat([x.reshape(-1) for x in parts]).to(mesh.device_type)
+    padded = torch.cat([flat, flat.new_zeros(longest - len(flat))])
+    found = list(padded.new_empty(size, longest))
+    dist.all_gather(found, padded, group=mesh.get_group())
+    by_rank = []
+    for row, own in zip(found, shapes, strict=True):
+        sizes = list(map(math.prod, own))
+        pieces = row[: sum(sizes)].split(sizes)
+        by_rank.append([x.view(shape) for x, shape in zip(pieces, own, strict=True)])
+    joined = zip(zip(*by_rank, strict=True), wholes, strict=True)
+    return [torch.cat(pieces, dim=dim) for pieces, (_, dim) in joined]
 
 
 def local_shard(x: Tensor) -> Tensor:

@@ -1,0 +1,88 @@
+"""``grpo-given-cost``: ``grpo-math`` whose trainer sleeps instead of computing.
+
+For a machine with fewer cores than a schedule has processes: servers, rollouts, transfers and updates of
+weights are real, the trainer stands for one on a machine of its own. Weights stay as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from experiments.grpo_math import GRPOMathExperiment
+from experiments.placement import RoleModel
+from realsys.api import registry
+from realsys.api.data import MicroBatchSpec
+from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackendAbstraction
+from realsys.api.options import option
+from realsys.api.progress import tick
+from realsys.backends.engine import weights_of
+from realsys.backends.fsdp import FSDPBackend, FSDPEngine
+from realsys.data_plane.answers_layout import INPUT
+from realsys.data_plane.sequence_sample import SequenceSample
+
+
+class GivenCostEngine(FSDPEngine):
+    """Says that all next tokens are equally likely, and takes its time over an update."""
+
+    tokens_per_s = 0.0
+
+    def run_module(self, mb: SequenceSample) -> torch.Tensor:
+        """Logits ``[tokens, vocabulary]``, all of them 0."""
+        tick()
+        return torch.zeros(len(mb.data[INPUT]), self.module.config.vocab_size)
+
+    def train_batch(
+        self,
+        input_: SequenceSample,
+        *,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        token_normalize_scope: Literal["global", "dp"] = "global",
+        mb_spec: MicroBatchSpec | None = None,
+        version_steps: int = 0,
+    ) -> dict[str, float]:
+        """Sleeps ``1 / tokens_per_s`` for each token that the loss counts."""
+        began_s = time.perf_counter()
+        stats = self.eval_batch(
+            input_, loss_fn=loss_fn, loss_weight_fn=loss_weight_fn, mb_spec=mb_spec
+        )
+        counted = sum(weights_of(self.microbatches(input_, mb_spec), loss_weight_fn))
+        time.sleep(max(0.0, began_s + counted / self.tokens_per_s - time.perf_counter()))
+        self.trained()
+        return {**stats, "grad_norm": 0.0, "lr": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenCostBackend(FSDPBackend):
+    """Makes a ``GivenCostEngine``."""
+
+    tokens_per_s: float = 0.0
+
+    def _initialize(self, model: Model) -> Model:
+        made = super()._initialize(model)
+        made.module.__class__, made.module.tokens_per_s = GivenCostEngine, self.tokens_per_s
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenCostExperiment(GRPOMathExperiment):
+    """``grpo-math`` whose trainer sleeps."""
+
+    train_tokens_per_s: float = option(
+        1000.0, "tokens of answers that the trainer takes in a second", gt=0
+    )
+
+    def _model(self, role: str) -> RoleModel:
+        made = super()._model(role)
+        if role != "actor":
+            return made
+        args: dict[str, Any] = {**made.backend.args, "tokens_per_s": self.train_tokens_per_s}
+        return replace(made, backend=ModelBackendAbstraction("given_cost", args))
+
+
+registry.register_backend("given_cost", GivenCostBackend)
+registry.register_experiment("grpo-given-cost", GivenCostExperiment)
