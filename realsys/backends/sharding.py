@@ -24,6 +24,7 @@ from realsys.backends.group_of_one import group_of_one
 from realsys.param_realloc.boxes import Box
 
 DATA, TENSOR = "data", "tensor"
+_WHOLE_BYTES = 256 << 20  # a model of no more is gathered whole, and stays so until its update
 _AT_ONCE = 1 << 24  # numbers that are gathered together: bounds memory, not results
 
 
@@ -51,6 +52,8 @@ def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
 def shard(module: nn.Module, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
     """Shards each transformer layer by itself, then the rest, in place, over the data axis.
 
+    A small model is one piece: its layers' collectives would take longer than what they compute.
+
     Args:
         cpu_offload: shards, gradients and moments live in CPU memory between the passes.
     """
@@ -58,11 +61,16 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, cpu_offload: bool = False) -> 
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     pin = mesh.device_type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
-    kinds = set(getattr(module, "_no_split_modules", None) or ())
+    in_layers = cpu_offload or _num_bytes(module) > _WHOLE_BYTES
+    kinds = set(getattr(module, "_no_split_modules", None) or ()) if in_layers else set()
     for part in module.modules():
         if type(part).__name__ in kinds:
             fully_shard(part, mesh=mesh, offload_policy=policy)
     fully_shard(module, mesh=mesh, offload_policy=policy)
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(x.numel() * x.element_size() for x in module.parameters())
 
 
 def settle(module: nn.Module) -> None:

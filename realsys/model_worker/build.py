@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers.modeling_utils  # noqa: F401 - models will; here it is quickest (worker/main.py)
 
 from realsys.api.worker_configs import RolloutControl
 from realsys.data_plane.tensor_client import TensorClient

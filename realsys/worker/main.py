@@ -7,6 +7,7 @@ last words if that fails. argv holds no secret; the attempt's token comes from i
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import logging
 import os
@@ -15,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from realsys.api import registry
@@ -91,13 +93,12 @@ def main() -> int:
         runner.start_heartbeat(
             on_over=lambda over: _leave_words_of(files, args.attempt, name, over)
         )
-        registry.load_plugins(runner.plan.imports)
+        run = _import(args.worker_type, runner)
         runner.config = runner.phase.config.resolve_worker_config(
             args.worker_type, args.index, like=args.like
         )
         runner.set_log_step = lambda step: setattr(context, "step", step)
-        module, _, function = ROLES[args.worker_type].partition(":")
-        code: int = getattr(importlib.import_module(module), function)(runner)
+        code = run(runner)
         runner.move(WorkerEvent.EXIT)
         return code
     except Exception as error:  # the outermost frame: whatever it is, it must be told
@@ -108,6 +109,19 @@ def main() -> int:
     finally:
         if runner is not None:
             _say_goodbye(runner)
+
+
+def _import(worker_type: str, runner: WorkerRunner) -> Callable[[WorkerRunner], int]:
+    """The role's ``run``, with plugins loaded."""
+    gc.disable()  # what modules hold stays: looking through it again and again is a fifth of the time
+    try:
+        registry.load_plugins(runner.plan.imports)
+        module, _, function = ROLES[worker_type].partition(":")
+        run: Callable[[WorkerRunner], int] = getattr(importlib.import_module(module), function)
+    finally:
+        gc.freeze()
+        gc.enable()
+    return run
 
 
 def _raise_limits() -> None:

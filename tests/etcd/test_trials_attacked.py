@@ -27,7 +27,7 @@ from realsys.supervisor.certificates import Authority
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 
 _LONGER = {
-    "exp_ctrl.total_train_epochs=2": "exp_ctrl.total_train_epochs=20",
+    "exp_ctrl.total_train_epochs=2": "exp_ctrl.total_train_epochs=10",
     "ppo.gen.max_new_tokens=12": "ppo.gen.max_new_tokens=24",
     "group_size=2": "group_size=4",
 }

@@ -16,13 +16,13 @@ from realsys.api.trial import TrialFiles
 pytestmark = [pytest.mark.process, pytest.mark.timeout(420)]
 
 # Long enough for a worker to come while it runs; each command waits until it is so.
-STEPS = 400
+STEPS = 180
 OTHER = ("total_train_epochs", "eval_freq_steps", "ckpt_freq_steps")
 RUN = (
     *(word for word in SMALL_PPO if not any(name in word for name in OTHER)),
     "exp_ctrl.total_train_epochs=60",
     f"exp_ctrl.benchmark_steps={STEPS}",
-    "exp_ctrl.ckpt_freq_steps=200",
+    "exp_ctrl.ckpt_freq_steps=60",
     "max_staleness=2",
 )
 

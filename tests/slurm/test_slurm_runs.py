@@ -14,7 +14,6 @@ import pytest
 from real_trials import (
     LONG_PPO,
     SMALL_PPO,
-    SMALL_PPO_STEPS,
     Trials,
     metrics_of,
     trained_ids,
@@ -47,8 +46,10 @@ def test_ppo_on_two_nodes_with_two_tasks_each_is_bit_for_bit_the_local_run(
     slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     """With dataset, seed and topology equal; planned and submitted text compared byte for byte."""
+    steps = 8
     words = (
         *SMALL_PPO,
+        f"exp_ctrl.benchmark_steps={steps}",
         f"actor.path={tiny_policy}",
         "actor.parallel=d4t1p1",
         "scheduling.model_worker.cpu=31",  # two a node of 64 CPUs
@@ -58,7 +59,7 @@ def test_ppo_on_two_nodes_with_two_tasks_each_is_bit_for_bit_the_local_run(
     files = slurm_trials.launch("ppo-math", "a", *words)
     view = slurm_trials.wait(files)
     row("it completes").check(view)
-    assert view.step == SMALL_PPO_STEPS
+    assert view.step == steps
 
     plan = read_plan(files.plan)
     assert plan.job is not None

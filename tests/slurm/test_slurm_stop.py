@@ -17,7 +17,7 @@ from launcher.liveness import processes_of
 from launcher.status import trial_view
 from launcher.trial_state import State
 
-STOPS = int(os.environ.get("REALSYS_TEST_STOPS", "8"))  # 20 take more than three minutes
+STOPS = int(os.environ.get("REALSYS_TEST_STOPS", "5"))  # 20 take more than three minutes
 LONGEST_S = 12.0  # start, training and a checkpoint are all in it
 
 
