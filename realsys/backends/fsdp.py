@@ -2,8 +2,8 @@
 
 With one process there is no process group and no wrapper: the module is trained as it is. With
 several, each rank holds a shard of every weight and of the optimizer's moments; full weights exist
-one layer at a time during compute, and whole only where generation or saving needs them. Linear
-layers are cut over the tensor axis first, and computed cut (tensor_parallel.py).
+one layer at a time during compute (those of a small model together), and whole only where generation or
+saving needs them. Linear layers are cut over the tensor axis first, and computed cut (tensor_parallel.py).
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 from realsys.api.model import Model
 from realsys.backends.group_of_one import group_of_one
 from realsys.param_realloc.boxes import Box
+from realsys.param_realloc.layouts import FSDP_WHOLE_BYTES
 
 DATA, TENSOR = "data", "tensor"
-_WHOLE_BYTES = 256 << 20  # a model of no more is gathered whole, and stays so until its update
 _AT_ONCE = 1 << 24  # numbers that are gathered together: bounds memory, not results
 
 
@@ -61,7 +61,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, cpu_offload: bool = False) -> 
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     pin = mesh.device_type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
-    in_layers = cpu_offload or _num_bytes(module) > _WHOLE_BYTES
+    in_layers = cpu_offload or _num_bytes(module) > FSDP_WHOLE_BYTES
     kinds = set(getattr(module, "_no_split_modules", None) or ()) if in_layers else set()
     for part in module.modules():
         if type(part).__name__ in kinds:

@@ -26,6 +26,9 @@ COLUMN_SPLIT = (
 )  # input features: dim 1; biases are added once, so everywhere
 FSDP_VOCABULARY = ("lm_head",)  # cut over the tensor axis by vocabulary rows
 MEGATRON_VOCABULARY = ("embed_tokens", "lm_head")
+# fsdp gathers a model of no more in one piece, and keeps it so until its update: it costs less than a
+# collective for each layer.
+FSDP_WHOLE_BYTES = 256 << 20
 
 
 def whole_layout(weights: Iterable[Weight], topo: ProcessTopology) -> Layout:

@@ -18,6 +18,7 @@ from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceType
 from realsys.models.shape import DTYPE_BYTES, ModelShape
+from realsys.param_realloc.layouts import FSDP_WHOLE_BYTES
 from realsys.planner.costs import Allocation
 from realsys.planner.devices import Device, Efficiency
 from realsys.planner.flops import cache_bytes_per_token, decode_flops, forward_flops
@@ -185,7 +186,8 @@ class AnalyticCosts:
         gather_s = 0.0
         if model.backend == "fsdp" and topo.data > 1:
             part = model.weight_bytes / topo.tensor * (topo.data - 1) / topo.data
-            gather_s = micro_batches * (part / bandwidth + device.latency_s * layers)
+            pieces = 1 if model.weight_bytes <= FSDP_WHOLE_BYTES else layers
+            gather_s = micro_batches * (part / bandwidth + device.latency_s * pieces)
         return passes * (stage_s * (1 + bubble) + hops_s + gather_s)
 
     def _training_s(self, model: RoleModel, shape: ModelShape, place: CallAllocation) -> float:

@@ -17,7 +17,12 @@ from dataclasses import dataclass
 
 from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
-from realsys.param_realloc.layouts import FSDP_VOCABULARY, MEGATRON_VOCABULARY, split_dim
+from realsys.param_realloc.layouts import (
+    FSDP_VOCABULARY,
+    FSDP_WHOLE_BYTES,
+    MEGATRON_VOCABULARY,
+    split_dim,
+)
 
 GiB = 1 << 30
 KNOWN_BACKENDS = ("fsdp", "megatron", "inference")
@@ -101,6 +106,12 @@ def is_cut(model: HeldModel, topo: ProcessTopology) -> bool:
     return sharded or topo.tensor * topo.pipeline > 1 or model.backend == "megatron"
 
 
+def is_one_piece(model: HeldModel) -> bool:
+    """Whether fsdp gathers the whole model at once (realsys/backends/sharding.py)."""
+    small = model.shape.num_params * model.item_bytes <= FSDP_WHOLE_BYTES
+    return small and not model.cpu_offload
+
+
 def held_numbers(model: HeldModel, topo: ProcessTopology, stage: int) -> tuple[float, float]:
     """Numbers of weights that a process of a stage holds, and how many of these are trained.
 
@@ -179,8 +190,8 @@ def _training(
         "logits": _logits(model, topo, stage, tokens, sizes, backward=True),
         "gathered layers": _gathered(model, topo),
     }
-    if model.backend == "fsdp" and topo.data > 1 and pieces > 1:
-        # Gradients are only reduced with the last micro-batch: until then they are whole.
+    if model.backend == "fsdp" and topo.data > 1 and (pieces > 1 or is_one_piece(model)):
+        # Gradients are only reduced with the last micro-batch, layer by layer: until then they are whole.
         _, trained = held_numbers(model, topo, stage)
         found["whole gradients"] = trained * topo.data * model.item_bytes
     return found
@@ -245,9 +256,14 @@ def _logits(
 
 
 def _gathered(model: HeldModel, topo: ProcessTopology) -> float:
-    """Two layers, or one and the embedding, whole over the data axis: the one used and the next."""
+    """Two layers, or one and the embedding, whole over the data axis: the one used and the next.
+
+    Of a small model all weights.
+    """
     if model.backend != "fsdp" or (topo.data == 1 and not model.cpu_offload):
         return 0.0
+    if is_one_piece(model):
+        return model.shape.num_params / topo.tensor * model.item_bytes
     layer = sum(w.numel for w in model.shape.layer_weights(0)) / topo.tensor
     rest = model.shape.vocab_size * model.shape.hidden_size
     return float((layer + max(layer, rest)) * model.item_bytes)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_ranks import run_ranks
+from torch.distributed.fsdp import FSDPModule
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
@@ -16,6 +17,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.backends import sharding
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
@@ -31,6 +33,7 @@ OPTIMIZER = {"lr": 1e-3, "eps": 1e-5, "gradient_clipping": 0.5}
 LENGTHS = ((9, 5), (20,), (3, 12, 7), (16,))  # rank 0 gets the first id, rank 1 the others
 SHARES = ([0], [1, 2, 3])
 STEPS = 3
+IN_LAYERS = "in layers"
 
 
 def batch():
@@ -119,6 +122,8 @@ def rank_main(rank, folder):
     store = dist.FileStore(f"{folder}/rendezvous", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     start = f"{folder}/start"
+    if Path(folder, IN_LAYERS).exists():
+        sharding.FSDP_WHOLE_BYTES = 0
     model = make_model(start, rank, 2, dist.group.WORLD)
     engine, share = model.module, batch().take(SHARES[rank])
     answers(model)  # the copy it makes must not be the one that answers after training
@@ -128,7 +133,8 @@ def rank_main(rank, folder):
     stats.append(train(engine, share))
     once = engine.module.state_dict()
     weights = {name: x.full_tensor() for name, x in once.items()}
-    found = {"stats": stats, "answers": answers(model)}
+    pieces = sum(isinstance(part, FSDPModule) for part in engine.module.modules())
+    found = {"stats": stats, "answers": answers(model), "pieces": pieces}
     engine.save_to_hf(tokenizer=model.tokenizer, save_dir=f"{folder}/hf")
 
     engine.load_state_dict(torch.load(f"{folder}/state{rank}.pt", weights_only=True))
@@ -141,13 +147,16 @@ def rank_main(rank, folder):
     dist.destroy_process_group()
 
 
-def test_two_ranks_equal_one_process(tmp_path):
+@pytest.mark.parametrize(("how", "pieces"), [("in one piece", 1), (IN_LAYERS, 3)])
+def test_two_ranks_equal_one_process(tmp_path, how, pieces):
+    (tmp_path / how).touch()
     start = str(tmp_path / "start")
     tiny = tiny_llama(hidden_size=32, num_layers=2, **company(0, 1, None))
     save_hf(tiny.module, tiny.tokenizer, start)
     run_ranks("test_fsdp", 2, tmp_path)
     first, second = (json.loads((tmp_path / f"rank{r}.json").read_text()) for r in range(2))
     assert first == second, "every figure is global"
+    assert first["pieces"] == pieces
 
     torch.set_num_threads(1)
     model = make_model(start)

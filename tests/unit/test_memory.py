@@ -30,6 +30,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.api.scheduling import Scheduling
 from realsys.models.shape import ModelShape, shape_of
 from realsys.param_realloc.layouts import fsdp_layout, layout_problems, megatron_layout
+from realsys.planner import memory
 from realsys.planner.memory import (
     GiB,
     HeldModel,
@@ -215,12 +216,24 @@ def test_a_micro_batch_is_at_least_one_sequence_and_at_most_the_minibatch():
     assert activations(None) == activations(10**9) == 16 * activations(32)
 
 
-def test_fsdp_keeps_whole_gradients_until_the_last_micro_batch():
+def test_fsdp_keeps_whole_gradients_until_the_last_micro_batch(monkeypatch):
+    monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", 0)
     model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=32)
     assert passing(model, topo("d2"), 0, TRAIN, SIZES)["whole gradients"] == 4 * SHAPE.num_params
-    one_piece = replace(model, max_tokens_per_mb=None)
-    assert "whole gradients" not in passing(one_piece, topo("d2"), 0, TRAIN, SIZES)
+    at_once = replace(model, max_tokens_per_mb=None)
+    assert "whole gradients" not in passing(at_once, topo("d2"), 0, TRAIN, SIZES)
     assert "whole gradients" not in passing(model, ONE, 0, TRAIN, SIZES)
+
+
+def test_fsdp_gathers_a_small_model_in_one_piece(monkeypatch):
+    model, size = HeldModel(shape=SHAPE, trained=True), 4 * SHAPE.num_params
+    monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", size)
+    found = passing(model, topo("d2"), 0, TRAIN, SIZES)
+    assert (found["gathered layers"], found["whole gradients"]) == (size, size)
+    monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", size - 1)
+    found = passing(model, topo("d2"), 0, TRAIN, SIZES)
+    assert found["gathered layers"] < size
+    assert "whole gradients" not in found
 
 
 def test_the_cache_holds_as_many_rows_as_a_micro_batch_has_room_for():
