@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from realsys.api import registry
@@ -93,7 +93,7 @@ def main() -> int:
         runner.start_heartbeat(
             on_over=lambda over: _leave_words_of(files, args.attempt, name, over)
         )
-        run = _import(args.worker_type, runner)
+        run = import_role(args.worker_type, runner.plan.imports)
         runner.config = runner.phase.config.resolve_worker_config(
             args.worker_type, args.index, like=args.like
         )
@@ -111,11 +111,15 @@ def main() -> int:
             _say_goodbye(runner)
 
 
-def _import(worker_type: str, runner: WorkerRunner) -> Callable[[WorkerRunner], int]:
-    """The role's ``run``, with plugins loaded."""
+def import_role(worker_type: str, plugins: Sequence[str]) -> Callable[[WorkerRunner], int]:
+    """The role's ``run``, with plugins loaded.
+
+    Raises:
+        ConfigError: a plugin can't be imported.
+    """
     gc.disable()  # what modules hold stays: looking through it again and again is a fifth of the time
     try:
-        registry.load_plugins(runner.plan.imports)
+        registry.load_plugins(plugins)
         module, _, function = ROLES[worker_type].partition(":")
         run: Callable[[WorkerRunner], int] = getattr(importlib.import_module(module), function)
     finally:
