@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1) -> P
         corpus=[p["prompt"] + p["answer"] for p in problems],
     )
     return folder
+
+
+def files_under(folder: Path) -> Iterator[Path]:
+    """All files, while others come and go with their folders: a run replaces its checkpoints."""
+    for inner, _, names in os.walk(folder):
+        yield from (Path(inner, name) for name in names)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from real_trials import SMALL_PPO, Trials, explain, metrics_of, name_of
+from real_trials import SMALL_PPO, Trials, explain, files_under, metrics_of, name_of
 
 from launcher.status import trial_view
 from launcher.trial_state import State
@@ -187,8 +187,8 @@ def assert_no_secret_is_shown(files: TrialFiles, access: EtcdAccess, trials: Tri
                 shown = Path(f"/proc/{pid}/{name}").read_bytes()
                 assert not any(s.encode() in shown for s in secrets), (pid, name)
     holders = set()
-    for path in trials.file_root.rglob("*"):
-        with suppress(FileNotFoundError, IsADirectoryError):
+    for path in files_under(trials.file_root):
+        with suppress(FileNotFoundError):
             data = path.read_bytes()
             if any(s.encode() in data for s in secrets):
                 holders.add(path)

@@ -26,6 +26,7 @@ from real_trials import (
     SMALL_PPO,
     Trials,
     explain,
+    files_under,
     kill_everything,
     metrics_of,
     name_of,
@@ -407,6 +408,14 @@ def secrets_of(scene: Scene) -> dict[str, bytes]:
     return found
 
 
+def mode_of(path: Path) -> int:
+    """0 if it is gone: checkpoints come and go while we look."""
+    try:
+        return path.lstat().st_mode
+    except FileNotFoundError:
+        return 0
+
+
 def contents(path: Path, *, mask: int) -> bytes:
     """Of a file whose mode has a bit of ``mask``; nothing of others and of those that are gone."""
     try:
@@ -431,7 +440,7 @@ def test_no_secret_is_in_a_file_that_others_can_read(scene: Scene) -> None:
     found = []
     for folder, folders, names in os.walk(scene.trials.file_root):
         # A folder that others can't enter hides what is below it.
-        folders[:] = [f for f in folders if Path(folder, f).lstat().st_mode & 0o055]
+        folders[:] = [f for f in folders if mode_of(Path(folder, f)) & 0o055]
         for path in (Path(folder, n) for n in names):
             data = contents(path, mask=0o044)
             found += [f"{path}: {n}" for n, secret in secrets.items() if secret in data]
@@ -441,7 +450,7 @@ def test_no_secret_is_in_a_file_that_others_can_read(scene: Scene) -> None:
 def test_keys_are_nowhere_but_in_their_files(scene: Scene) -> None:
     secrets = {n: s for n, s in secrets_of(scene).items() if not n.endswith("token")}
     found = set()
-    for path in scene.trials.file_root.rglob("*"):
+    for path in files_under(scene.trials.file_root):
         data = contents(path, mask=0o777)
         if any(secret in data for secret in secrets.values()):
             found.add(path)
