@@ -28,6 +28,7 @@ from realsys.api.model import (
 from realsys.api.options import LoRAOptions
 from realsys.api.progress import tick
 from realsys.backends import lora
+from realsys.backends.cpu_linear import multiply_by_onednn
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.offload import Parkable
 from realsys.backends.packed_attention import can_pack, run_packed
@@ -60,6 +61,8 @@ class HFEngine(Parkable, PipelinableEngine):
     def __init__(self, model: Model, adapters: LoRAOptions | None = None) -> None:
         self.module: nn.Module = model.module.eval()
         self.device = torch.device(model.device)
+        if self.device.type == "cpu":
+            multiply_by_onednn(self.module)
         self.base_seed = model.base_seed
         self.rank = model.rank
         self.ranks = DataParallel.of(model)

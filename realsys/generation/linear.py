@@ -65,24 +65,24 @@ class Packed:
     def can_hold(cls, weight: Tensor) -> bool:
         """Whether this machine and this torch have it."""
         right = weight.device.type == "cpu" and weight.dtype == torch.float32
-        return right and _mkldnn() is not None
+        return right and onednn() is not None
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Packed:
         """A copy of ``weight``."""
-        return cls(_mkldnn()._reorder_linear_weight(weight.contiguous()), bias)
+        return cls(onednn()._reorder_linear_weight(weight.contiguous()), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = _mkldnn()._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        y: Tensor = onednn()._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return y
 
     def add(self, to: Tensor, x: Tensor) -> Tensor:
-        y: Tensor = _mkldnn()._linear_pointwise.binary(x, to, self.weight, self.bias, "add")
+        y: Tensor = onednn()._linear_pointwise.binary(x, to, self.weight, self.bias, "add")
         return y
 
 
-def _mkldnn() -> Any:
-    """The operators, or None in a torch that has not got them."""
+def onednn() -> Any:
+    """torch's operators for linear layers by oneDNN, or None in a torch that has not got them."""
     if not torch._C._has_mkldnn:
         return None
     names = ("_reorder_linear_weight", "_linear_pointwise")

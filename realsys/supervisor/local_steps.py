@@ -124,7 +124,7 @@ class LocalSteps:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ,
-            **worker_environment(self.plan, os.environ),
+            **worker_environment(self.plan, os.environ, kind),
             **phase.scheduling.groups()[kind].scheduling.env_vars,
             PARENT_PID_VARIABLE: str(os.getpid()),
         }

@@ -205,7 +205,7 @@ class SlurmSteps:
         known = self._known_environment()
         environment = {
             **step_environment(known),
-            **worker_environment(self.plan, known),
+            **worker_environment(self.plan, known, step.worker_type),
             "SLURM_HOSTFILE": host_file,
         }
         with srun_log(self.attempt_files, step, again).open("ab") as log:

@@ -95,7 +95,7 @@ def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
         like=args.like,
     )
     environment = {
-        **task_environment(plan, os.environ),
+        **task_environment(plan, os.environ, args.worker_type),
         **step.env_vars,
         **_gpus(step, args, files.attempt(args.attempt).place_of(f"{args.worker_type}/{index}")),
         PARENT_PID_VARIABLE: str(os.getpid()),

@@ -73,6 +73,7 @@ def test_defaults_give_way_to_the_user_and_the_site_wins(tmp_path):
     made = worker_environment(
         plan(tmp_path, env_vars={"NCCL_DEBUG": "WARN"}),
         {"GOMP_SPINCOUNT": "7", "NCCL_DEBUG": "INFO"},
+        "master_worker",
     )
     assert made["GOMP_SPINCOUNT"] == "7"
     assert made["NCCL_DEBUG"] == "WARN"
@@ -80,11 +81,22 @@ def test_defaults_give_way_to_the_user_and_the_site_wins(tmp_path):
     assert made["REALSYS_TRIAL_DIR"] == str(tmp_path)
 
 
+@pytest.mark.parametrize("worker_type", ["model_worker", "generation_server", "evaluator"])
+def test_those_who_compute_keep_memory_in_large_pages(tmp_path, worker_type):
+    made = worker_environment(plan(tmp_path), {"MALLOC_TRIM_THRESHOLD_": "0"}, worker_type)
+    assert made["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert made["MALLOC_MMAP_THRESHOLD_"] == str(32 * 1024**2)
+    assert made["MALLOC_TRIM_THRESHOLD_"] == "0"  # the user's own
+    assert "GLIBC_TUNABLES" not in worker_environment(plan(tmp_path), {}, "rollout_worker")
+
+
 def test_a_task_gets_the_files_variables_over_those_of_its_image(tmp_path):
     files = TrialFiles(tmp_path)
     files.secrets.mkdir()
     write_exports(files.task_environment, {"WANDB_API_KEY": "secret", "HF_HOME": "/mine"})
-    made = task_environment(plan(tmp_path), {"HF_HOME": "/image", "PATH": "/image/bin"})
+    made = task_environment(
+        plan(tmp_path), {"HF_HOME": "/image", "PATH": "/image/bin"}, "master_worker"
+    )
     assert made["WANDB_API_KEY"] == "secret"
     assert made["HF_HOME"] == "/mine"
     assert made["PATH"] == "/image/bin"
