@@ -360,6 +360,9 @@ class PipelinableEngine(abc.ABC):
     ) -> torch.Tensor:
         """Model output ``[tokens, …]`` in input order, no gradients.
 
+        A language model's logits at the last token of a sequence, which predict nothing that is
+        there, may be any numbers, here and where a loss is given logits.
+
         ``post_hook`` (output, micro-batch) → reduced output runs on each micro-batch before they
         are joined, so that logits of the whole batch never exist at once.
         """

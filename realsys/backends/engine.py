@@ -73,6 +73,7 @@ class HFEngine(Parkable, PipelinableEngine):
         self.adapter_names = lora.trained_names(self.parameters) if adapters else frozenset()
         self._is_plain = adapters is None
         self._packs = can_pack(self.module)
+        self._predicts_tokens = self.module.get_output_embeddings() is not None
         self._plain_class = type(self.module)
         self._copy: nn.Module | None = None  # plain, for generation
         self._old_in_copy: Literal["nothing", "what trains", "all"] = "all"
@@ -221,11 +222,19 @@ class HFEngine(Parkable, PipelinableEngine):
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
     def run_module(self, mb: SequenceSample) -> Tensor:
-        """Logits ``[tokens, vocabulary]`` of a language model, values ``[tokens]`` of a critic."""
+        """Logits ``[tokens, vocabulary]`` of a language model, values ``[tokens]`` of a critic.
+
+        The logits of a sequence's last token, which predict nothing that is there, mean nothing.
+        """
         tick()
         lengths = mb.piece_lengths(INPUT)
         if self._packs:
-            output = run_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
+            output = run_packed(
+                self.module,
+                mb.data[INPUT],
+                mb.meta.seqlens[INPUT],
+                to_the_end=not self._predicts_tokens,
+            )
         else:
             input_ids_BT = pad_packed(mb.data[INPUT], lengths)
             logits_BTV = self.module(input_ids=input_ids_BT, use_cache=False).logits

@@ -38,9 +38,15 @@ def can_pack(module: nn.Module) -> bool:
     )
 
 
-def run_packed(module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-    """The module's logits ``[N, …]`` for sequences of these lengths, in groups that may begin alike."""
-    pieces = Pieces.of(tokens_N, groups)
+def run_packed(
+    module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]], *, to_the_end: bool = True
+) -> Tensor:
+    """The module's logits ``[N, …]`` for sequences of these lengths, in groups that may begin alike.
+
+    Args:
+        to_the_end: else what follows a sequence's last token is not asked for: its row may be another's.
+    """
+    pieces = Pieces.of(tokens_N, groups, to_the_end=to_the_end)
     with _attending_so(module.config):
         output = module(
             input_ids=(tokens_N if pieces.kept is None else tokens_N[pieces.kept])[None],

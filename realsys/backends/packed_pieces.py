@@ -1,6 +1,7 @@
 """Which tokens of packed sequences a causal model must compute, and how its attention finds its sequences.
 
-What answers to one question begin with is computed once. Sequences of about one length are put side by side
+What answers to one question begin with is computed once, and their last tokens not at all where nobody asks
+what follows them. Sequences of about one length are put side by side
 in a rectangle padded on the right. Pure; for packed_attention.py.
 
 Shape suffixes: N packed tokens, U those that are computed, B sequences, T the longest of them.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, takewhile
 
 import torch
 from torch import Tensor
@@ -56,15 +57,23 @@ class Pieces:
     back: Tensor | None
 
     @classmethod
-    def of(cls, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> Pieces:
-        """Of sequences of these lengths, in groups that may begin alike."""
+    def of(
+        cls, tokens_N: Tensor, groups: Sequence[Sequence[int]], *, to_the_end: bool = True
+    ) -> Pieces:
+        """Of sequences of these lengths, in groups that may begin alike.
+
+        Args:
+            to_the_end: else what a sequence's last token would give is not asked for.
+        """
         device, lengths = tokens_N.device, [length for group in groups for length in group]
         positions = torch.cat([torch.arange(length) for length in lengths])
-        place, kept = _shared(tokens_N.cpu(), groups)
+        place, kept = _shared(tokens_N.cpu(), groups, to_the_end)
         if kept is None and len(set(lengths)) == 1:
             whole = Rectangle(len(lengths), lengths[0], None, None)
             return cls(positions[None].to(device), None, None, (whole,), None)
         starts = [0, *accumulate(lengths)]
+        if kept is not None:
+            lengths = [_asked(length, to_the_end) for length in lengths]
         made = [
             _rectangle([(starts[i], lengths[i]) for i in alike], place)
             for alike in of_about_one_length(lengths)
@@ -88,20 +97,33 @@ class Pieces:
         )
 
 
-def _shared(tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-    """(``[N]`` → which of the U, ``[U]`` → which of the N); the second is None where little is shared."""
+def _asked(length: int, to_the_end: bool) -> int:
+    """How many tokens of a sequence are looked at; its only one always."""
+    return length if to_the_end or length < 2 else length - 1
+
+
+def _shared(
+    tokens_N: Tensor, groups: Sequence[Sequence[int]], to_the_end: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(``[N]`` → which of the U, ``[U]`` → which of the N); the second is None where little is saved.
+
+    A last token that is not asked for has its predecessor's place.
+    """
     place, kept, begin, num_kept = torch.arange(len(tokens_N)), [], 0, 0
     tokens: list[int] = tokens_N.tolist()
     for lengths in groups:
-        rows = [tokens[begin + a : begin + b] for a, b in pairwise([0, *accumulate(lengths)])]
-        common = common_prefix(rows)
-        first = num_kept
-        for i, length in enumerate(lengths):
+        asked = [_asked(length, to_the_end) for length in lengths]
+        begins = [begin, *(begin + end for end in accumulate(lengths))]
+        rows = [tokens[a : a + num] for a, num in zip(begins, asked, strict=False)]
+        common, first = common_prefix(rows), num_kept
+        for i, (a, num, length) in enumerate(zip(begins, asked, lengths, strict=False)):
             own = common if i else 0  # so many are the first sequence's
-            place[begin : begin + own] = torch.arange(first, first + own)
-            place[begin + own : begin + length] = torch.arange(num_kept, num_kept + length - own)
-            kept.append(torch.arange(begin + own, begin + length))
-            begin, num_kept = begin + length, num_kept + length - own
+            place[a : a + own] = torch.arange(first, first + own)
+            place[a + own : a + num] = torch.arange(num_kept, num_kept + num - own)
+            place[a + num : a + length] = place[a + num - 1]
+            kept.append(torch.arange(a + own, a + num))
+            num_kept += num - own
+        begin = begins[-1]
     if num_kept > _SHARED_FROM * len(tokens_N):
         return torch.arange(len(tokens_N)), None
     return place, torch.cat(kept)

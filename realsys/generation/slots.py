@@ -27,6 +27,7 @@ from realsys.generation.prefix import PrefixCache
 # Tokens read in one pass, and numbers in its attention scores: both bound memory, not results.
 _READ_TOKENS = 4096
 _READ_SCORES = 1 << 24
+_LEAST_WIDTH = 64  # positions a slot has room for from the beginning: growing copies them all
 _LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest
 
 
@@ -289,7 +290,7 @@ class FastSlots:
             most = rounded(max(self.max_rows, num_rows), granule)
             num_rows = min(max(rounded(num_rows, granule), 2 * old.num_rows), most)
         if width > old.width:
-            width = max(rounded(width, WIDTH_GRANULE), 2 * old.width)
+            width = max(rounded(width, WIDTH_GRANULE), 2 * old.width, _LEAST_WIDTH)
         num_rows, width = max(num_rows, old.num_rows), max(width, old.width)
         if (num_rows, width) == (old.num_rows, old.width):
             return

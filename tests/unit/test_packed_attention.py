@@ -94,12 +94,26 @@ def test_outputs_and_gradients_are_those_of_each_sequence_alone(family, auto, ca
         assert_close(ours, theirs, atol=1e-5, rtol=1e-4)  # the models' norms compute in float32
 
 
-def tokens_computed(case: tuple[list[list[int]], list[int]]) -> int:
+@pytest.mark.parametrize("case", GROUPS.values(), ids=GROUPS)
+def test_all_but_the_last_of_each_are_the_same_where_the_last_are_not_asked_for(case) -> None:
+    module = made(AutoModelForCausalLM, CONFIGS["qwen3"])
+    tokens, lengths = drawn(*case), [length for group in case[0] for length in group]
+    asked = torch.cat([torch.arange(n) < max(n - 1, 1) for n in lengths])
+    all_of_them = run_packed(module, tokens, case[0])
+    some = run_packed(module, tokens, case[0], to_the_end=False)
+    assert some.shape == all_of_them.shape
+    assert_close(some[asked], all_of_them[asked])
+    expected = gradients(module, all_of_them[asked])
+    for ours, theirs in zip(gradients(module, some[asked]), expected, strict=True):
+        assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def tokens_computed(case: tuple[list[list[int]], list[int]], *, to_the_end: bool = True) -> int:
     module = made(AutoModelForCausalLM, CONFIGS["llama"])
     seen = []
     layer = module.model.layers[0].mlp.gate_proj
     layer.register_forward_hook(lambda _, x, y: seen.append(tuple(y.shape[:-1])))
-    run_packed(module, drawn(*case), case[0])
+    run_packed(module, drawn(*case), case[0], to_the_end=to_the_end)
     ((one, num),) = seen
     assert one == 1
     return num
@@ -114,6 +128,14 @@ def test_a_common_beginning_is_computed_once() -> None:
     assert tokens_computed(GROUPS["all the same"]) == 9
     little = ([[40, 40]], [1])  # putting it together costs more
     assert tokens_computed(little) == 80
+
+
+def test_last_tokens_that_nobody_asks_for_are_not_computed() -> None:
+    several = GROUPS["to several"]
+    assert tokens_computed(several, to_the_end=False) == tokens_computed(several) - 6
+    assert tokens_computed(GROUPS["all the same"], to_the_end=False) == 8
+    assert tokens_computed(([[1], [9]], [0, 0]), to_the_end=False) == 9
+    assert tokens_computed(([[40]], [0]), to_the_end=False) == 40  # one more copy costs more
 
 
 def test_attention_looks_at_little_padding() -> None:
