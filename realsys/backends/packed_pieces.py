@@ -1,8 +1,8 @@
 """Which tokens of packed sequences a causal model must compute, and how its attention finds its sequences.
 
-What answers to one question begin with is computed once, and their last tokens not at all where nobody asks
-what follows them. Sequences of about one length are put side by side
-in a rectangle padded on the right. Pure; for packed_attention.py.
+What answers to one question begin with is computed once, and a last token not at all where nobody asks what
+follows it. Sequences of about one length are put side by side in a rectangle padded on the right. Pure; for
+packed_attention.py.
 
 Shape suffixes: N packed tokens, U those that are computed, B sequences, T the longest of them.
 """
