@@ -319,8 +319,9 @@ def test_a_copy_of_several_processes_equals_one(world, name, layout, args):
         saved = HFSource(
             str(world / f"{case}.hf"), critic=name == "critic", dtype="float32", device="cpu"
         )
-        logits = saved.load()(input_ids=share.data["packed_input_ids"][None, :9]).logits[0]
-        torch.testing.assert_close(logits.reshape(output[:9].shape), output[:9], atol=1e-4, rtol=0)
+        # The first sequence but for its last token, whose logits mean nothing.
+        logits = saved.load()(input_ids=share.data["packed_input_ids"][None, :8]).logits[0]
+        torch.testing.assert_close(logits.reshape(output[:8].shape), output[:8], atol=1e-4, rtol=0)
 
 
 def test_adapters_alone_keep_a_copy_for_generation_up_to_date(world):

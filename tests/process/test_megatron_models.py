@@ -281,7 +281,13 @@ def test_weights_come_back_to_the_bit_and_outputs_are_hugging_faces(ran, family,
     expected = whole(folder / family, critic=family == "critic").forward(world.batch())
     for index in range(len(world.LAYOUTS[layout])):
         output = torch.load(folder / f"{family}_{layout}_untrained_output{index}.pt")
-        torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
+        meant = slice(None) if family == "critic" else followed()
+        torch.testing.assert_close(output[meant], expected[meant], atol=1e-5, rtol=0)
+
+
+def followed():
+    """Which tokens of the batch another one follows: the logits of others mean nothing."""
+    return torch.cat([torch.arange(n) < n - 1 for pieces in world.LENGTHS for n in pieces])
 
 
 def test_two_models_of_different_layouts_share_a_process(ran):
