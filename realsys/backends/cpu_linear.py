@@ -1,8 +1,8 @@
 """Linear layers of a module on a CPU, multiplied by oneDNN.
 
-torch multiplies float32 matrices with MKL, which on AMD's cores leaves a fifth to a quarter of their
-speed unused where there are many rows; oneDNN does not. What sums over the rows, the weight's gradient,
-is as quick with MKL.
+torch multiplies float32 matrices with MKL, which on AMD's cores leaves an eighth to a quarter of the speed
+that oneDNN reaches unused, where there are many rows (benchmarks/bench_cpu_linear.py). What sums over the
+rows, the weight's gradient, is as quick with MKL.
 
 Shape suffixes: N rows, K inputs, M outputs.
 """
@@ -51,7 +51,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
         ctx.save_for_backward(x_NK, weight_MK)
-        return _times(x_NK, weight_MK, bias_M)
+        return onednn_product(x_NK, weight_MK, bias_M)
 
     @staticmethod
     @once_differentiable
@@ -59,14 +59,14 @@ class _Product(torch.autograd.Function):
         x_NK, weight_MK = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
         return (
-            _times(dy_NM, weight_MK.t()) if for_x else None,
+            onednn_product(dy_NM, weight_MK.t()) if for_x else None,
             _over_rows(dy_NM, x_NK) if for_weight else None,
             dy_NM.sum(0) if for_bias else None,
         )
 
 
-def _times(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # A transposed weight is read as it is, and is not slower.
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As ``F.linear`` of float32 matrices; a transposed weight is read as it is, and is not slower."""
     y: Tensor = onednn()._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
     return y
 

@@ -229,9 +229,9 @@ class ContinuousEngine:
 
     def _admit(self) -> list[Row]:
         """Those that run from now on, taken from the front: nobody overtakes."""
-        admitted: list[Row] = []
         if not self._waiting:
-            return admitted
+            return []
+        admitted = []
         longest = max((row.most for row in self._running.values()), default=0)
         while self._waiting and self._free:
             longest = max(longest, self._waiting[0].most)

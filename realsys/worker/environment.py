@@ -32,7 +32,8 @@ _MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     # Pages of 2 MiB where the kernel gives them to those who ask (from glibc 2.35 on; "Memory Allocation
-    # Tunables" in its manual): finding 4 KiB pages took 9 % of generating on a CPU, 4 % of training.
+    # Tunables" in its manual): a CPU trainer's and generator's memory is more than it finds 4 KiB pages
+    # of without waiting.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
