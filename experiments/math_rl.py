@@ -416,6 +416,7 @@ class MathRLExperiment(Experiment):
             right_roles=self._right_roles,
             trained={call.role: call.name for call in calls if call.is_train},
             rules=RULES,
+            n_seqs=self.dataset.train_bs_n_seqs,
         )
 
     def _layout(self, role: str) -> str | None:

@@ -79,6 +79,7 @@ def allocate(
     right_roles: Iterable[str] = (),
     trained: Mapping[str, str],
     rules: Collection[str] = (),
+    n_seqs: int,
 ) -> Allocated:
     """Where every call runs.
 
@@ -87,20 +88,27 @@ def allocate(
         roles: role → its ``parallel`` and ``pool``, as set.
         right_roles: roles that placement ``split`` puts on the second half.
         trained: role → its train step.
-        rules: roles without weights: one process unless they are named.
+        rules: roles without weights. Unless they are named: on all workers that are given, if all
+            share them; else one process.
+        n_seqs: datapoints a call.
     Raises:
         ConfigErrors: mistakes in ``parallel``, pools and allocation.
     """
-    split = settings.placement == "split"
     problems: list[ConfigError] = []
     split, right = settings.placement == "split", set(right_roles)
-    spread = split or settings.pools or settings.n_model_workers is not None
+    apart, given_workers = split or bool(settings.pools), settings.n_model_workers is not None
     defaults: dict[str, Wish] = {}
     given: dict[str, Wish] = {}
     for role, (parallel, pool) in roles.items():
         home = pool or ((RIGHT if role in right else LEFT) if split else None)
-        one = None if spread and role not in rules else ProcessTopology()
-        wish = defaults[role] = Wish(topology=one, pool=home, where=f"{role}.pool and placement")
+        # Where roles have workers of their own, a rule on all workers would wait for each of them.
+        spread = given_workers and not apart if role in rules else given_workers or apart
+        wish = defaults[role] = Wish(
+            topology=None if spread else ProcessTopology(),
+            most_ranks=n_seqs if role in rules else None,
+            pool=home,
+            where=f"{role}.pool and placement",
+        )
         with _collected(problems):
             if parallel is not None:
                 topology = ProcessTopology.parse(parallel, where=f"{role}.parallel")

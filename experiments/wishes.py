@@ -22,11 +22,13 @@ class Wish:
 
     Attributes:
         topology: None is the whole pool along the data axis.
+        most_ranks: of a topology that is None, where there is a bound.
         pool: None is all model workers.
         where: the setting that says so, for messages.
     """
 
     topology: ProcessTopology | None = None
+    most_ranks: int | None = None
     pool: str | None = None
     where: str = ""
 
@@ -91,7 +93,8 @@ def allocate_calls(
             problems.append(unknown_pool(wish.pool, pools, wish.where))
             continue
         workers = tuple(range(n_workers)) if wish.pool is None else pools[wish.pool]
-        topology = wish.topology or ProcessTopology(data=len(workers))
+        ranks = min(len(workers), wish.most_ranks or len(workers))
+        topology = wish.topology or ProcessTopology(data=ranks)
         if topology.world_size > len(workers):
             too_large.setdefault((wish, topology, len(workers)), []).append(call)
             continue

@@ -22,6 +22,14 @@ MIN_QUERIES = 4  # with fewer rows
 MIN_WIDTH = 8  # with fewer than 400 multiplications: rows x columns x terms
 # Sums over positions are made in pieces of so many: MKL adds more than 192 terms in another order.
 _PIECE = 128
+_GRANULE = 8  # a cache is looked at in multiples of so many positions
+
+
+def seen_width(num: int) -> int:
+    """How many positions to look at where ``num`` are needed."""
+    width = num + -num % _GRANULE
+    # As a sum of their own, or the last piece of one, eight positions may take the other kernels.
+    return width + _GRANULE if width % _PIECE == _GRANULE else width
 
 
 class Lanes:
@@ -69,9 +77,9 @@ class Lanes:
         return mask[:, None, :, None].expand(shape).reshape(-1, length * num_queries, width)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """``[B * L, P * Q, E]`` from keys and values ``[B * L, T, E]``."""
+        """``[B * L, P * Q, E]`` from keys ``[B * L, E, T]`` and values ``[B * L, T, E]``."""
         # Quicker on a CPU than torch's fused attention, for so few queries.
-        scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=self.scale)
+        scores = torch.baddbmm(mask, queries, keys, alpha=self.scale)
         weights = torch.softmax(scores, dim=-1)
         width = weights.shape[-1]
         if width <= _PIECE or weights.device.type != "cpu":
@@ -114,21 +122,38 @@ class KeyValues:
     """Keys and values of ``num_rows`` rows at ``width`` positions each, of all layers.
 
     Position = index: a row begins at 0. What has not been written is 0, because the sums run over it
-    with weight 0.
+    with weight 0. Keys lie transposed: a product of a few queries with them takes half the time so,
+    more than it costs to write one number a line.
 
     Attributes:
-        keys, values: by layer, ``[rows * L, width, E]``.
-        tensors: all of them, as ``[rows, L, width, E]``.
-        base: int64 ``[rows, L]``, index of position 0 when a tensor is seen as ``[-1, E]``.
+        keys: by layer, ``[rows * L, E, width]``.
+        values: by layer, ``[rows * L, width, E]``.
+        tensors: all of them, seen as ``[rows, L, width, E]``.
     """
 
     def __init__(
         self, lanes: Lanes, num_layers: int, num_rows: int, width: int, like: Tensor
     ) -> None:
-        self.num_rows, self.width = num_rows, width
-        shape = (num_rows, lanes.num_lanes, width, lanes.width)
-        self.tensors = [like.new_zeros(shape) for _ in range(2 * num_layers)]
-        flat = [x.view(-1, width, lanes.width) for x in self.tensors] if width else []
-        self.keys, self.values = flat[:num_layers], flat[num_layers:]
-        all_lanes = torch.arange(num_rows * lanes.num_lanes, device=like.device)
-        self.base = (all_lanes * width).view(num_rows, lanes.num_lanes)
+        self.num_rows, self.width, self._lanes = num_rows, width, lanes
+        rows = num_rows * lanes.num_lanes
+        self.keys = [like.new_zeros(rows, lanes.width, width) for _ in range(num_layers)]
+        self.values = [like.new_zeros(rows, width, lanes.width) for _ in range(num_layers)]
+        all_of_a_shape = [*(x.transpose(1, 2) for x in self.keys), *self.values]
+        self.tensors = [_split(x, 0, (num_rows, lanes.num_lanes)) for x in all_of_a_shape]
+
+    def places(self, positions_BP: Tensor) -> tuple[Tensor, Tensor]:
+        """Where in a layer the tokens of the first B rows belong, for ``write``.
+
+        Indices ``[N * L * E]`` into its keys, and ``[N * L]`` of lines of its values.
+        """
+        num_lanes, size = self._lanes.num_lanes, self._lanes.width
+        device = positions_BP.device
+        lane = torch.arange(len(positions_BP) * num_lanes, device=device).view(-1, 1, num_lanes)
+        line = lane * (size * self.width) + positions_BP[:, :, None]
+        keys = line[..., None] + torch.arange(0, size * self.width, self.width, device=device)
+        return keys.flatten(), (lane * self.width + positions_BP[:, :, None]).flatten()
+
+    def write(self, layer: int, places: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
+        """Keys and values ``[N * L, E]`` of tokens at ``places``."""
+        self.keys[layer].view(-1).scatter_(0, places[0], k.flatten())
+        self.values[layer].view(-1, self._lanes.width).index_copy_(0, places[1], v)

@@ -11,9 +11,10 @@ runs, and when an answer has ended; slots.py computes, sampling.py picks.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -30,6 +31,19 @@ from realsys.generation.stop_texts import StopTexts
 
 # Rows go to lower slots once so small a part of the computed ones is in use: it copies the cache.
 _COMPACT_BELOW = 0.75
+
+
+@dataclass
+class _Banned:
+    """Stop tokens that rows must not end with yet.
+
+    Attributes:
+        pairs: slots and tokens, int64 ``[n, 2]``; None: no bans.
+        steps_left: for which this holds, unless other rows run, or in other slots.
+    """
+
+    pairs: torch.Tensor | None = None
+    steps_left: int = 0
 
 
 class ContinuousEngine:
@@ -81,6 +95,7 @@ class ContinuousEngine:
             size = rounded(max_running, LARGEST_GRANULE)
             self._tokens = torch.full((size,), pad_token_id, device=self.device)
         self._sampler = SlotSampler(self.device)
+        self._banned = _Banned()
         self._waiting: deque[Row] = deque()
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
@@ -137,7 +152,10 @@ class ContinuousEngine:
             logits = self._read(admitted, logits)
         assert logits is not None
         num_slots = max(self._running) + 1
-        tokens, logprobs = self._sampler.pick(logits[:num_slots], list(self._banned()))
+        if self._banned.steps_left == 0:
+            self._banned = self._find_banned()
+        self._banned.steps_left -= 1
+        tokens, logprobs = self._sampler.pick(logits[:num_slots], self._banned.pairs)
         self._tokens[:num_slots] = tokens
         # Together, because each is a wait for a GPU. float64 holds both exactly.
         picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
@@ -244,6 +262,7 @@ class ContinuousEngine:
             picking = Picking.of(request.gconfig)
             self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
             admitted.append(row)
+            self._banned = _Banned()
         return admitted
 
     def _read(self, rows: Sequence[Row], logits: torch.Tensor | None) -> torch.Tensor:
@@ -262,13 +281,14 @@ class ContinuousEngine:
         logits[torch.tensor(slots, device=self.device)] = new
         return logits
 
-    def _banned(self) -> Iterator[tuple[int, int]]:
-        """(slot, token): the stop tokens of rows that must not end yet."""
+    def _find_banned(self) -> _Banned:
+        """The stop tokens of rows that must not end yet, for as many steps as that is so."""
+        pairs, steps_left = [], sys.maxsize
         for slot, row in self._running.items():
-            if len(row.output.tokens) < row.request.gconfig.min_new_tokens:
-                for token in row.stop_ids:
-                    if token < self._vocabulary:
-                        yield slot, token
+            if (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
+                steps_left = min(steps_left, left)
+                pairs += [(slot, token) for token in row.stop_ids if token < self._vocabulary]
+        return _Banned(torch.tensor(pairs, device=self.device) if pairs else None, steps_left)
 
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
@@ -307,6 +327,7 @@ class ContinuousEngine:
             del self._running[row.slot]
             heapq.heappush(self._free, row.slot)
             row.slot = -1
+        self._banned = _Banned()
 
     def _arrange(self) -> None:
         """Puts rows side by side, the longest first, where it saves more than it costs."""
@@ -325,6 +346,7 @@ class ContinuousEngine:
         for slot, row in enumerate(by_length):
             row.slot = slot
         self._running = {row.slot: row for row in rows}
+        self._banned = _Banned()
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:

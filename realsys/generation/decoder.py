@@ -10,7 +10,7 @@ the row's tokens were cut into calls. It rests on what kernels were seen to do (
 threads; tests/unit/test_continuous_invariance.py): a row of a matrix product is the same in every
 product of at least four rows a thread; zeros at the end of a short sum change nothing; a softmax and a
 norm look at their own row alone. So rows are padded to ``row_granule()``, queries to four, widths to
-``WIDTH_GRANULE``, keys stand at their position, and long sums are made in pieces (attention.py).
+``seen_width``, keys stand at their position, and long sums are made in pieces (attention.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ FAST_FAMILIES = {
 }
 
 LARGEST_GRANULE = 64
-WIDTH_GRANULE = 16  # a cache is looked at in multiples of so many positions
 _ROWS_A_THREAD = 4  # fewer take another matrix kernel, with other last bits
 _ROTATION_BLOCK = 64  # positions whose angles are computed together
 
@@ -164,26 +163,26 @@ class FastForward:
         Args:
             tokens_BP: int64; B * P a multiple of the row granule.
             positions_BP: int64, distinct within a row.
-            bands: cover the rows, and how much of the cache is looked at: more than the positions, in
-                multiples of ``WIDTH_GRANULE``.
+            bands: cover the rows, and how much of the cache is looked at: the ``seen_width`` of more than
+                the positions.
         """
-        num_rows, length = tokens_BP.shape
+        length = tokens_BP.shape[1]
         longest = max(band.width for band in bands)
         rotation = self._rotation_of(longest).index_select(0, positions_BP.flatten())[:, None]
         cos, sin = rotation.chunk(2, dim=-1)
         lanes = self.lanes
-        index = (positions_BP[:, :, None] + cache.base[:num_rows, None]).flatten()
+        places = cache.places(positions_BP)
         masks = [self._mask(positions_BP, band) for band in bands]
         x = F.embedding(tokens_BP.flatten(), self.embedding)
-        for w, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):
+        for layer, w in enumerate(self.layers):
             q, k, v = self._queries_keys_values(self._norm(x, w.attn_norm), w, cos, sin)
-            keys.view(-1, lanes.width).index_copy_(0, index, k)
-            values.view(-1, lanes.width).index_copy_(0, index, v)
+            cache.write(layer, places, k, v)
+            keys, values = cache.keys[layer], cache.values[layer]
             q = lanes.queries(q, length)
             seen = []
             for band, mask in zip(bands, masks, strict=True):
                 own = slice(band.begin * lanes.num_lanes, band.end * lanes.num_lanes)
-                k, v = keys[own, : band.width], values[own, : band.width]
+                k, v = keys[own, :, : band.width], values[own, : band.width]
                 seen.append(lanes.attend(q[own], k, v, mask))
             y = seen[0] if len(seen) == 1 else torch.cat(seen)
             x = w.attn_out.add(x, lanes.outputs(y, length))

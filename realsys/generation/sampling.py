@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -180,6 +180,7 @@ class SlotSampler:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._never = torch.tensor(-torch.inf, device=device)
         self._keys = np.zeros(0, dtype=np.uint64)
         self._positions = np.zeros(0, dtype=np.uint64)
         self._pickings: dict[int, Picking] = {}
@@ -213,14 +214,15 @@ class SlotSampler:
         self._positions[: len(order)] = self._positions[order]
         self._vectors = None
 
-    def pick(self, logits: Tensor, banned: Iterable[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:
+    def pick(self, logits: Tensor, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Tokens (int64 ``[B]``) and log-probs (float32 ``[B]``) of slots 0 … B - 1.
 
         Those of slots without a row mean nothing, but are valid tokens. Each row's position moves on.
 
         Args:
             logits: ``[B, V]``.
-            banned: (slot, token) that must not be picked; log-probs stay those over all tokens.
+            banned: int64 ``[n, 2]``, slots with tokens that must not be picked; log-probs stay those
+                over all tokens.
         """
         num_rows = len(logits)
         numbers = uniforms_at(self._keys[:num_rows], self._positions[:num_rows])
@@ -234,8 +236,8 @@ class SlotSampler:
             logits = logits / temperature
         probs = torch.softmax(logits, dim=-1)
         allowed, allowed_probs = logits, probs
-        if pairs := list(banned):
-            allowed = _without(logits, pairs)
+        if banned is not None:
+            allowed = logits.index_put(banned.unbind(1), self._never)
             allowed_probs = torch.softmax(allowed, dim=-1)
         if vectors is not None:
             token = _each_its_own(allowed, allowed_probs, uniform, vectors)
@@ -280,10 +282,3 @@ def _each_its_own(logits: Tensor, probs: Tensor, uniform: Tensor, vectors: _Vect
     if len(rows := vectors.filtered):
         token[rows] = sample(probs[rows], uniform[rows], top_k=vectors.top_k, top_p=vectors.top_p)
     return torch.where(vectors.greedy, logits.argmax(dim=-1), token)
-
-
-def _without(logits: Tensor, banned: Sequence[tuple[int, int]]) -> Tensor:
-    slots, tokens = zip(*banned, strict=True)
-    logits = logits.clone()
-    logits[list(slots), list(tokens)] = -torch.inf
-    return logits

@@ -14,10 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from realsys.generation.attention import KeyValues
+from realsys.generation.attention import KeyValues, seen_width
 from realsys.generation.bands import Band, Disorder, bands_of
 from realsys.generation.decoder import (
-    WIDTH_GRANULE,
     FastForward,
     rounded,
     row_granule,
@@ -27,7 +26,8 @@ from realsys.generation.prefix import PrefixCache
 # Tokens read in one pass, and numbers in its attention scores: both bound memory, not results.
 _READ_TOKENS = 4096
 _READ_SCORES = 1 << 24
-_LEAST_WIDTH = 64  # positions a slot has room for from the beginning: growing copies them all
+_LEAST_ROOM = 48  # positions a slot has room for from the beginning: growing copies them all
+_LINE = 16  # floats of a processor's cache line
 _LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest
 
 
@@ -171,7 +171,7 @@ class FastSlots:
         forward, num_rows = self.forward, len(batch)
         length = forward.padded_length(num_rows, max(r.num_new for r in batch))
         begins = [r.known for r in batch]
-        scratch = forward.cache(num_rows, rounded(max(begins) + length, WIDTH_GRANULE))
+        scratch = forward.cache(num_rows, seen_width(max(begins) + length))
         own = scratch.tensors
         for i, reading in enumerate(batch):
             if reading.prefix is not None:
@@ -220,7 +220,7 @@ class FastSlots:
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         num_rows = rounded(num_slots, row_granule())
         self._reserve(num_rows, max(self.lengths) + 1)
-        widths = [rounded(n + 1, WIDTH_GRANULE) for n in self.lengths[:num_rows]]
+        widths = [seen_width(n + 1) for n in self.lengths[:num_rows]]
         bands = bands_of(widths)
         self._disorder.note(widths, bands)
         positions = self.positions[:num_rows]
@@ -234,7 +234,7 @@ class FastSlots:
 
     def arrange(self, order: Sequence[int]) -> None:
         take = torch.tensor(order, device=self.positions.device)
-        width = rounded(max(self.lengths), WIDTH_GRANULE)
+        width = seen_width(max(self.lengths))
         for x in self.cache.tensors:
             x[: len(order), :, :width] = x[take, :, :width]
         lengths = [self.lengths[slot] for slot in order]
@@ -290,7 +290,8 @@ class FastSlots:
             most = rounded(max(self.max_rows, num_rows), granule)
             num_rows = min(max(rounded(num_rows, granule), 2 * old.num_rows), most)
         if width > old.width:
-            width = max(rounded(width, WIDTH_GRANULE), 2 * old.width, _LEAST_WIDTH)
+            # An odd number of lines: those an even number apart would share a few sets of a cache.
+            width = rounded(max(width, 2 * old.width, _LEAST_ROOM), _LINE) | _LINE
         num_rows, width = max(num_rows, old.num_rows), max(width, old.width)
         if (num_rows, width) == (old.num_rows, old.width):
             return

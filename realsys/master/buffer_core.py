@@ -8,19 +8,24 @@ leaves when every call has had it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError, InternalError
+
+_T = TypeVar("_T", bound=Hashable)
+_Place = tuple[SequenceMeta, int]  # a batch that was brought, and a position in it
 
 
 @dataclass
 class _Slot:
     birth: int
-    meta: SequenceMeta  # of this one datapoint
     missing: dict[str, int]  # call → input keys it still waits for
     left: set[str]  # calls that have not had it
+    keys: dict[str, _Place] = field(default_factory=dict)
+    metadata: dict[str, _Place] = field(default_factory=dict)
 
 
 class SequenceBufferCore:
@@ -60,12 +65,14 @@ class SequenceBufferCore:
                 where="sequence buffer",
                 fix="give each pass over the data set ids of its own",
             )
+        self._give_birth(meta, had=())
+
+    def _give_birth(self, meta: SequenceMeta, had: Iterable[str]) -> None:
         for i, name in enumerate(meta.ids):
             missing = {call: len(keys) for call, keys in self._input_keys.items()}
-            nothing = SequenceMeta(ids=(name,))
-            self._slots[name] = _Slot(self._births, nothing, missing, set(self._input_keys))
+            self._slots[name] = _Slot(self._births, missing, set(self._input_keys).difference(had))
             self._births += 1
-            self._add_keys(name, meta.take([i]))
+            self._add_keys(name, meta, i)
 
     def amend(self, meta: SequenceMeta) -> None:
         """New keys for datapoints that are here.
@@ -75,19 +82,20 @@ class SequenceBufferCore:
         """
         for i, name in enumerate(meta.ids):
             slot = self._slots.get(name)
-            if slot is None or slot.meta.keys & meta.keys:
+            if slot is None or not slot.keys.keys().isdisjoint(meta.seqlens):
                 problem = "is not in the buffer" if slot is None else "has that key already"
                 raise DataError(
                     f"keys {sorted(meta.keys)} for datapoint {name!r}, which {problem}",
                     where="sequence buffer",
                     fix="report this as a bug: two calls made one key, or one ran too late",
                 )
-            self._add_keys(name, meta.take([i]))
+            self._add_keys(name, meta, i)
 
-    def _add_keys(self, name: str, meta: SequenceMeta) -> None:
-        slot = self._slots[name]
-        slot.meta = slot.meta.update(meta)
-        for key in meta.keys:
+    def _add_keys(self, name: str, meta: SequenceMeta, i: int) -> None:
+        slot, place = self._slots[name], (meta, i)
+        slot.metadata.update(dict.fromkeys(meta.metadata, place))
+        for key in meta.seqlens:
+            slot.keys[key] = place
             for call in self._readers.get(key, ()):
                 slot.missing[call] -= 1
                 if slot.missing[call] == 0 and call in slot.left:
@@ -105,8 +113,24 @@ class SequenceBufferCore:
         names = [heapq.heappop(ready)[1] for _ in range(self._n_seqs[call])]
         for name in names:
             self._slots[name].left.discard(call)
-        keys = self._input_keys[call]
-        return SequenceMeta.gather([self._slots[n].meta.select(keys) for n in names])
+        return self._gather(names, self._input_keys[call])
+
+    def _gather(self, names: Sequence[str], keys: Iterable[str]) -> SequenceMeta:
+        slots = [self._slots[name] for name in names]
+        places = {key: [slot.keys[key] for slot in slots] for key in keys}
+        told = {
+            name: [slot.metadata[name] for slot in slots]
+            for name in sorted(_only(frozenset(slot.metadata) for slot in slots))
+        }
+        return SequenceMeta(
+            ids=tuple(names),
+            seqlens={k: tuple(m.seqlens[k][i] for m, i in at) for k, at in places.items()},
+            dtypes={k: _only(m.dtypes[k] for m, _ in at) for k, at in places.items()},
+            trailing_shapes={
+                k: _only(m.trailing_shapes[k] for m, _ in at) for k, at in places.items()
+            },
+            metadata={n: tuple(m.metadata[n][i] for m, i in at) for n, at in told.items()},
+        )
 
     def pop_used(self, names: Sequence[str]) -> list[str]:
         """Drops those of ``names`` that every call has had; returns them."""
@@ -124,25 +148,36 @@ class SequenceBufferCore:
 
     def snapshot(self) -> list[tuple[SequenceMeta, tuple[str, ...]]]:
         """Datapoints in order of birth, those alike together, with the calls that have had them."""
-        parts: list[tuple[list[SequenceMeta], tuple[str, ...]]] = []
-        for slot in sorted(self._slots.values(), key=lambda slot: slot.birth):
+        parts: list[tuple[list[str], tuple[str, ...], tuple[str, ...]]] = []
+        for name, slot in sorted(self._slots.items(), key=lambda item: item[1].birth):
             had = tuple(sorted(self._input_keys.keys() - slot.left))
-            alike = parts and parts[-1][1] == had and parts[-1][0][0].keys == slot.meta.keys
-            if alike:
-                parts[-1][0].append(slot.meta)
+            keys = tuple(sorted(slot.keys))
+            if parts and parts[-1][1:] == (keys, had):
+                parts[-1][0].append(name)
             else:
-                parts.append(([slot.meta], had))
-        return [(SequenceMeta.gather(metas), had) for metas, had in parts]
+                parts.append(([name], keys, had))
+        return [(self._gather(names, keys), had) for names, keys, had in parts]
 
     def restore(self, meta: SequenceMeta, had: Sequence[str]) -> None:
         """Datapoints as ``snapshot`` gave them."""
-        for i, name in enumerate(meta.ids):
-            missing = {call: len(keys) for call, keys in self._input_keys.items()}
-            left = self._input_keys.keys() - set(had)
-            self._slots[name] = _Slot(self._births, SequenceMeta(ids=(name,)), missing, set(left))
-            self._births += 1
-            self._add_keys(name, meta.take([i]))
+        self._give_birth(meta, had)
 
     def describe(self) -> dict[str, str]:
         """Call → ready of wanted datapoints: what a waiting call waits for."""
         return {call: f"{len(r)}/{self._n_seqs[call]}" for call, r in self._ready.items()}
+
+
+def _only(values: Iterable[_T]) -> _T:
+    """What all are.
+
+    Raises:
+        DataError: they differ.
+    """
+    distinct = set(values)
+    if len(distinct) > 1:
+        raise DataError(
+            f"datapoints of one batch differ: {sorted(map(str, distinct))}",
+            where="sequence buffer",
+            fix="let every worker make the same keys, of one dtype and shape",
+        )
+    return distinct.pop()

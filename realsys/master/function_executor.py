@@ -89,6 +89,7 @@ class FunctionExecutor:
         self._first_calls = first_calls(graph) if max_staleness else ()
         self._begun: dict[int, _Begun] = {}
         self._spans: list[Span] = []
+        self._clearing: asyncio.Task[None] | None = None
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> FunctionExecutor:
@@ -115,7 +116,7 @@ class FunctionExecutor:
         calls = {name: await running[name] for name in self._calls}
         ended = time.time()
         used = self._buffer.pop_used(await now.ids)
-        await self._forget(used)
+        await self._forget(used, step)
         await self._feed.trained(step)
         self._spans = [span for span in self._spans if span[2] > started]
         idle = idle_shares(self._spans, self._pools, start=started, end=ended)
@@ -155,11 +156,19 @@ class FunctionExecutor:
         await self._buffer.put_batch(whole)
         return whole.ids
 
-    async def _forget(self, ids: list[str]) -> None:
+    async def _forget(self, ids: list[str], step: int) -> None:
+        """Has the workers drop tensors, beside the next step; returns when the last step's are dropped."""
         holders = sorted(self._storage.forget(ids))
-        await self._workers.tell(
-            holders, ClearData(ids=tuple(ids)), timeout_s=CLEAR_TIMEOUT_S, what="clear data"
+        clear = ClearData(ids=tuple(ids))
+        await self._cleared()
+        self._clearing = self._tasks.create_task(
+            self._workers.tell(holders, clear, timeout_s=CLEAR_TIMEOUT_S, what="clear data"),
+            name=f"clear data {step}",
         )
+
+    async def _cleared(self) -> None:
+        if self._clearing is not None:
+            await self._clearing
 
     async def refresh(self, models: Iterable[ModelName], *, step: int) -> None:
         """Brings the weights of ``models`` up to date, as the hooks of their calls would."""
@@ -172,7 +181,11 @@ class FunctionExecutor:
     # ---- what has run ahead, for a checkpoint -------------------------------------------------
 
     async def ahead(self) -> Ahead | None:
-        """What is known of the next step already; waits until its calls that run ahead are done."""
+        """What is known of the next step already; waits until its calls that run ahead are done.
+
+        And until the workers have no tensors of steps that are over: theirs go into the checkpoint.
+        """
+        await self._cleared()
         if not self._begun:
             return None
         ((step, begun),) = self._begun.items()

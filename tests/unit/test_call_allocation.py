@@ -199,6 +199,18 @@ def test_calls_take_the_first_workers_of_their_pool_or_all_of_it() -> None:
     assert found["c"].workers == tuple(range(8))
 
 
+def test_a_call_has_no_more_ranks_than_its_bound() -> None:
+    wishes = {str(most): Wish(most_ranks=most) for most in (1, 3, 4, 9)}
+    found = allocate_calls(wishes, {}, n_workers=4)
+    assert {name: place.workers for name, place in found.items()} == {
+        "1": (0,),
+        "3": (0, 1, 2),
+        "4": (0, 1, 2, 3),
+        "9": (0, 1, 2, 3),
+    }
+    assert all(place.topology == topo(f"d{len(place.workers)}") for place in found.values())
+
+
 def test_a_layout_larger_than_its_pool_is_refused_with_both_numbers() -> None:
     large = Wish(topology=topo("d2t2"), pool="right", where="allocation, a:d2t2@right")
     wishes = {

@@ -163,6 +163,31 @@ def test_min_new_tokens_holds_off_stop_tokens_of_that_row_alone(module):
     assert outputs["patient"].logprobs == pytest.approx(expected, abs=1e-5)  # of the whole
 
 
+def test_each_row_is_held_off_as_long_as_it_asks_whoever_comes_and_goes(module):
+    engine = ContinuousEngine(module, eos_token_ids=range(1, VOCABULARY))  # all but token 0 end it
+    arrivals = {0: (4, 9, 3), 1: (6,), 5: (1, 3)}
+    wanted, outputs, step = {}, {}, 0
+    while len(outputs) < 6:
+        for least in arrivals.get(step, ()):
+            rid = f"{step}-{least}"
+            wanted[rid] = least
+            engine.submit(request_of(rid, seed=least, max_new_tokens=30, min_new_tokens=least))
+        outputs.update({o.rid: o for o in engine.step() if o.finish})
+        step += 1
+    for rid, output in outputs.items():
+        assert output.tokens[: wanted[rid]] == [0] * wanted[rid]
+        assert output.finish == "stop", "held off for longer than it asked"
+
+
+def test_an_aborted_row_is_not_held_off_any_more(module):
+    engine = ContinuousEngine(module, eos_token_ids=range(1, VOCABULARY))
+    for rid in "ab":
+        engine.submit(request_of(rid, max_new_tokens=9, min_new_tokens=9))
+    engine.step()
+    engine.abort("b")
+    assert finished(engine)["a"].tokens == [0] * 9
+
+
 class Letters:
     """A tokenizer of tokens a, b, … as letters; token 1 spells the two letters "xy"."""
 

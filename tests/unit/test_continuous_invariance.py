@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.attention import Lanes
+from realsys.generation.attention import Lanes, seen_width
 from realsys.generation.continuous import ContinuousEngine
 from realsys.generation.decoder import rounded, row_granule
 from realsys.generation.engine import generate
@@ -212,15 +212,25 @@ def test_a_row_of_a_product_is_the_same_among_any_number_of_rows(inputs, outputs
         assert torch.equal(x[:num] @ weight.t(), whole[:num]), num
 
 
-@pytest.mark.parametrize("width", [16, 112, 192, 240])
-def test_a_longer_cache_adds_zeros(width):
-    queries, keys = torch.randn(6, 4, 32), torch.randn(6, 512, 32)
-    length = width - 5
+@pytest.mark.parametrize("size", [8, 32, 96])
+@pytest.mark.parametrize("length", [1, 11, 19, 107, 130, 187, 235, 257])
+def test_a_longer_cache_adds_zeros(length, size):
+    queries, keys, values = (
+        torch.randn(6, 4, size),
+        torch.randn(6, size, 512),
+        torch.randn(6, 512, size),
+    )
 
-    def seen(cells):
-        mask = torch.zeros(6, 4, cells)
+    def seen(width):
+        mask = torch.zeros(6, 4, width)
         mask[:, :, length:] = -torch.inf
-        return Lanes(4, 1, 32).attend(queries, keys[:, :cells], keys[:, :cells], mask)
+        return Lanes(4, 1, size).attend(queries, keys[:, :, :width], values[:, :width], mask)
 
-    for cells in range(width, 513, 16):
-        assert torch.equal(seen(cells), seen(width)), cells
+    alone = seen(seen_width(length))
+    for width in {seen_width(num) for num in range(length, 513)}:
+        assert torch.equal(seen(width), alone), width
+
+
+def test_at_most_fifteen_positions_are_looked_at_for_nothing():
+    assert all(0 <= seen_width(num) - num < 16 for num in range(1, 2000))
+    assert [seen_width(num) for num in (1, 16, 17, 128, 129, 145)] == [16, 16, 24, 128, 144, 152]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
-from realsys.data_plane.packing import contiguous
+from realsys.data_plane.packing import balanced_partition, contiguous
 from realsys.master.dispatch import split_over_ranks
 
 
@@ -49,6 +49,26 @@ def test_inference_is_balanced_by_tokens():
 def test_training_has_equal_counts_on_every_rank():
     # Rounds of two, the longer to the lighter: 9|5, then 3 to the rank with 5, 1 to the one with 9.
     assert split_over_ranks(call("train_step"), batch([5, 9, 1, 3]), 2) == [[1, 2], [0, 3]]
+
+
+@pytest.mark.parametrize("kind", ["inference", "train_step"])
+def test_what_is_balanced_in_runs_stays_where_it_was_made(kind):
+    assert split_over_ranks(call(kind), batch([7, 8, 7, 8]), 2) == [[0, 1], [2, 3]]
+    assert split_over_ranks(call(kind), batch([100, 102, 101, 101]), 2) == [[0, 1], [2, 3]]
+    assert split_over_ranks(call(kind), batch([100, 106, 101, 98]), 2) == [[1, 3], [0, 2]]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    ranks=st.integers(1, 6),
+)
+def test_staying_costs_a_hundredth_of_the_mean_at_most(lengths, ranks):
+    def heaviest(parts):
+        return max(sum(lengths[i] for i in part) for part in parts)
+
+    found = heaviest(split_over_ranks(call("inference"), batch(lengths), ranks))
+    best_known = heaviest(balanced_partition(lengths, ranks))
+    assert found <= max(best_known, 1.01 * sum(lengths) / ranks)
 
 
 @given(

@@ -271,10 +271,13 @@ def test_a_local_run_declares_nobody_lost(trial):
 
 
 def test_all_leases_gone_at_one_moment_is_the_stores_trouble_for_a_while(trial, caplog):
-    one = trial().begin()
-    one.supervisor.leases.detector.settle_s = 60.0
+    one = trial(lost_s=60.0).begin()
+    detector = one.supervisor.leases.detector
+    detector.settle_s = 60.0
     for lease in one.leases.values():
         lease.revoke()
+    wait_until(lambda: len(detector.gone_since_s) == len(one.leases))
+    detector.lost_s = 0.1  # not before: three leases may take longer than that to end
     one.look(20)
     time.sleep(0.15)
     assert one.marker is None

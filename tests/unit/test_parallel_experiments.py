@@ -79,8 +79,8 @@ def test_there_are_as_many_workers_as_the_largest_role_needs() -> None:
 def test_workers_that_are_given_are_used_along_the_data_axis() -> None:
     held = shards(ppo(n_model_workers=2, critic={"parallel": "t2"}))
     assert held == [
-        ["actor@0/d2t1p1#0", "critic@0/d1t2p1#0", "ref@0/d2t1p1#0", "reward@0/d1t1p1#0"],
-        ["actor@0/d2t1p1#1", "critic@0/d1t2p1#1", "ref@0/d2t1p1#1"],
+        ["actor@0/d2t1p1#0", "critic@0/d1t2p1#0", "ref@0/d2t1p1#0", "reward@0/d2t1p1#0"],
+        ["actor@0/d2t1p1#1", "critic@0/d1t2p1#1", "ref@0/d2t1p1#1", "reward@0/d2t1p1#1"],
     ]
 
 

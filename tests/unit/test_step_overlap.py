@@ -184,6 +184,52 @@ def test_each_step_has_its_own_datapoints():
     assert [r.calls["gen"].stats["x"] for r in reports] == [1.0, 2.0, 3.0, 4.0]
 
 
+class SlowToForget(Workers):
+    """Drops tensors when it is let."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_drop, self.dropped = asyncio.Event(), []
+
+    async def tell(self, workers, body, *, timeout_s, what):
+        await self.may_drop.wait()
+        self.dropped += body.ids
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_tensors_are_dropped_beside_the_next_step_and_before_a_checkpoint(max_staleness):
+    async def main():
+        workers = SlowToForget()
+        async with make_executor(workers, max_staleness) as executor:
+            async with asyncio.timeout(10):
+                await executor.run_step(1)  # ends without them
+            checkpoint = asyncio.create_task(executor.ahead())
+            await asyncio.sleep(0.01)
+            assert not checkpoint.done()
+            workers.may_drop.set()
+            await checkpoint
+            assert workers.dropped == ["0-0", "0-1"]
+            await executor.run_step(2)
+        assert workers.dropped == ["0-0", "0-1", "0-2", "0-3"]
+
+    asyncio.run(main())
+
+
+def test_a_step_waits_until_those_of_the_step_before_are_dropped():
+    async def main():
+        workers = SlowToForget()
+        async with make_executor(workers, 0) as executor:
+            await executor.run_step(1)
+            second = asyncio.create_task(executor.run_step(2))
+            await asyncio.sleep(0.01)
+            assert ("train", 2) in workers.log
+            assert not second.done()
+            workers.may_drop.set()
+            await second
+
+    asyncio.run(main())
+
+
 def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
     async def first():
         executor = make_executor(Workers(), 1)
