@@ -1,0 +1,59 @@
+"""Runs that workers join and leave while they live: how they are started, and that nothing was lost.
+
+From half of their steps on they crawl (crawl_plugin.py), for minutes, until the test lets them go on: its
+commands come in time on any machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from real_trials import SMALL_PPO, Trials, explain, trained_ids
+
+from launcher.trial_state import State
+from realsys.api.trial import TrialFiles
+
+STEPS = 150
+SEQUENCES = 8  # of a step
+OTHER = ("total_train_epochs", "eval_freq_steps", "ckpt_freq_steps")
+TWO_MAKERS = (
+    "detached.makers={maker_0: trainer_0, maker_1: trainer_0}",
+    'detached.trainers={trainer_0: "maker_0, maker_1"}',
+    f"detached.experience_batch_size={SEQUENCES}",
+)
+
+
+def launch(trials: Trials, experiment: str, policy: Path, *words: str) -> TrialFiles:
+    """Starts ``<experiment>/live`` with ``policy``; returns after three steps."""
+    agent = f"{{version: {STEPS // 2}, go: {_go(trials)}}}"
+    files = trials.launch(
+        experiment,
+        "live",
+        f"actor.path={policy}",
+        *(word for word in SMALL_PPO if not any(name in word for name in OTHER)),
+        "exp_ctrl.total_train_epochs=50",
+        f"exp_ctrl.benchmark_steps={STEPS}",
+        "exp_ctrl.ckpt_freq_steps=60",
+        "max_staleness=2",
+        *("--import", str(Path(__file__).with_name("crawl_plugin.py"))),
+        *("rollout.agent=crawl", f"rollout.agent_args={agent}"),
+        *words,
+    )
+    trials.wait_for_step(files, 3, timeout_s=180)
+    return files
+
+
+def finish(trials: Trials, files: TrialFiles) -> None:
+    """Lets the run end; fails unless every step came, and each datapoint was trained once."""
+    _go(trials).touch()
+    view = trials.wait(files, timeout_s=300)
+    assert (view.state, view.attempt) == (State.COMPLETED, 1), explain(files, view)
+    trained = trained_ids(files)
+    assert set(Counter(trained).values()) == {1}
+    assert len(trained) == STEPS * SEQUENCES
+    assert not files.attempt(1).restarts.exists()
+
+
+def _go(trials: Trials) -> Path:
+    return trials.file_root / "go"
