@@ -61,6 +61,15 @@ class PlacementSettings:
     allocation: str | None = None
     n_model_workers: int | None = None
 
+    @property
+    def is_split(self) -> bool:
+        """Two halves of the workers, each with roles of its own."""
+        return self.placement == "split"
+
+    def half(self, *, is_right: bool) -> str | None:
+        """A role's pool, unless it has one of its own."""
+        return (RIGHT if is_right else LEFT) if self.is_split else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Allocated:
@@ -95,20 +104,13 @@ def allocate(
         ConfigErrors: mistakes in ``parallel``, pools and allocation.
     """
     problems: list[ConfigError] = []
-    split, right = settings.placement == "split", set(right_roles)
-    apart, given_workers = split or bool(settings.pools), settings.n_model_workers is not None
     defaults: dict[str, Wish] = {}
     given: dict[str, Wish] = {}
+    right = frozenset(right_roles)
     for role, (parallel, pool) in roles.items():
-        home = pool or ((RIGHT if role in right else LEFT) if split else None)
-        # Where roles have workers of their own, a rule on all workers would wait for each of them.
-        spread = given_workers and not apart if role in rules else given_workers or apart
-        wish = defaults[role] = Wish(
-            topology=None if spread else ProcessTopology(),
-            most_ranks=n_seqs if role in rules else None,
-            pool=home,
-            where=f"{role}.pool and placement",
-        )
+        home = pool or settings.half(is_right=role in right)
+        rule_ranks = n_seqs if role in rules else None
+        wish = defaults[role] = _default(settings, role, pool=home, rule_ranks=rule_ranks)
         with _collected(problems):
             if parallel is not None:
                 topology = ProcessTopology.parse(parallel, where=f"{role}.parallel")
@@ -120,7 +122,7 @@ def allocate(
     with _collected(problems):
         pools = parse_pools(settings.pools, n_workers=settings.n_model_workers)
     with _collected(problems):
-        halves = (LEFT, RIGHT) if split and not settings.pools else ()
+        halves = (LEFT, RIGHT) if settings.is_split and not settings.pools else ()
         names = (*settings.pools, *halves)
         entries = parse_allocation(settings.allocation or "", calls=dict(calls), pools=names)
     raise_problems(problems)
@@ -132,7 +134,7 @@ def allocate(
         trained=trained,
         rules=tuple(rules),
     )
-    if split and not pools:
+    if settings.is_split and not pools:
         pools = _halves(wishes.values(), settings.n_model_workers)
     n_workers = settings.n_model_workers or max(
         1,
@@ -141,6 +143,22 @@ def allocate(
     )
     found = allocate_calls(wishes, pools, n_workers=n_workers)
     return Allocated(n_workers=n_workers, pools=pools, calls=found)
+
+
+def _default(
+    settings: PlacementSettings, role: str, *, pool: str | None, rule_ranks: int | None
+) -> Wish:
+    """What a role gets that says nothing; ``rule_ranks`` is how many could work, of a rule."""
+    is_given = settings.n_model_workers is not None
+    is_apart = settings.is_split or bool(settings.pools)
+    # Where roles have workers of their own, a rule on all of them would wait for each.
+    is_spread = is_given or is_apart if rule_ranks is None else is_given and not is_apart
+    return Wish(
+        topology=None if is_spread else ProcessTopology(),
+        most_ranks=rule_ranks,
+        pool=pool,
+        where=f"{role}.pool and placement",
+    )
 
 
 @contextmanager

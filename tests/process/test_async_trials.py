@@ -168,7 +168,7 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     module_trials: Trials, tiny_policy: Path
 ) -> None:
     files = module_trials.launch(
-        "ppo-math-async", "stop", f"actor.path={tiny_policy}", "max_staleness=3", *SMALL_PPO
+        "ppo-math-async", "stop", f"actor.path={tiny_policy}", "max_staleness=3", *LONGER
     )
     module_trials.wait_for_step(files, 5)
     done = module_trials.run("stop", "ppo-math-async/stop", "--grace", "30")
@@ -179,7 +179,7 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == 24 * 8
+    assert len(trained_ids(files)) == LONGER_STEPS * 8
     assert max(column(files, "actor_train/staleness/max")) <= 3
 
 

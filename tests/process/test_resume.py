@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from real_trials import (
     SMALL_PPO,
-    SMALL_PPO_STEPS,
     Trials,
     explain,
     kill_everything,
@@ -29,11 +28,15 @@ from realsys.observability.metrics import read_metrics
 
 pytestmark = pytest.mark.process
 
+# Long enough to be stopped in its middle, however slow the command that stops it.
+EPOCHS, STEPS = 5, 60
+RUN = tuple(w.replace("total_train_epochs=2", f"total_train_epochs={EPOCHS}") for w in SMALL_PPO)
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> TrialFiles:
     trials = Trials(tmp_path_factory.mktemp("undisturbed") / "root")
-    files = trials.launch("ppo-math", "whole", f"actor.path={tiny_policy}", *SMALL_PPO)
+    files = trials.launch("ppo-math", "whole", f"actor.path={tiny_policy}", *RUN)
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
     return files
@@ -71,7 +74,7 @@ def assert_told_apart(files: TrialFiles, attempts: int) -> None:
 def test_one_seed_gives_one_run_bit_for_bit(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
 ) -> None:
-    files = trials.launch("ppo-math", "again", f"actor.path={tiny_policy}", *SMALL_PPO)
+    files = trials.launch("ppo-math", "again", f"actor.path={tiny_policy}", *RUN)
     assert trials.wait(files).state is State.COMPLETED
     assert_same_run(files, undisturbed)
 
@@ -79,27 +82,29 @@ def test_one_seed_gives_one_run_bit_for_bit(
 def test_another_seed_gives_another_run(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
 ) -> None:
-    files = trials.launch("ppo-math", "other", f"actor.path={tiny_policy}", "seed=2", *SMALL_PPO)
+    files = trials.launch("ppo-math", "other", f"actor.path={tiny_policy}", "seed=2", *RUN)
     assert trials.wait(files).state is State.COMPLETED
     assert metrics_of(files) != metrics_of(undisturbed)
 
 
 def test_each_prompt_of_an_epoch_is_trained_exactly_once(undisturbed: TrialFiles) -> None:
     counts = Counter(trained_ids(undisturbed))
-    # 24 steps of 8 = 2 epochs of 96.
-    assert counts == Counter({f"{epoch}-{index}": 1 for epoch in (0, 1) for index in range(96)})
+    # Steps of 8, epochs of 96.
+    every = (f"{epoch}-{index}" for epoch in range(EPOCHS) for index in range(96))
+    assert counts == Counter(dict.fromkeys(every, 1))
+    assert counts.total() == STEPS * 8
 
 
 def test_stop_and_resume_equals_the_undisturbed_run(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
 ) -> None:
-    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *SMALL_PPO)
+    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *RUN)
     trials.wait_for_step(files, 4)
     stopped = trials.run("stop", "ppo-math/stopped")
     assert stopped.returncode == 0, stopped.stderr
     view = trials.wait(files)
     assert view.state is State.STOPPED
-    assert 4 <= (view.step or 0) < SMALL_PPO_STEPS, "the run ended before it was stopped"
+    assert 4 <= (view.step or 0) < STEPS, "the run ended before it was stopped"
     trials.resume(files)
     assert trials.wait(files).state is State.COMPLETED
     assert_same_run(files, undisturbed)
@@ -110,7 +115,7 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
 ) -> None:
     """The step has a checkpoint already: no second one is written, and nothing fails."""
-    each = tuple(w.replace("ckpt_freq_steps=3", "ckpt_freq_steps=1") for w in SMALL_PPO)
+    each = tuple(w.replace("ckpt_freq_steps=3", "ckpt_freq_steps=1") for w in RUN)
     files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *each)
     trials.wait_for_step(files, 4)
     for attempt in (1, 2):
@@ -130,7 +135,7 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
 def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, step: int
 ) -> None:
-    files = trials.launch("ppo-math", "killed", f"actor.path={tiny_policy}", *SMALL_PPO)
+    files = trials.launch("ppo-math", "killed", f"actor.path={tiny_policy}", *RUN)
     trials.wait_for_step(files, step)
     kill_everything(files)
     view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
@@ -145,7 +150,7 @@ def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
 def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
 ) -> None:
-    files = trials.launch("ppo-math", "torn", f"actor.path={tiny_policy}", *SMALL_PPO)
+    files = trials.launch("ppo-math", "torn", f"actor.path={tiny_policy}", *RUN)
     trials.wait_for_step(files, 7)  # checkpoints after 3 and 6
     kill_everything(files)
     newest = newest_checkpoint(files)
@@ -163,7 +168,7 @@ def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
 def test_a_signal_to_the_supervisor_stops_the_trial_after_a_step(
     trials: Trials, tiny_policy: Path
 ) -> None:
-    files = trials.launch("ppo-math", "signalled", f"actor.path={tiny_policy}", *SMALL_PPO)
+    files = trials.launch("ppo-math", "signalled", f"actor.path={tiny_policy}", *RUN)
     view = trials.wait_for_step(files, 2)
     assert view.supervisor_pid is not None
     os.kill(view.supervisor_pid, signal.SIGTERM)
