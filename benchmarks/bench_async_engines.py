@@ -5,11 +5,13 @@
 One thread each. A policy whose answers are geometric with a mean of an eighth of the longest
 (``uniform_policy.py``); ``grpo-math`` as a user launches it, ``--questions`` with 8 answers each a step.
 *turns*: ``max_staleness=0``, servers and trainer wait for one another. *generation alone* is what
-``mode=rollout`` makes, which nobody trains on. Beginning and end of each run do not count.
+``mode=rollout`` makes, which nobody trains on; measured before and after each schedule, whose bound
+their mean is taken for: a machine's speed changes on the way. Beginning and end of each run do not count.
+The table has medians over the rounds, of ratios within a round.
 
 ``--trainer given``, for two cores: the servers have them, and the trainer sleeps as if it had a third
-(``given_cost.py``), exactly as fast as the servers alone. At best neither waits: the *bound* is what
-the slower one does alone.
+(``given_cost.py``), exactly as fast as the servers alone when a round begins. At best neither waits: the
+*bound* is what the slower one does alone.
 
 ``--trainer real``: two cores do the work of three processes. *training alone* is ``replay_from``, a
 trainer that waits for nobody. At best two cores do one half's work after the other's without a pause:
@@ -19,11 +21,12 @@ the *bound* is one over the sum of what a token costs each half alone, in second
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,25 +113,48 @@ def made_per_s(files: TrialFiles) -> float:
     return tokens / (middle[1] - middle[0])
 
 
-def measure(bench: Bench, rounds: int) -> Iterator[tuple[str, float]]:
-    """(what, tokens a second), round after round."""
-    batch = bench.args.questions * GROUP
-    for i in range(rounds):
-        at_once = f"rollout.max_in_flight={3 * bench.args.questions}"  # as with η = 2
-        made = bench.run(f"rollouts-{i}", "mode=rollout", at_once)
-        yield GENERATION, (speed := made_per_s(made))
-        experiment, given = "grpo-math", tuple[str, ...]()
-        if bench.args.trainer == "real":
-            replayed = f"max_staleness={bench.args.steps}"
-            learnt = bench.run(f"train-{i}", "mode=async", f"replay_from={made.root}", replayed)
-            yield TRAINING, trained_per_s(learnt, batch)
-        else:
-            experiment = "grpo-given-cost"
-            given = ("--import", str(HERE / "given_cost.py"), f"train_tokens_per_s={speed}")
-            yield TRAINING, speed
-        for j, (name, words) in enumerate(SCHEDULES.items()):
-            files = bench.run(f"async-{i}-{j}", *given, *words, experiment=experiment)
-            yield name, trained_per_s(files, batch)
+@dataclass(frozen=True)
+class Round:
+    """Tokens a second, by schedule, and what each could have reached."""
+
+    reached: dict[str, float]
+    bounds: dict[str, float]
+
+
+def measure(bench: Bench, number: int) -> Round:
+    """One round of all schedules."""
+    args, reached = bench.args, dict[str, float]()
+    generation = [_generation_alone(bench, f"rollouts-{number}-0")]
+    experiment, given, training = "grpo-math", tuple[str, ...](), generation[0]
+    if args.trainer == "real":
+        training = _training_alone(bench, number)
+    else:
+        experiment = "grpo-given-cost"
+        given = ("--import", str(HERE / "given_cost.py"), f"train_tokens_per_s={training}")
+    for i, (name, words) in enumerate(SCHEDULES.items(), start=1):
+        files = bench.run(f"async-{number}-{i}", *given, *words, experiment=experiment)
+        reached[name] = _told(name, trained_per_s(files, args.questions * GROUP))
+        generation.append(_generation_alone(bench, f"rollouts-{number}-{i}"))
+    beside = [statistics.mean(pair) for pair in itertools.pairwise(generation)]
+    bounds = [bound(speed, training, args.trainer) for speed in beside]
+    return Round(reached, dict(zip(reached, bounds, strict=True)))
+
+
+def _generation_alone(bench: Bench, name: str) -> float:
+    at_once = f"rollout.max_in_flight={3 * bench.args.questions}"  # as with η = 2
+    return _told(GENERATION, made_per_s(bench.run(name, "mode=rollout", at_once)))
+
+
+def _training_alone(bench: Bench, number: int) -> float:
+    made = bench.trials.files("grpo-math", f"rollouts-{number}-0").root
+    words = (f"max_staleness={bench.args.steps}", f"replay_from={made}")
+    learnt = bench.run(f"train-{number}", "mode=async", *words)
+    return _told(TRAINING, trained_per_s(learnt, bench.args.questions * GROUP))
+
+
+def _told(name: str, speed: float) -> float:
+    sys.stderr.write(f"{name}: {speed:.0f} tokens/s\n")
+    return speed
 
 
 def bound(generation: float, training: float, trainer: str) -> float:
@@ -149,21 +175,31 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=16, help="a step")
     parser.add_argument("--rows", type=int, default=8, help="that a server decodes at a time")
     args = parser.parse_args()
-    found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args)
         try:
-            for name, speed in measure(bench, args.rounds):
-                found.setdefault(name, []).append(speed)
-                sys.stderr.write(f"{name}: {speed:.0f} tokens/s\n")
+            rounds = [measure(bench, i) for i in range(args.rounds)]
         finally:
             bench.trials.end_all()
-    speeds = {name: statistics.median(values) for name, values in found.items()}
-    best = bound(speeds[GENERATION], speeds[TRAINING], args.trainer)
-    sys.stdout.write("| | tokens/s | times turns | of the bound |\n|---|---:|---:|---:|\n")
-    for name, speed in speeds.items():
-        share = f"{speed / best:.0%}" if name in SCHEDULES else ""
-        sys.stdout.write(f"| {name} | {speed:,.0f} | {speed / speeds['turns']:.2f} | {share} |\n")
+    print_table(rounds)
+
+
+def print_table(rounds: Sequence[Round]) -> None:
+    """Medians, and in brackets each round's."""
+    columns = (
+        ("tokens/s", ",.0f", lambda r, name: r.reached[name]),
+        ("times turns", ".2f", lambda r, name: r.reached[name] / r.reached["turns"]),
+        ("of the bound", ".0%", lambda r, name: r.reached[name] / r.bounds[name]),
+    )
+    titles = " | ".join(title for title, _, _ in columns)
+    sys.stdout.write(f"| | {titles} |\n|---|---|---|---|\n")
+    for name in SCHEDULES:
+        cells = []
+        for _, form, value in columns:
+            values = [value(r, name) for r in rounds]
+            each = ", ".join(format(v, form) for v in values)
+            cells.append(f"{statistics.median(values):{form}} ({each})")
+        sys.stdout.write(f"| {name} | {' | '.join(cells)} |\n")
 
 
 if __name__ == "__main__":
