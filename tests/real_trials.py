@@ -40,8 +40,18 @@ SMALL_PPO = (
     "cpus_per_model_worker=1",
 )
 SMALL_PPO_STEPS = 24
+
+
+def small_ppo(*settings: str) -> tuple[str, ...]:
+    """``SMALL_PPO`` with other values of settings that it has: ``name=value``."""
+    values = dict(word.split("=", 1) for word in SMALL_PPO)
+    others = dict(word.split("=", 1) for word in settings)
+    assert others.keys() <= values.keys(), "SMALL_PPO does not say these: give them beside it"
+    return tuple(f"{name}={value}" for name, value in {**values, **others}.items())
+
+
 # The same for minutes: for tests that end it themselves.
-LONG_PPO = tuple(w.replace("total_train_epochs=2", "total_train_epochs=1000") for w in SMALL_PPO)
+LONG_PPO = small_ppo("exp_ctrl.total_train_epochs=1000")
 
 
 def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1) -> Path:

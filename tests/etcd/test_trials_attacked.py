@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from real_trials import SMALL_PPO, Trials, explain, files_under, metrics_of, name_of
+from real_trials import Trials, explain, files_under, metrics_of, name_of, small_ppo
 
 from launcher.status import trial_view
 from launcher.trial_state import State
@@ -26,12 +26,7 @@ from realsys.supervisor.certificates import Authority
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 
-_LONGER = {
-    "exp_ctrl.total_train_epochs=2": "exp_ctrl.total_train_epochs=10",
-    "ppo.gen.max_new_tokens=12": "ppo.gen.max_new_tokens=24",
-    "group_size=2": "group_size=4",
-}
-ATTACKED = tuple(_LONGER.get(word, word) for word in SMALL_PPO)
+ATTACKED = small_ppo("exp_ctrl.total_train_epochs=10", "ppo.gen.max_new_tokens=24", "group_size=4")
 LISTENING = "0A"  # state of a line in /proc/net/tcp
 WORDS = (
     ("get", "/", "--prefix"),

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
-from real_trials import SMALL_PPO, Trials, explain, metrics_of, trained_ids, weights_of
+from real_trials import (
+    LONG_PPO,
+    SMALL_PPO,
+    Trials,
+    explain,
+    metrics_of,
+    small_ppo,
+    trained_ids,
+    weights_of,
+)
 
 from launcher.trial_state import State
 from realsys.api.trial import TrialFiles
@@ -16,7 +25,7 @@ from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 
 # Long enough that an outage falls into its middle: some 20 s.
-OUTAGE_PPO = tuple(w.replace("total_train_epochs=2", "total_train_epochs=6") for w in SMALL_PPO)
+OUTAGE_PPO = small_ppo("exp_ctrl.total_train_epochs=6")
 
 
 @pytest.fixture
@@ -88,8 +97,7 @@ def test_a_run_on_the_jobs_own_etcd_is_the_same_run(trials: Trials, tiny_policy:
 
 def test_stop_reaches_a_run_on_the_jobs_own_etcd(trials: Trials, tiny_policy: Path) -> None:
     cluster = site(trials, "etcd+job://")
-    words = [w.replace("total_train_epochs=2", "total_train_epochs=1000") for w in SMALL_PPO]
-    files = launch(trials, tiny_policy, "etcd", "--cluster", cluster, *words)
+    files = launch(trials, tiny_policy, "etcd", "--cluster", cluster, *LONG_PPO)
     trials.wait_for_step(files, 2)
     done = trials.run("stop", "ppo-math/etcd", "--grace", "30")
     assert done.returncode == 0, done.stderr

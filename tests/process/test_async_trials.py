@@ -16,6 +16,7 @@ from real_trials import (
     SMALL_PPO_STEPS,
     Trials,
     explain,
+    small_ppo,
     trained_ids,
     wait_until,
     weights_of,
@@ -28,7 +29,7 @@ from realsys.observability.metrics import deterministic, read_metrics
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-LONGER = tuple(w.replace("total_train_epochs=2", "total_train_epochs=6") for w in SMALL_PPO)
+LONGER = small_ppo("exp_ctrl.total_train_epochs=6")
 LONGER_STEPS = 72
 # The plain objective, so that nothing but the way of the answers differs.
 PLAIN = ("ppo.use_decoupled_loss=false", "ppo.correction=none")

@@ -23,13 +23,13 @@ import pytest
 import zmq
 from attackers import MIB, Door, ask, say, with_keys
 from real_trials import (
-    SMALL_PPO,
     Trials,
     explain,
     files_under,
     kill_everything,
     metrics_of,
     name_of,
+    small_ppo,
     wait_until,
     worker_pid,
 )
@@ -47,12 +47,9 @@ from realsys.transport.requests import Done, Evaluate, Ping, Reply
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 EPOCHS, STEPS = 30, 360  # longer than all attacks together take
-_LONGER = {
-    "exp_ctrl.total_train_epochs=2": f"exp_ctrl.total_train_epochs={EPOCHS}",
-    "ppo.gen.max_new_tokens=12": "ppo.gen.max_new_tokens=24",
-    "group_size=2": "group_size=4",
-}
-ATTACKED = tuple(_LONGER.get(word, word) for word in SMALL_PPO)
+ATTACKED = small_ppo(
+    f"exp_ctrl.total_train_epochs={EPOCHS}", "ppo.gen.max_new_tokens=24", "group_size=4"
+)
 SILENCE_S = 0.4  # how long we wait for an answer that must not come
 STRANGER = TrialKeypairs.generate()
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from real_trials import SMALL_PPO, Trials, explain, worker_pid
+from real_trials import LONG_PPO, Trials, explain, worker_pid
 
 from launcher.liveness import processes_of
 from launcher.trial_state import State
@@ -17,12 +17,10 @@ from realsys.api.trial import TrialFiles
 
 pytestmark = pytest.mark.process
 
-LONG = tuple(w.replace("total_train_epochs=2", "total_train_epochs=1000") for w in SMALL_PPO)
-
 
 @pytest.fixture
 def running(trials: Trials, tiny_policy: Path) -> TrialFiles:
-    files = trials.launch("ppo-math", "run", f"actor.path={tiny_policy}", *LONG)
+    files = trials.launch("ppo-math", "run", f"actor.path={tiny_policy}", *LONG_PPO)
     trials.wait_for_step(files, 2)
     return files
 
@@ -93,7 +91,9 @@ def test_stop_gives_up_after_its_grace_and_still_leaves_no_process(
 def test_a_second_launch_and_a_resume_of_a_live_trial_are_refused(
     trials: Trials, running: TrialFiles, tiny_policy: Path
 ) -> None:
-    second = trials.run("launch", "ppo-math", "--trial", "run", f"actor.path={tiny_policy}", *LONG)
+    second = trials.run(
+        "launch", "ppo-math", "--trial", "run", f"actor.path={tiny_policy}", *LONG_PPO
+    )
     assert second.returncode != 0
     assert "realsys watch ppo-math/run" in second.stderr
     again = trials.run("resume", "ppo-math/run")

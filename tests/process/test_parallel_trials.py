@@ -12,6 +12,7 @@ from real_trials import (
     explain,
     make_policy,
     metrics_of,
+    small_ppo,
     trained_ids,
     weights_of,
 )
@@ -178,7 +179,7 @@ AHEAD = (
 def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy):
     """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor."""
     # Long enough to be stopped in its middle, however slow the command that stops it.
-    longer = [w.replace("total_train_epochs=2", "total_train_epochs=5") for w in SMALL_PPO]
+    longer = small_ppo("exp_ctrl.total_train_epochs=5")
     words = (f"actor.path={tiny_policy}", *longer, *AHEAD)
     whole = finish(trials, "ppo-math", "whole", *words)
     stopped = trials.launch("ppo-math", "stopped", *words)

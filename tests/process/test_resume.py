@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from real_trials import (
-    SMALL_PPO,
     Trials,
     explain,
     kill_everything,
     metrics_of,
+    small_ppo,
     trained_ids,
     wait_until,
     weights_of,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 
 # Long enough to be stopped in its middle, however slow the command that stops it.
 EPOCHS, STEPS = 5, 60
-RUN = tuple(w.replace("total_train_epochs=2", f"total_train_epochs={EPOCHS}") for w in SMALL_PPO)
+RUN = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
 ) -> None:
     """The step has a checkpoint already: no second one is written, and nothing fails."""
-    each = tuple(w.replace("ckpt_freq_steps=3", "ckpt_freq_steps=1") for w in RUN)
+    each = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}", "exp_ctrl.ckpt_freq_steps=1")
     files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *each)
     trials.wait_for_step(files, 4)
     for attempt in (1, 2):

@@ -8,13 +8,13 @@ import signal
 from collections import Counter
 from pathlib import Path
 
-from real_trials import SMALL_PPO, explain, trained_ids, worker_pid
+from real_trials import explain, small_ppo, trained_ids, worker_pid
 from slurm_trials import SlurmTrials
 
 from launcher.trial_state import State
 from realsys.observability.metrics import read_metrics
 
-LONGER = tuple(w.replace("total_train_epochs=2", "total_train_epochs=4") for w in SMALL_PPO)
+LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
 
 
 def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_again(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
-from real_trials import SMALL_PPO, Trials, explain, metrics_of, trained_ids, wait_until, weights_of
+from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, wait_until, weights_of
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
@@ -27,19 +27,7 @@ from realsys.observability.history_check import check_history
 
 # Long enough to be in its middle when Slurm has given the node up; a checkpoint a step, so that a random
 # moment often falls into one.
-_CHANGES = {
-    "total_train_epochs=2": "total_train_epochs=16",
-    "ckpt_freq_steps=3": "ckpt_freq_steps=1",
-}
-
-
-def _changed(word: str) -> str:
-    for old, new in _CHANGES.items():
-        word = word.replace(old, new)
-    return word
-
-
-PPO = tuple(map(_changed, SMALL_PPO))
+PPO = small_ppo("exp_ctrl.total_train_epochs=16", "exp_ctrl.ckpt_freq_steps=1")
 
 
 @pytest.fixture
