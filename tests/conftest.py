@@ -7,16 +7,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forked
 import pytest
 
 if TYPE_CHECKING:
     from real_trials import Trials
 
 SLURM = "tests/slurm/"
+WITHOUT_TRIALS = ("tests/unit", "tests/simulation")
 pytest.register_assert_rewrite("live_runs", "name_resolve_cases", "real_trials")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One server for all workers of `pytest -n`, which inherit its name."""
+    paths = [Path(word.partition("::")[0]).resolve() for word in config.args]
+    roots = [config.rootpath / folder for folder in WITHOUT_TRIALS]
+    if forked.FOLDER not in os.environ and not all(
+        any(path.is_relative_to(root) for root in roots) for path in paths
+    ):
+        forked.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
+
 from launcher.liveness import processes_of
 from launcher.status import trial_view
 from launcher.trial_state import State
@@ -94,6 +96,7 @@ class Trials:
         """Of every command: the test's file root, nothing of the user's."""
         return {
             **self.outside,
+            **forked.environment(),
             "REALSYS_FILE_ROOT": str(self.file_root),
             "XDG_CONFIG_HOME": str(self.file_root / "config"),
             "XDG_STATE_HOME": str(self.file_root / "state"),

@@ -1,0 +1,90 @@
+"""Runs at the start of each Python of a test's trial: those that import for seconds are forked by server.py.
+
+The process stays as a stand-in of the forked one. Where no server answers, it goes on as if this were not here.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+ADDRESS = Path(__file__).with_name(
+    "socket"
+)  # we are a link in a folder made for one run of the tests
+PR_SET_PDEATHSIG = 1
+FORKED = ("launcher.entry", "realsys.observability.keepsakes", "realsys.worker.main")
+
+
+def _asked() -> None:
+    words = sys.orig_argv[1:]
+    while words and words[0] == "-u":
+        words.pop(0)
+    if len(words) < 2 or words[0] != "-m" or words[1] not in FORKED:
+        return
+
+    import ctypes
+    import json
+    import signal
+    import socket
+    import struct
+
+    fds = [int(name) for name in os.listdir("/proc/self/fd")]
+    fds = sorted(fd for fd in fds if _is_open(fd))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {
+        "module": words[1],
+        "arguments": words[2:],
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "umask": umask,
+        "fds": fds,
+    }
+    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1}
+    signals |= {signal.SIGUSR2, signal.SIGWINCH}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        connection.connect(str(ADDRESS))
+        socket.send_fds(connection, [json.dumps(request).encode()], fds)
+        pid = struct.unpack("=i", connection.recv(4))[0]
+    except (OSError, struct.error):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        connection.close()
+        return
+    if parent := os.environ.get("REALSYS_PARENT_PID"):  # as the worker itself would
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != int(parent):
+            os._exit(0)
+    for number in signals:
+        signal.signal(number, lambda number, _frame: _pass_on(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    for fd in fds:  # or a reader would wait for our end of a pipe
+        os.close(fd)
+    answer = connection.recv(4)
+    status = struct.unpack("=i", answer)[0] if answer else int(signal.SIGKILL)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _pass_on(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+if ADDRESS.exists():
+    _asked()
