@@ -14,7 +14,12 @@ from itertools import accumulate
 
 import torch
 
-from realsys.algorithms.advantages import gae_advantages, group_advantages, masked_sums
+from realsys.algorithms.advantages import (
+    gae_advantages,
+    group_advantages,
+    masked_sums,
+    num_equal_groups,
+)
 from realsys.algorithms.kl import (
     AdaptiveKLController,
     FixedKLController,
@@ -36,6 +41,7 @@ from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
 # Log-probs by the policy that sampled, and by the one that is about to be trained; weights of each token.
 BEHAVIOUR, PROXIMAL, VERSIONS = "packed_logprobs", "packed_prox_logprobs", "packed_versions"
 REFERENCE = "packed_ref_logprobs"  # by the frozen policy; missing where nothing reads them
+FROM_SCORE = "score_advantages"  # without a critic: what of the advantages is not the KL penalty's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,8 @@ class Experience:
 
     Attributes:
         batch: the batch with float32 ``advantages`` (not whitened), packed; with a critic also
-            ``returns``, and ``values`` replaced by those of the state *before* each token.
+            ``returns``, and ``values`` replaced by those of the state *before* each token; without
+            one ``score_advantages``.
         kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens; 0 without one.
         stats: figures of the batch for the metrics.
     """
@@ -111,22 +118,27 @@ def prepare_experience(
     ref_logprob_BT = pad_packed(x[REFERENCE], lengths) if has_reference else logprob_BT
     score_B = settings.reward_output_scaling * (x["rewards"].float() - settings.reward_output_bias)
     score_B, overlong = _less_for_length(score_B, mask_BT, settings, ranks)
+    kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
+    by_critic = settings.advantage == "gae"
     reward_BT = kl_penalised_rewards(
         score_B,
         logprob_BT,
         ref_logprob_BT,
         mask_BT,
-        kl_coef=kl_coef,
+        kl_coef=kl_coef if by_critic else 0.0,
         score_clip=settings.max_reward_clip,
         score_on_truncated=settings.score_on_truncated,
         truncated_B=x["seq_no_eos_mask"],
     )
-    make = _critics_advantages if settings.advantage == "gae" else _groups_advantages
-    new = make(data, settings, reward_BT, mask_BT, lengths)
+    if by_critic:
+        new, groups = _critics_advantages(data, settings, reward_BT, mask_BT, lengths), {}
+    else:
+        new, groups = _groups_advantages(
+            data, settings, reward_BT.sum(1), kl_coef * kl_B, mask_BT, ranks
+        )
     seqlens = data.meta.seqlens[INPUT]
     batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
-    kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
-    stats = {**_batch_figures(batch, ranks), **overlong, "kl_coef": kl_coef}
+    stats = {**_batch_figures(batch, ranks), **overlong, **groups, "kl_coef": kl_coef}
     kl_mean, _ = mean_and_std(kl_B, torch.ones_like(kl_B, dtype=torch.bool), ranks)
     if has_reference:
         stats["kl_ref/per_sequence"] = kl_mean
@@ -181,25 +193,38 @@ def _critics_advantages(
 def _groups_advantages(
     data: SequenceSample,
     settings: PPOSettings,
-    reward_BT: torch.Tensor,
+    score_B: torch.Tensor,
+    penalty_B: torch.Tensor,
     mask_BT: torch.Tensor,
-    lengths: list[int],
-) -> dict[str, torch.Tensor]:
-    """``advantages``: each answer's total reward (with the KL penalty) against its group's, packed.
+    ranks: DataParallel,
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """``advantages`` and their part that is the score's, packed; and figures of the groups.
 
-    A group is what one id generated; its sequences are never on two ranks.
+    Score and KL penalty are each compared with the group's, and only the score's part is divided by the
+    deviation of its group: where all answers score the same, the deviation of a small penalty would make
+    large advantages of it. A group is what one id generated; its sequences are never on two ranks.
     """
-    group_B = torch.tensor(
-        [i for i, pieces in enumerate(data.meta.seqlens[INPUT]) for _ in pieces],
-        device=reward_BT.device,
-    )
-    advantage_B = group_advantages(
-        (reward_BT * mask_BT).sum(1),
+    pieces = data.meta.seqlens[INPUT]
+    group_B = torch.tensor([i for i, group in enumerate(pieces) for _ in group]).to(score_B.device)
+    leave_one_out = settings.advantage == "rloo"
+    by_score_B = group_advantages(
+        score_B,
         group_B,
         normalise_std=settings.advantage == "grpo",
-        leave_one_out=settings.advantage == "rloo",
+        leave_one_out=leave_one_out,
     )
-    return {"advantages": unpad_to_packed(advantage_B[:, None] * mask_BT, lengths)}
+    by_penalty_B = group_advantages(
+        -penalty_B, group_B, normalise_std=False, leave_one_out=leave_one_out
+    )
+    equal, every = num_equal_groups(score_B, group_B)
+    equal, every = ranks.sum(torch.tensor([equal, every], dtype=torch.float64)).tolist()
+    lengths = data.piece_lengths(INPUT)
+
+    def packed(advantage_B: torch.Tensor) -> torch.Tensor:
+        return unpad_to_packed(advantage_B[:, None] * mask_BT, lengths)
+
+    new = {"advantages": packed(by_score_B + by_penalty_B), FROM_SCORE: packed(by_score_B)}
+    return new, {"groups/equal_scores": equal, "groups/compared": every}
 
 
 def minibatches(batch: SequenceSample, num: int) -> Iterator[SequenceSample]:
