@@ -23,7 +23,7 @@ from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.math_evaluation import evaluate_math
-from realsys.interfaces.off_policy import WEIGHTS, corrected, staleness_stats
+from realsys.interfaces.off_policy import corrected, staleness_stats
 from realsys.interfaces.policy_objective import PolicyObjective
 from realsys.interfaces.ppo_experience import (
     FROM_SCORE,
