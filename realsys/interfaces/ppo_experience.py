@@ -112,6 +112,7 @@ def prepare_experience(
         *((REFERENCE,) if kl_coef else ()),
     )
     lengths = _checked_lengths(data, needed)
+    data, scored_B = _without_set_aside(data, lengths)
     x, mask_BT = data.data, pad_packed(answer_mask(data), lengths)
     logprob_BT = pad_packed(x["packed_logprobs"], lengths)
     has_reference = REFERENCE in x
@@ -138,12 +139,31 @@ def prepare_experience(
         )
     seqlens = data.meta.seqlens[INPUT]
     batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
-    stats = {**_batch_figures(batch, ranks), **overlong, **groups, "kl_coef": kl_coef}
-    kl_mean, _ = mean_and_std(kl_B, torch.ones_like(kl_B, dtype=torch.bool), ranks)
+    stats = {**_batch_figures(batch, scored_B, ranks), **overlong, **groups, "kl_coef": kl_coef}
+    kl_mean, _ = mean_and_std(kl_B, scored_B, ranks)
     if has_reference:
         stats["kl_ref/per_sequence"] = kl_mean
-        stats["kl_ref/per_token"] = kl_mean / stats["response_length/mean"]
+        stats["kl_ref/per_token"] = kl_mean / max(stats["response_length/mean"], 1.0)
     return Experience(batch, int(stats["n_sequences"]), kl_mean, stats)
+
+
+def _without_set_aside(
+    data: SequenceSample, lengths: list[int]
+) -> tuple[SequenceSample, torch.Tensor]:
+    """The batch with nothing to learn from in answers that got no reward (NaN), and a mask of the others.
+
+    They keep their place, as ranks and minibatches count records, but no token of theirs is an answer's.
+    """
+    none_B = data.data["rewards"].isnan()
+    if not none_B.any():
+        return data, ~none_B
+    no_answer_N = none_B.repeat_interleave(torch.tensor(lengths, device=none_B.device))
+    new = {
+        "rewards": data.data["rewards"].masked_fill(none_B, 0.0),
+        "prompt_mask": data.data["prompt_mask"] | no_answer_N,
+        "seq_no_eos_mask": data.data["seq_no_eos_mask"] & ~none_B,
+    }
+    return SequenceSample(data.meta, {**data.data, **new}), ~none_B
 
 
 def _less_for_length(
@@ -252,16 +272,25 @@ def mean_and_std(x: torch.Tensor, mask: torch.Tensor, ranks: DataParallel) -> tu
     return mean, max(second / count - mean * mean, 0.0) ** 0.5
 
 
-def _batch_figures(batch: SequenceSample, ranks: DataParallel) -> dict[str, float]:
+def _batch_figures(
+    batch: SequenceSample, scored_B: torch.Tensor, ranks: DataParallel
+) -> dict[str, float]:
     x, mask_N = batch.data, answer_mask(batch)
-    every_B = torch.ones_like(x["rewards"], dtype=torch.bool)
     lengths = answer_lengths(batch)
-    own = [float(x["seq_no_eos_mask"].sum()), float(len(mask_N)), float(len(lengths))]
-    no_eos, num_tokens, num_sequences = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
-    reward_mean, reward_std = mean_and_std(x["rewards"], every_B, ranks)
-    length_mean, _ = mean_and_std(torch.tensor(lengths, device=every_B.device), every_B, ranks)
+    own = [x["seq_no_eos_mask"].sum(), len(mask_N), scored_B.sum(), (~scored_B).sum()]
+    sums = ranks.sum(torch.tensor([float(number) for number in own], dtype=torch.float64))
+    no_eos, num_tokens, num_sequences, num_unscored = sums.tolist()
+    if not num_sequences:
+        raise DataError(
+            f"none of the {num_unscored:.0f} answers of the batch has a reward",
+            where="rewards",
+            fix="look for `record set aside` in the logs of the workers that score",
+        )
+    reward_mean, reward_std = mean_and_std(x["rewards"], scored_B, ranks)
+    length_mean, _ = mean_and_std(torch.tensor(lengths, device=scored_B.device), scored_B, ranks)
     advantage_mean, advantage_std = mean_and_std(x["advantages"], mask_N, ranks)
     return {
+        **({"reward/answers_set_aside": num_unscored} if num_unscored else {}),
         "reward/mean": reward_mean,
         "reward/std": reward_std,
         "advantage/mean": advantage_mean,

@@ -3,8 +3,8 @@
     compare = Guarded("package.module:function", cpu_s=3.0)
     compare.call(known="4", readings=["$2^2$"])
 
-The function is given by name and imported there, not here. Arguments and result are what JSON holds. Calls are
-made one at a time; what the function does in one of them must not matter to the next.
+The function is given by name and imported there, not here. Arguments and result are what JSON holds. Calls
+are made one at a time; what the function does in one of them must not matter to the next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CallFailed(Exception):
 
 
 class Guarded:
-    """One function behind limits. Safe to call from several threads; nothing is started before the first call.
+    """One function behind limits, for any number of threads. Its process starts with the first call.
 
     Args:
         target: ``module:function``.

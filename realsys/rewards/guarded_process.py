@@ -6,8 +6,8 @@ guarded.py's pipe, one process that has loaded everything and its fork, which do
                                  ▼
                   this process says so, and forks anew (milliseconds)
 
-Limits are the kernel's, with its default actions, so that no code of the function has to cooperate. Both end
-when the pipe does, which is when the process that started them is gone.
+Limits are the kernel's, with its default actions, so that no code of the function has to cooperate. Both
+end when the pipe does, which is when the process that started them is gone.
 """
 
 from __future__ import annotations

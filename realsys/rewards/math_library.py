@@ -1,6 +1,6 @@
 """The part of ``math_verify`` that a third-party parser does, for a process of its own (guarded.py).
 
-Nothing else imports this file: the library's parser takes seconds to load, and on some texts for ever to answer.
+Nothing else imports this file: the library takes seconds to load, and on some texts for ever to answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ for _module in ("parser", "grader"):  # each would warn once that it has no time
 
 
 def is_one_of(*, known: str, readings: Sequence[str]) -> bool:
-    """Whether the library holds one of ``readings`` for equal to ``known``; each LaTeX in dollars, or text."""
+    """Whether the library holds one of ``readings`` for equal to ``known``: LaTeX in dollars, or text."""
     gold = parse(known, parsing_timeout=None)
     return any(
         verify(gold, parse(reading, parsing_timeout=None), timeout_seconds=None)

@@ -1,11 +1,11 @@
 """Scores a worked answer by whether its final value equals the known one.
 
 The value is what stands behind the last ``####`` (GSM8K's sign) on that line; else in the last
-``\\boxed{…}``; else whatever the math-verify library finds at the end of the text. Numbers, in the ways that
-people write them (plain_numbers.py), are compared exactly and fast, all else by the library in a process of
-its own (guarded.py): text that a policy made up can keep it busy for ever. What it can't decide within
-``CPU_S`` seconds of computing, however busy the machine, scores 0; so does text that is known to keep it
-busy, such as 9^9^9^9 or 99999999!, without asking.
+``\\boxed{…}``; else whatever the math-verify library finds at the end of the text. Numbers, in the ways
+that people write them (plain_numbers.py), are compared exactly and fast, all else by the library in a
+process of its own (guarded.py): text that a policy made up can keep it busy for ever. What it can't decide
+within ``CPU_S`` seconds of computing, however busy the machine, scores 0; so does text that is known to
+keep it busy, such as 9^9^9^9 or 99999999!, without asking.
 
 Where a number is asked for, only a number is an answer, never arithmetic left to the reader: the
 library finds ``86 - 3`` equal to 83, and ``18 - 6 =`` to 12, and a policy learns within a hundred steps
@@ -33,7 +33,7 @@ from realsys.rewards.plain_numbers import (
 logger = logging.getLogger(__name__)
 
 _BOXED = "\\boxed{"
-CPU_S = 3.0  # the library takes milliseconds where it takes little, and much more than this where it does not
+CPU_S = 3.0  # the library takes milliseconds, or much longer than this
 MEMORY_BYTES = 1 << 30  # with its libraries it has a quarter of that
 _MAX_CHARACTERS = 500  # of the end of a text, in which the library may search
 _MAX_LATEX_CHARACTERS = 100  # of a bare value; 400 open brackets take its parser seconds

@@ -1,8 +1,8 @@
 """Numbers as people and models write them, in text and in LaTeX, as exact values (pure).
 
-``1,234.50``, ``$18.``, ``\\$5.00``, ``1{,}234``, ``1\\,234``, ``–5``, ``1e3``, ``1.5 \\times 10^3``, ``1 1/2``,
-``72%``, ``90^\\circ``, each also in ``**bold**`` or `` `code` ``. A fraction alone (``166/2``) is not among them:
-whether it is worked out is not ours to say.
+``1,234.50``, ``$18.``, ``\\$5.00``, ``1{,}234``, ``1\\,234``, ``–5``, ``1e3``, ``1.5 \\times 10^3``,
+``1 1/2``, ``72%``, ``90^\\circ``, each also in ``**bold**`` or `` `code` ``. A fraction alone (``166/2``)
+is not among them: whether it is worked out is not ours to say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A function behind limits: whatever it does, the caller gets an answer and the next call a fresh process."""
+"""A function behind limits: whatever it does, the caller gets an answer, the next call a fresh process."""
 
 from __future__ import annotations
 
