@@ -135,7 +135,7 @@ def prepare_experience(
         new, groups = _critics_advantages(data, settings, reward_BT, mask_BT, lengths), {}
     else:
         new, groups = _groups_advantages(
-            data, settings, reward_BT.sum(1), kl_coef * kl_B, mask_BT, ranks
+            data, settings, reward_BT.sum(1), kl_coef * kl_B, mask_BT, scored_B, ranks
         )
     seqlens = data.meta.seqlens[INPUT]
     batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
@@ -216,6 +216,7 @@ def _groups_advantages(
     score_B: torch.Tensor,
     penalty_B: torch.Tensor,
     mask_BT: torch.Tensor,
+    scored_B: torch.Tensor,
     ranks: DataParallel,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """``advantages`` and their part that is the score's, packed; and figures of the groups.
@@ -236,7 +237,7 @@ def _groups_advantages(
     by_penalty_B = group_advantages(
         -penalty_B, group_B, normalise_std=False, leave_one_out=leave_one_out
     )
-    equal, every = num_equal_groups(score_B, group_B)
+    equal, every = num_equal_groups(score_B[scored_B], group_B[scored_B])
     equal, every = ranks.sum(torch.tensor([equal, every], dtype=torch.float64)).tolist()
     lengths = data.piece_lengths(INPUT)
 
