@@ -105,7 +105,8 @@ def prepare_experience(
     sampled, so that actor and critic agree whether or not they know another.
 
     Raises:
-        DataError: the keys' lengths do not belong together.
+        DataError: the keys' lengths do not belong together, or one of an answer's numbers is none: on all
+            ranks; those that hold it name the datapoint.
     """
     needed = (
         *(("values",) if settings.advantage == "gae" else ()),
@@ -113,6 +114,7 @@ def prepare_experience(
     )
     lengths = _checked_lengths(data, needed)
     data, scored_B = _without_set_aside(data, lengths)
+    _check_numbers(data, ranks)
     x, mask_BT = data.data, pad_packed(answer_mask(data), lengths)
     logprob_BT = pad_packed(x["packed_logprobs"], lengths)
     has_reference = REFERENCE in x
@@ -131,8 +133,9 @@ def prepare_experience(
         score_on_truncated=settings.score_on_truncated,
         truncated_B=x["seq_no_eos_mask"],
     )
+    groups: dict[str, float] = {}
     if by_critic:
-        new, groups = _critics_advantages(data, settings, reward_BT, mask_BT, lengths), {}
+        new = _critics_advantages(data, settings, reward_BT, mask_BT, lengths)
     else:
         new, groups = _groups_advantages(
             data, settings, reward_BT.sum(1), kl_coef * kl_B, mask_BT, scored_B, ranks
@@ -164,6 +167,27 @@ def _without_set_aside(
         "seq_no_eos_mask": data.data["seq_no_eos_mask"] & ~none_B,
     }
     return SequenceSample(data.meta, {**data.data, **new}), ~none_B
+
+
+def _check_numbers(data: SequenceSample, ranks: DataParallel) -> None:
+    """Raises DataError for log-probs and values that are no finite numbers.
+
+    The loss would not notice all of them: a ratio of nan has no gradient, like one that is clipped.
+    """
+    mask_N = answer_mask(data)
+    keys = [k for k in (BEHAVIOUR, PROXIMAL, REFERENCE, "values") if k in data.keys]
+    bad = {key: ~data.data[key].isfinite() & mask_N for key in keys}
+    counts = ranks.sum(torch.stack([bad_N.sum().double() for bad_N in bad.values()])).tolist()
+    for key, count in zip(keys, counts, strict=True):
+        if count:
+            rows = data.meta.rows_per_id(INPUT)
+            mine = zip(data.ids, torch.split(bad[key], list(rows)), strict=True)
+            ids = [name for name, bad_M in mine if bad_M.any()]
+            raise DataError(
+                f"{count:.0f} answer tokens have a {key} that is no finite number",
+                where=f"datapoints {ids[:5]}" if ids else "another data-parallel rank",
+                fix="look for broken weights, or an engine that gives such log-probs",
+            )
 
 
 def _less_for_length(
@@ -278,9 +302,10 @@ def _batch_figures(
 ) -> dict[str, float]:
     x, mask_N = batch.data, answer_mask(batch)
     lengths = answer_lengths(batch)
-    own = [x["seq_no_eos_mask"].sum(), len(mask_N), scored_B.sum(), (~scored_B).sum()]
-    sums = ranks.sum(torch.tensor([float(number) for number in own], dtype=torch.float64))
-    no_eos, num_tokens, num_sequences, num_unscored = sums.tolist()
+    own = [float(x["seq_no_eos_mask"].sum()), float(len(mask_N))]
+    own += [float(scored_B.sum()), float((~scored_B).sum())]
+    sums = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    no_eos, num_tokens, num_sequences, num_unscored = sums
     if not num_sequences:
         raise DataError(
             f"none of the {num_unscored:.0f} answers of the batch has a reward",
