@@ -3,8 +3,8 @@
     actor_gen ─┬─ rew_inf ─┬─ actor_train
                └─ ref_inf ─┘
 
-An answer's advantage is how much better it scored than the others to the same question; the KL penalty
-is part of the score. Starting policy as of ``ppo-math``.
+An answer's advantage is how much better it scored than the others to the same question, less the KL
+penalty. Starting policy as of ``ppo-math``.
 """
 
 from __future__ import annotations

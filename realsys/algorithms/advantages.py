@@ -110,7 +110,7 @@ def group_advantages(
     - RLOO (arXiv:2402.14740): ``leave_one_out=True``, r - mean of the others.
 
     A group of one has no baseline: its advantage is 0. (Taking mean 0 and deviation 1 for it, as
-    some codebases do, would train on the raw reward.)
+    some codebases do, would train on the raw reward.) So is that of a group of equal scores, exactly.
 
     Args:
         groups: int ``[B]`` naming each answer's group, or the size of consecutive groups.
@@ -131,13 +131,35 @@ def group_advantages(
 
     count = sum_per_group(torch.ones_like(score))
     others = (count - 1).clamp(min=1)
-    centred = score - sum_per_group(score) / count  # exactly 0 in a group of one
+    # Three times 0.1 over 3 is not 0.1: what differs by rounding alone must not teach anything.
+    differs = _spread(score, group_B, num_groups)[group_B] > 0
+    centred = (score - sum_per_group(score) / count).masked_fill(~differs, 0.0)
     if leave_one_out:  # r_i - mean of the others = (r_i - mean of all) · n / (n - 1)
         centred = centred * count / others
     elif normalise_std:
         variance = sum_per_group(centred**2) / (others if unbiased else count)
         centred = centred / (variance.sqrt() + eps)
     return centred.float()
+
+
+@torch.no_grad()
+def num_equal_groups(score_B: torch.Tensor, groups: torch.Tensor | int) -> tuple[int, int]:
+    """How many groups there are whose answers all scored the same, and how many of two answers or more.
+
+    ``groups`` as in ``group_advantages``. A group of one is in neither number.
+    """
+    group_B = _group_index(groups, score_B)
+    sizes_G = torch.bincount(group_B)
+    equal_G = (_spread(score_B.double(), group_B, len(sizes_G)) == 0) & (sizes_G > 1)
+    return int(equal_G.sum()), int((sizes_G > 1).sum())
+
+
+def _spread(score_B: torch.Tensor, group_B: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """``[groups]``: the largest score of each less its smallest."""
+    empty_G = score_B.new_zeros(num_groups)
+    largest_G = empty_G.scatter_reduce(0, group_B, score_B, "amax", include_self=False)
+    smallest_G = empty_G.scatter_reduce(0, group_B, score_B, "amin", include_self=False)
+    return largest_G - smallest_G
 
 
 def _group_index(groups: torch.Tensor | int, score_B: torch.Tensor) -> torch.Tensor:

@@ -153,7 +153,10 @@ class FixedKLController:
 class AdaptiveKLController:
     """Steers the coefficient so that the KL stays near ``target`` (arXiv:1909.08593, sec. 2.2).
 
-    coef ← coef · (1 + clip(kl / target - 1, ±0.2) · num_sequences / horizon)
+    coef ← coef · (1 + clip(kl / target - 1, ±0.2) · min(num_sequences / horizon, 1))
+
+    The bound on the last factor is ours: without it a batch of more than five horizons with a small KL
+    would make the coefficient negative, and the penalty a reward.
 
     Args:
         coef: to begin with.
@@ -189,7 +192,7 @@ class AdaptiveKLController:
                 fix="look for broken log-probabilities in this batch",
             )
         error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
-        self._coef *= 1.0 + error * num_sequences / self.horizon
+        self._coef *= 1.0 + error * min(num_sequences / self.horizon, 1.0)
 
     def state_dict(self) -> dict[str, float]:
         """The coefficient reached."""
@@ -203,4 +206,11 @@ class AdaptiveKLController:
                 where="AdaptiveKLController",
                 fix="resume with the controller that wrote the checkpoint",
             )
-        self._coef = float(state["coef"])
+        coef = float(state["coef"])
+        if not 0 < coef < math.inf:
+            raise CheckpointError(
+                f"the KL coefficient is {coef}",
+                where="AdaptiveKLController",
+                fix="resume from a checkpoint of before, or begin anew with its model",
+            )
+        self._coef = coef

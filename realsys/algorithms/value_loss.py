@@ -60,8 +60,10 @@ def clipped_value_loss(
     loss = error(values)
     is_clipped = torch.zeros_like(off)
     if eps_clip is not None:
-        held = error(old_values + (values - old_values).clamp(-eps_clip, eps_clip))
-        is_clipped = held > loss
+        moved = values - old_values
+        held = error(old_values + moved.clamp(-eps_clip, eps_clip))
+        # Asked for first: old + (new - old) is not new, but for rounding, where nothing was clipped.
+        is_clipped = (moved.abs() > eps_clip) & (held > loss)
         loss = torch.where(is_clipped, held, loss)
     return loss, {"clip_fraction": is_clipped.float()}
 

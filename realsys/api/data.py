@@ -81,6 +81,14 @@ class SequenceMeta:
                     where="SequenceMeta",
                     fix="give one entry per id",
                 )
+        for key, per_id in self.seqlens.items():
+            if any(min(pieces, default=0) < 0 for pieces in per_id):
+                at = next(i for i, pieces in enumerate(per_id) if min(pieces, default=0) < 0)
+                raise DataError(
+                    f"{key!r} has lengths {list(per_id[at])[:8]} for id {self.ids[at]!r}",
+                    where="SequenceMeta.seqlens",
+                    fix="give lengths of 0 or more",
+                )
 
     @property
     def keys(self) -> frozenset[str]:

@@ -20,6 +20,7 @@ The class says who must act::
      ├─ StaleAttempt         the sender belongs to an attempt that was superseded (fencing)
      ├─ CheckpointError      a checkpoint is torn, unreadable or of another shape
      ├─ DataError            a data set or a sample is wrong
+     │   └─ RewardError      a reward rule gave no number for a record
      ├─ RolloutError         experience can't be made: an agent, an environment or a prompt fails
      ├─ PolicyMismatch       sampling and training disagree about probabilities
      └─ InternalError        us: please report
@@ -149,6 +150,10 @@ class DataError(RealsysError):
     """A data set or a record in it can't be used."""
 
     exit_code = 4
+
+
+class RewardError(DataError):
+    """A reward rule or an environment gave no finite number for a record; names all three."""
 
 
 class PolicyMismatch(RealsysError):

@@ -71,6 +71,8 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
 }
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
+_right_scores: dict[str, float] = {}  # of registered rules that say so
+RIGHT = 1.0  # the score of a right answer, where a rule says nothing else
 
 
 def register(kind: str, name: str, thing: Any) -> None:
@@ -191,14 +193,24 @@ def make_environment(name: str, **args: Any) -> Any:
     return _make("environment", name, args)
 
 
-def register_reward(name: str, function: Callable[..., float]) -> None:
-    """Adds a rule: ``function(response=…, answer=…, **metadata)`` → score."""
+def register_reward(name: str, function: Callable[..., float], *, right: float = RIGHT) -> None:
+    """Adds a rule: ``function(response=…, answer=…, **metadata)`` → score.
+
+    Args:
+        right: an answer with this score or a higher one is right: what accuracy counts.
+    """
     register("reward", name, function)
+    _right_scores[name] = right
 
 
 def find_reward(name: str) -> Callable[..., float]:
     """The rule registered under ``name``."""
     return find("reward", name)  # type: ignore[no-any-return]
+
+
+def right_score(name: str) -> float:
+    """From which score on the rule ``name`` calls an answer right."""
+    return _right_scores.get(name, RIGHT)
 
 
 def register_experiment(name: str, cls: type) -> None:

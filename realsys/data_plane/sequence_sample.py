@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import index
 from typing import Any
 
 import torch
@@ -55,10 +56,7 @@ class SequenceSample:
         """
         meta = SequenceMeta(
             ids=tuple(ids),
-            seqlens={
-                k: tuple(tuple(int(n) for n in pieces) for pieces in per_id)
-                for k, per_id in seqlens.items()
-            },
+            seqlens={k: _lengths(k, per_id) for k, per_id in seqlens.items()},
             dtypes={k: _dtype_name(x) for k, x in data.items()},
             trailing_shapes={k: tuple(x.shape[1:]) for k, x in data.items()},
             metadata={k: tuple(values) for k, values in (metadata or {}).items()},
@@ -212,5 +210,23 @@ def _rows(x: torch.Tensor, starts: Sequence[int], part: Sequence[int]) -> torch.
     return torch.cat([x[starts[i] : starts[i + 1]] for i in part])
 
 
-def _dtype_name(x: torch.Tensor) -> str:
+def _lengths(key: str, per_id: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Lengths of pieces as plain numbers. Negative ones are ``SequenceMeta``'s to refuse."""
+    try:
+        return tuple(tuple(index(n) for n in pieces) for pieces in per_id)
+    except TypeError as error:
+        raise DataError(
+            f"lengths of {key!r} are no whole numbers: {error}",
+            where="SequenceSample.from_tensors, seqlens",
+            fix="give for each id a list of the lengths of its pieces",
+        ) from error
+
+
+def _dtype_name(x: object) -> str:
+    if not isinstance(x, torch.Tensor):
+        raise DataError(
+            f"a {type(x).__name__} where a tensor belongs",
+            where="SequenceSample",
+            fix="give a tensor for each key, or leave the key out",
+        )
     return str(x.dtype).removeprefix("torch.")

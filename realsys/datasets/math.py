@@ -1,7 +1,8 @@
 """Questions with a known answer: prompts for PPO, prompt and answer for fine-tuning.
 
 From a JSONL file (records.py), or made on the spot (arithmetic.py). Text becomes tokens when a
-record is first asked for, and is kept. The prompt's tokens are the same in both data sets, so that
+record is asked for, and they are not kept: each is used once an epoch, and a million of them is
+gigabytes. The prompt's tokens are the same in both data sets, so that
 PPO asks what fine-tuning has taught:
 
 - with a chat template: the question as a user's message, and the template's opening of the answer;
@@ -51,7 +52,6 @@ class _MathRecords:
     max_prompt_len: int = 128
     slip_share: float = 0.0
     records: list[dict[str, str]] = field(init=False, repr=False)
-    _prompts: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -90,11 +90,9 @@ class _MathRecords:
         Raises:
             DataError: there are more than ``max_prompt_len``.
         """
-        if index not in self._prompts:
-            tokens = tokenize_prompt(self.tokenizer, self.records[index]["prompt"])
-            self._check_length(index, "prompt", tokens, self.max_prompt_len)
-            self._prompts[index] = tokens
-        return self._prompts[index]
+        tokens = tokenize_prompt(self.tokenizer, self.records[index]["prompt"])
+        self._check_length(index, "prompt", tokens, self.max_prompt_len)
+        return tokens
 
     def record(self, index: int) -> dict[str, str]:
         """Record ``index`` as an environment sees it: ``prompt`` as text, and the final ``answer``."""
@@ -141,7 +139,6 @@ class MathSFT(_MathRecords):
 
     _: KW_ONLY
     max_answer_len: int = 128
-    _answers: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -154,11 +151,9 @@ class MathSFT(_MathRecords):
         Raises:
             DataError: there are more than ``max_answer_len``, the end token not counted.
         """
-        if index not in self._answers:
-            tokens = _token_ids(self.tokenizer, self.records[index]["answer"])
-            self._check_length(index, "answer", tokens, self.max_answer_len)
-            self._answers[index] = [*tokens, self.tokenizer.eos_token_id]
-        return self._answers[index]
+        tokens = _token_ids(self.tokenizer, self.records[index]["answer"])
+        self._check_length(index, "answer", tokens, self.max_answer_len)
+        return [*tokens, self.tokenizer.eos_token_id]
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """The records at ``indices``, called ``ids``."""

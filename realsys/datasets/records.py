@@ -1,5 +1,8 @@
 """Question-and-answer records from a JSONL file. No torch: the launcher checks files with it too.
 
+JSONL is UTF-8 text, with or without a byte order mark, or such text packed by gzip. Only a newline ends a
+record: other separators of Unicode (U+2028, U+0085) may stand inside a JSON string.
+
 Two spellings are read: ``{"prompt": …, "answer": …}`` and GSM8K's ``{"question": …, "answer": …}``
 whose answer works step by step and ends in ``#### 42``. A data set may carry further fields; they
 are ignored.
@@ -7,12 +10,16 @@ are ignored.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from pathlib import Path
+from typing import Any
 
 from realsys.api.errors import DataError, did_you_mean
 
 FINAL = "####"
+_GZIP = b"\x1f\x8b"
 
 
 def read_records(path: str | Path) -> list[dict[str, str]]:
@@ -23,12 +30,12 @@ def read_records(path: str | Path) -> list[dict[str, str]]:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = _text(path.read_bytes()).split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(
             f"the data set can't be read: {error}",
             where=str(path),
-            fix="give a JSONL file in UTF-8 that this user may read",
+            fix="give a JSONL file in UTF-8 (or that, packed by gzip) that this user may read",
         ) from error
     records = [_record(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not records:
@@ -43,6 +50,12 @@ def final_answer(answer: str) -> str:
     return answer.rpartition(FINAL)[2].strip()
 
 
+def _text(data: bytes) -> str:
+    if data.startswith(_GZIP):
+        data = gzip.decompress(data)
+    return data.decode("utf-8-sig")
+
+
 def _record(line: str, where: str) -> dict[str, str]:
     try:
         record = json.loads(line)
@@ -52,14 +65,22 @@ def _record(line: str, where: str) -> dict[str, str]:
         raise DataError(
             f"a {type(record).__name__}, not an object", where=where, fix="write one object a line"
         )
-    prompt = record.get("prompt", record.get("question"))
+    prompt = record.get("question") if record.get("prompt") is None else record["prompt"]
     answer = record.get("answer")
     for name, value in (("prompt", prompt), ("answer", answer)):
         if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
-            found = "is missing" if value in (None, "") else f"is a {type(value).__name__}"
             raise DataError(
-                f"{name!r} {found}",
+                f"{name!r} {_fault(record, name, value)}",
                 where=where,
-                fix=f"every record needs a prompt and an answer ({did_you_mean(name, record)})",
+                fix="every record needs a prompt and an answer"
+                + ("" if name in record else f" ({did_you_mean(name, record)})"),
             )
     return {"prompt": str(prompt), "answer": str(answer)}
+
+
+def _fault(record: dict[str, Any], name: str, value: Any) -> str:
+    if value == "":
+        return "is empty"
+    if value is None:
+        return "is null" if name in record else "is missing"
+    return f"is a {type(value).__name__}"

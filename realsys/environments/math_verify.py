@@ -8,6 +8,7 @@ from typing import Any
 
 from realsys.api.agent import Environment, Observation
 from realsys.api.errors import ConfigError
+from realsys.api.registry import right_score
 from realsys.environments.scoring import known_answer, score
 
 FEEDBACK = "That is not right. Look for the mistake and answer again."
@@ -23,13 +24,13 @@ class MathVerify(Environment):
 
     Args:
         reward: name of a registered reward rule.
-        right: the score of a right answer.
+        right: the score of a right answer; None: what the rule calls right.
     """
 
     reward: str = "math_verify"
     turns: int = 1
     discount: float = 1.0
-    right: float = 1.0
+    right: float | None = None
     feedback: str = FEEDBACK
     _answer: str = field(init=False, repr=False, default="")
     _turn: int = field(init=False, repr=False, default=0)
@@ -52,7 +53,8 @@ class MathVerify(Environment):
     async def step(self, action: str) -> Observation:
         worth = await score(self.reward, response=action, answer=self._answer)
         turn, self._turn = self._turn, self._turn + 1
-        if worth < self.right and self._turn < self.turns:
+        right = right_score(self.reward) if self.right is None else self.right
+        if worth < right and self._turn < self.turns:
             return Observation(text=self.feedback, done=False)
         # A factor of 1 keeps every bit of the score: the first turn is the synchronous reward.
         return Observation(reward=worth * self.discount**turn, info={"turns": float(self._turn)})

@@ -9,6 +9,7 @@ from typing import Any
 
 from realsys.api.errors import DataError
 from realsys.api.registry import find_reward
+from realsys.rewards import scores
 
 # Rules are called one at a time, as the model workers' reward interface calls them: a rule need not be
 # thread-safe.
@@ -19,15 +20,15 @@ async def score(rule: str, *, response: str, answer: str) -> float:
     """What the reward interface would give this text: ``find_reward(rule)`` in a thread.
 
     Raises:
-        UnknownName: no rule of that name. Whatever the rule raises.
+        UnknownName: no rule of that name. RewardError: the rule raised, or gave no finite number.
     """
     function = find_reward(rule)
-    return await asyncio.to_thread(_call, function, response, answer)
+    return await asyncio.to_thread(_call, rule, function, response, answer)
 
 
-def _call(function: Callable[..., float], response: str, answer: str) -> float:
+def _call(rule: str, function: Callable[..., float], response: str, answer: str) -> float:
     with _one_at_a_time:
-        return float(function(response=response, answer=answer))
+        return scores.score(rule, function, response=response, answer=answer)
 
 
 def known_answer(record: Mapping[str, Any]) -> str:

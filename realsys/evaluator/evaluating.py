@@ -28,7 +28,7 @@ from realsys.api.worker_configs import Evaluator
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.evaluator.pass_at_k import mean_pass_at_k
 from realsys.interfaces.answers import answer_texts
-from realsys.interfaces.math_evaluation import CORRECT_ABOVE, evaluate_math
+from realsys.interfaces.math_evaluation import Judge, evaluate_math, prompt_texts
 from realsys.interfaces.math_reward import known_answers
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
@@ -37,7 +37,7 @@ _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_si
 def evaluate_checkpoint(
     path: Path, config: Evaluator, *, device: str, before_batch: Callable[[], None]
 ) -> dict[str, float]:
-    """``accuracy``, ``num_problems``, ``response_length/mean``; with ``n`` above 1 also ``pass@k``.
+    """What ``evaluate_math`` gives, but for its samples; with ``n`` above 1 also ``pass@k``.
 
     Of several data sets each figure has the data set's name in front.
 
@@ -111,13 +111,14 @@ def _figures(
 
 def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
     """Right ones among ``n`` sampled answers to each question."""
-    rule, sampled = (
-        registry.find_reward(config.reward),
-        replace(config.gconfig, n=config.n, greedy=False),
-    )
+    judge, sampled = Judge(config.reward), replace(config.gconfig, n=config.n, greedy=False)
     answers = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=sampled)
     texts = answer_texts(answers, model.tokenizer)  # of one question after another
+    prompts = prompt_texts(batch, model.tokenizer)
     return [
-        sum(rule(response=next(texts), answer=known) > CORRECT_ABOVE for _ in range(config.n))
-        for known in known_answers(batch)
+        sum(
+            judge.is_right(judge.score(next(texts), known, id=id_, prompt=prompt))
+            for _ in range(config.n)
+        )
+        for id_, prompt, known in zip(batch.ids, prompts, known_answers(batch), strict=True)
     ]

@@ -28,6 +28,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # every order of summation (CPU, CUDA, any batch), and never moves at a token of weight 0. The sum
 # stays below 2^53, where float64 still holds every integer.
 _WEIGHT_ONE = float(1 << 52)
+_RARE = -80.0  # log-probs below this are of probabilities near float32's smallest, 1e-38
 
 
 def row_seed(base_seed: int, sample_id: str, index_in_group: int, version: int) -> int:
@@ -247,6 +248,10 @@ class SlotSampler:
             token = sample(allowed_probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
         # In double: the logarithm of few numbers must not depend on where in a vector they stand.
         logprob = probs.gather(1, token[:, None])[:, 0].double().log_().float()
+        if banned is not None:
+            # Where what is likely is banned, what is left may have a probability that float32 can't hold.
+            exact = torch.log_softmax(logits, dim=-1).gather(1, token[:, None])[:, 0]
+            logprob = torch.where(logprob < _RARE, exact, logprob)
         return token, logprob
 
     def _vectors_of(self, num_rows: int) -> _Vectors:

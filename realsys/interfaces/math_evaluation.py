@@ -1,22 +1,24 @@
-"""Accuracy on held-out questions: greedy answers, judged by the reward rule."""
+"""Accuracy and mean reward on held-out questions: greedy answers, judged by the reward rule."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from realsys.api.model import GenerationHyperparameters, Model
-from realsys.api.registry import find_reward
+from realsys.api.registry import find_reward, right_score
 from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_texts
 from realsys.interfaces.math_reward import known_answers
+from realsys.rewards.scores import SetAside, score
 
 NUM_SAMPLES = 8  # shown in the report
-CORRECT_ABOVE = 0.5  # a score above it is right; rules give 1 or 0
 
 
 def evaluate_math(
@@ -26,38 +28,76 @@ def evaluate_math(
     gen: GenerationHyperparameters,
     reward: str,
 ) -> dict[str, Any]:
-    """``accuracy``, ``num_problems``, ``response_length/mean`` over all ranks, and ``samples``.
+    """``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` over all ranks, and
+    ``samples``.
 
-    ``samples`` are this rank's first records, with prompt and response as text. Every rank needs
-    at least one batch: the first one may gather sharded weights.
+    Right is what the rule calls right (``right_score``). An answer for which it gives no number is wrong,
+    and in no mean reward. ``samples`` are this rank's first records, with prompt and response as text.
+    Every rank needs at least one batch: the first one may gather sharded weights.
+
+    Raises:
+        RewardError: the rule gives no number for too many records.
     """
-    rule, greedy = find_reward(reward), replace(gen, n=1, greedy=True)
-    num_correct = num_tokens = num_problems = 0
+    judge, greedy = Judge(reward), replace(gen, n=1, greedy=True)
+    num_correct = num_tokens = num_problems = num_scored = 0
+    reward_sum = 0.0
     samples: list[dict[str, Any]] = []
     for batch in eval_batches:
         sample = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=greedy)
         responses = list(answer_texts(sample, model.tokenizer))
-        for prompt, response, answer in zip(
-            _prompts(batch, model.tokenizer), responses, known_answers(batch), strict=True
+        for id_, prompt, response, answer in zip(
+            batch.ids,
+            prompt_texts(batch, model.tokenizer),
+            responses,
+            known_answers(batch),
+            strict=True,
         ):
-            correct = rule(response=response, answer=answer) > CORRECT_ABOVE
+            worth = judge.score(response, answer, id=id_, prompt=prompt)
+            correct = judge.is_right(worth)
             num_correct += correct
+            if not math.isnan(worth):
+                num_scored, reward_sum = num_scored + 1, reward_sum + worth
             if len(samples) < NUM_SAMPLES:
                 samples.append(
                     {"prompt": prompt, "response": response, "answer": answer, "correct": correct}
                 )
         num_tokens += sum(answer_lengths(sample))
         num_problems += batch.batch_size
-    own = torch.tensor([num_correct, num_tokens, num_problems], dtype=torch.float64)
-    correct_sum, token_sum, problem_sum = DataParallel.of(model).sum(own).tolist()
+    own = [num_correct, num_tokens, num_problems, num_scored, reward_sum]
+    sums = DataParallel.of(model).sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    correct_sum, token_sum, problem_sum, scored_sum, reward_sum = sums
     return {
         "accuracy": correct_sum / max(problem_sum, 1.0),
+        "mean_reward": reward_sum / max(scored_sum, 1.0),
         "num_problems": int(problem_sum),
         "response_length/mean": token_sum / max(problem_sum, 1.0),
         "samples": samples,
     }
 
 
-def _prompts(batch: SequenceSample, tokenizer: Any) -> list[str]:
+class Judge:
+    """The reward rule ``reward`` over the answers of one evaluation."""
+
+    def __init__(self, reward: str) -> None:
+        self._call = partial(score, reward, find_reward(reward))
+        self._right, self._set_aside = right_score(reward), SetAside()
+
+    def score(self, response: str, answer: str, *, id: str, prompt: str) -> float:
+        """The rule's score; NaN where it gives no number, twice.
+
+        Raises:
+            RewardError: that is so for too many records.
+        """
+        self._set_aside.num_records += 1
+        return self._set_aside.twice(
+            partial(self._call, response=response, answer=answer), id=id, prompt=lambda: prompt
+        )
+
+    def is_right(self, worth: float) -> bool:
+        """Whether the rule calls an answer of this score right."""
+        return worth >= self._right
+
+
+def prompt_texts(batch: SequenceSample, tokenizer: Any) -> list[str]:
     ids = torch.split(batch.data["packed_prompts"], batch.piece_lengths("packed_prompts"))
     return [tokenizer.decode(prompt.tolist(), skip_special_tokens=True) for prompt in ids]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -11,7 +13,8 @@ from realsys.api.errors import DataError
 from realsys.api.model import Model, ModelInterface
 from realsys.api.registry import find_reward
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_texts, one_per_sequence
+from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_texts, one_per_sequence
+from realsys.rewards.scores import NO_SCORE, SetAside, score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +26,46 @@ class MathRewardInterface(ModelInterface):
     """
 
     reward: str = "math_verify"
+    set_aside: SetAside = field(init=False, repr=False, default_factory=SetAside)
 
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """float32 ``rewards``, one per sequence, from the text and ``metadata["answer"]``."""
-        rule = find_reward(self.reward)
-        known = known_answers(data)
+        """float32 ``rewards``, one per sequence, from the text and ``metadata["answer"]``.
+
+        They are NaN for all answers to a record for which the rule gave no number, twice.
+
+        Raises:
+            RewardError: there are too many such records.
+        """
+        call = partial(score, self.reward, find_reward(self.reward))
+        texts = answer_texts(data, model.tokenizer)  # of one record after another
         groups = data.meta.seqlens[INPUT]
-        answer_of_sequence = [a for a, pieces in zip(known, groups, strict=True) for _ in pieces]
-        scores = [
-            float(rule(response=text, answer=answer))
-            for text, answer in zip(
-                answer_texts(data, model.tokenizer), answer_of_sequence, strict=True
-            )
-        ]
+        scores: list[float] = []
+        for number, (id_, known) in enumerate(zip(data.ids, known_answers(data), strict=True)):
+            self.set_aside.num_records += 1
+            given = [
+                self.set_aside.twice(
+                    partial(call, response=text, answer=known),
+                    id=id_,
+                    prompt=partial(_prompt, data, number, model.tokenizer),
+                )
+                for _, text in zip(groups[number], texts, strict=False)
+            ]
+            scores += [NO_SCORE] * len(given) if id_ in self.set_aside.ids else given
         return SequenceSample.from_tensors(
             data.ids,
             {"rewards": one_per_sequence(data)},
             {"rewards": torch.tensor(scores, dtype=torch.float32)},
         )
+
+
+def _prompt(data: SequenceSample, number: int, tokenizer: Any) -> str:
+    """The question of the record ``number`` as text."""
+    record = data.take([number])
+    first = record.piece_lengths(INPUT)[0]
+    tokens, mask = record.data[INPUT][:first], record.data[PROMPT_MASK][:first]
+    return str(tokenizer.decode(tokens[mask].tolist(), skip_special_tokens=True))
 
 
 def known_answers(data: SequenceSample) -> list[str]:

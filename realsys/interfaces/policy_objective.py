@@ -45,6 +45,19 @@ class PolicyObjective:
         truncated_N: torch.Tensor = data.data["seq_no_eos_mask"].repeat_interleave(lengths)
         return mask_N & ~truncated_N
 
+    def teaching(self, data: SequenceSample) -> torch.Tensor:
+        """bool ``[N]``: tokens whose loss has a gradient, by their advantage or by a term beside it.
+
+        A new term of the loss is named here. Tokens that a weight of 0 left out teach nothing, but for
+        the entropy bonus, which the other tokens of such a minibatch have as well.
+        """
+        counts_N = self.mask(data)
+        if WEIGHTS in data.keys:
+            counts_N = counts_N & (data.data[WEIGHTS] != 0)
+        if self._settings.entropy_coef:
+            return counts_N
+        return counts_N & (data.data["advantages"] != 0)
+
     def weight(self, mb: SequenceSample) -> float:
         """``loss_weight_fn``: what a micro-batch adds to the denominator of loss and figures."""
         return self._weight(self.mask(mb), mb)

@@ -23,9 +23,14 @@ from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.math_evaluation import evaluate_math
-from realsys.interfaces.off_policy import WEIGHTS, corrected, staleness_stats
+from realsys.interfaces.off_policy import corrected, staleness_stats
 from realsys.interfaces.policy_objective import PolicyObjective
-from realsys.interfaces.ppo_experience import PPOSettings, minibatches, prepare_experience
+from realsys.interfaces.ppo_experience import (
+    FROM_SCORE,
+    PPOSettings,
+    minibatches,
+    prepare_experience,
+)
 
 MinibatchStats = dict[str, float]
 
@@ -76,7 +81,9 @@ class PPOActorInterface(PPOSettings, ModelInterface):
         """All epochs and minibatches on ``data``; one version, however many optimizer steps.
 
         During the critic's warm-up, and where the batch is left out because of ``on_mismatch=skip``,
-        nothing is updated and only the batch's figures are returned.
+        nothing is updated and only the batch's figures are returned. A minibatch from which nothing can
+        be learned makes no optimizer step. The version, and with it the learning rate's schedule, goes
+        on in each case.
 
         Raises:
             InternalError: a token is older than ``max_staleness``.
@@ -115,13 +122,18 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     # ---- the update ---------------------------------------------------------------------------
 
     def _whitened(self, batch: SequenceSample, ranks: DataParallel) -> SequenceSample:
+        """Of groups only the score's part, where it is not 0: neither the KL penalty nor a group whose
+        answers scored the same is blown up to the size of the others."""
         if not self.adv_norm:
             return batch
-        mask_N = PolicyObjective(self).mask(batch)
-        if self.mask_truncated and _total(mask_N, ranks) < 2:
+        mask_N, advantage_N = PolicyObjective(self).mask(batch), batch.data["advantages"]
+        score_N = batch.data.get(FROM_SCORE, advantage_N)
+        if FROM_SCORE in batch.keys:
+            mask_N = mask_N & (score_N != 0)
+        if (self.mask_truncated or FROM_SCORE in batch.keys) and _total(mask_N, ranks) < 2:
             return batch  # too few to have a variance; without any, nothing is trained on
-        white = masked_whiten(batch.data["advantages"], mask_N, reduce=ranks.sum)
-        return SequenceSample(batch.meta, {**batch.data, "advantages": white})
+        white_N = masked_whiten(score_N, mask_N, reduce=ranks.sum) + (advantage_N - score_N)
+        return SequenceSample(batch.meta, {**batch.data, "advantages": white_N})
 
     def _update(
         self, model: Model, batch: SequenceSample, mb_spec: MicroBatchSpec, ranks: DataParallel
@@ -150,19 +162,11 @@ class PPOActorInterface(PPOSettings, ModelInterface):
                 )
         all_done = len(done) + empty == self.ppo_epochs * self.ppo_n_minibatches
         stats = {**_means(done), "early_stopped": float(not all_done)}
-        return stats | ({"empty_minibatches": float(empty)} if self._may_mask_all(batch) else {})
-
-    def _may_mask_all(self, batch: SequenceSample) -> bool:
-        return self.mask_truncated or WEIGHTS in batch.keys
+        return stats | {"empty_minibatches": float(empty)}
 
     def _teaches_nothing(self, minibatch: SequenceSample, ranks: DataParallel) -> bool:
-        """Every token was masked: a step would only move weights by the optimizer's momentum."""
-        if not self._may_mask_all(minibatch):
-            return False
-        counts_N = PolicyObjective(self).mask(minibatch)
-        if WEIGHTS in minibatch.keys:
-            counts_N = counts_N & (minibatch.data[WEIGHTS] != 0)
-        return _total(counts_N, ranks) == 0
+        """Whether its gradient is 0 on all ranks: a step would move weights by momentum and decay alone."""
+        return _total(PolicyObjective(self).teaching(minibatch), ranks) == 0
 
     def _train_minibatch(
         self, model: Model, minibatch: SequenceSample, mb_spec: MicroBatchSpec, ranks: DataParallel
@@ -198,9 +202,9 @@ def _total(mask_N: torch.Tensor, ranks: DataParallel) -> float:
 
 
 def _means(done: list[MinibatchStats]) -> dict[str, float]:
-    """Means over minibatches, and some figures of the first one; nothing if there is none."""
+    """Means over minibatches, and some figures of the first one; without any only a gradient of 0."""
     if not done:
-        return {}
+        return {"grad_norm": 0.0}
     means = {k: sum(s[k] for s in done) / len(done) for k in done[0]}
     del means["max_abs_log_ratio"]
     first = ("importance_weight", "clip_ratio", "max_abs_log_ratio")

@@ -88,6 +88,7 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
             self._train_minibatch(model, minibatch, mb_spec)
             for _ in range(self.ppo_epochs)
             for minibatch in minibatches(batch, self.ppo_n_minibatches)
+            if ranks.sum(answer_mask(minibatch).sum().double())  # not all of it was set aside
         ]
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()

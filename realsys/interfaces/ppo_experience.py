@@ -14,7 +14,12 @@ from itertools import accumulate
 
 import torch
 
-from realsys.algorithms.advantages import gae_advantages, group_advantages, masked_sums
+from realsys.algorithms.advantages import (
+    gae_advantages,
+    group_advantages,
+    masked_sums,
+    num_equal_groups,
+)
 from realsys.algorithms.kl import (
     AdaptiveKLController,
     FixedKLController,
@@ -36,6 +41,7 @@ from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
 # Log-probs by the policy that sampled, and by the one that is about to be trained; weights of each token.
 BEHAVIOUR, PROXIMAL, VERSIONS = "packed_logprobs", "packed_prox_logprobs", "packed_versions"
 REFERENCE = "packed_ref_logprobs"  # by the frozen policy; missing where nothing reads them
+FROM_SCORE = "score_advantages"  # without a critic: what of the advantages is not the KL penalty's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,8 @@ class Experience:
 
     Attributes:
         batch: the batch with float32 ``advantages`` (not whitened), packed; with a critic also
-            ``returns``, and ``values`` replaced by those of the state *before* each token.
+            ``returns``, and ``values`` replaced by those of the state *before* each token; without
+            one ``score_advantages``.
         kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens; 0 without one.
         stats: figures of the batch for the metrics.
     """
@@ -98,40 +105,89 @@ def prepare_experience(
     sampled, so that actor and critic agree whether or not they know another.
 
     Raises:
-        DataError: the keys' lengths do not belong together.
+        DataError: the keys' lengths do not belong together, or one of an answer's numbers is none: on all
+            ranks; those that hold it name the datapoint.
     """
     needed = (
         *(("values",) if settings.advantage == "gae" else ()),
         *((REFERENCE,) if kl_coef else ()),
     )
     lengths = _checked_lengths(data, needed)
+    data, scored_B = _without_set_aside(data, lengths)
+    _check_numbers(data, ranks)
     x, mask_BT = data.data, pad_packed(answer_mask(data), lengths)
     logprob_BT = pad_packed(x["packed_logprobs"], lengths)
     has_reference = REFERENCE in x
     ref_logprob_BT = pad_packed(x[REFERENCE], lengths) if has_reference else logprob_BT
     score_B = settings.reward_output_scaling * (x["rewards"].float() - settings.reward_output_bias)
     score_B, overlong = _less_for_length(score_B, mask_BT, settings, ranks)
+    kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
+    by_critic = settings.advantage == "gae"
     reward_BT = kl_penalised_rewards(
         score_B,
         logprob_BT,
         ref_logprob_BT,
         mask_BT,
-        kl_coef=kl_coef,
+        kl_coef=kl_coef if by_critic else 0.0,
         score_clip=settings.max_reward_clip,
         score_on_truncated=settings.score_on_truncated,
         truncated_B=x["seq_no_eos_mask"],
     )
-    make = _critics_advantages if settings.advantage == "gae" else _groups_advantages
-    new = make(data, settings, reward_BT, mask_BT, lengths)
+    groups: dict[str, float] = {}
+    if by_critic:
+        new = _critics_advantages(data, settings, reward_BT, mask_BT, lengths)
+    else:
+        new, groups = _groups_advantages(
+            data, settings, reward_BT.sum(1), kl_coef * kl_B, mask_BT, scored_B, ranks
+        )
     seqlens = data.meta.seqlens[INPUT]
     batch = data.update(SequenceSample.from_tensors(data.ids, dict.fromkeys(new, seqlens), new))
-    kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
-    stats = {**_batch_figures(batch, ranks), **overlong, "kl_coef": kl_coef}
-    kl_mean, _ = mean_and_std(kl_B, torch.ones_like(kl_B, dtype=torch.bool), ranks)
+    stats = {**_batch_figures(batch, scored_B, ranks), **overlong, **groups, "kl_coef": kl_coef}
+    kl_mean, _ = mean_and_std(kl_B, scored_B, ranks)
     if has_reference:
         stats["kl_ref/per_sequence"] = kl_mean
-        stats["kl_ref/per_token"] = kl_mean / stats["response_length/mean"]
+        stats["kl_ref/per_token"] = kl_mean / max(stats["response_length/mean"], 1.0)
     return Experience(batch, int(stats["n_sequences"]), kl_mean, stats)
+
+
+def _without_set_aside(
+    data: SequenceSample, lengths: list[int]
+) -> tuple[SequenceSample, torch.Tensor]:
+    """The batch with nothing to learn from in answers that got no reward (NaN), and a mask of the others.
+
+    They keep their place, as ranks and minibatches count records, but no token of theirs is an answer's.
+    """
+    none_B = data.data["rewards"].isnan()
+    if not none_B.any():
+        return data, ~none_B
+    no_answer_N = none_B.repeat_interleave(torch.tensor(lengths, device=none_B.device))
+    new = {
+        "rewards": data.data["rewards"].masked_fill(none_B, 0.0),
+        "prompt_mask": data.data["prompt_mask"] | no_answer_N,
+        "seq_no_eos_mask": data.data["seq_no_eos_mask"] & ~none_B,
+    }
+    return SequenceSample(data.meta, {**data.data, **new}), ~none_B
+
+
+def _check_numbers(data: SequenceSample, ranks: DataParallel) -> None:
+    """Raises DataError for log-probs and values that are no finite numbers.
+
+    The loss would not notice all of them: a ratio of nan has no gradient, like one that is clipped.
+    """
+    mask_N = answer_mask(data)
+    keys = [k for k in (BEHAVIOUR, PROXIMAL, REFERENCE, "values") if k in data.keys]
+    bad = {key: ~data.data[key].isfinite() & mask_N for key in keys}
+    counts = ranks.sum(torch.stack([bad_N.sum().double() for bad_N in bad.values()])).tolist()
+    for key, count in zip(keys, counts, strict=True):
+        if count:
+            rows = data.meta.rows_per_id(INPUT)
+            mine = zip(data.ids, torch.split(bad[key], list(rows)), strict=True)
+            ids = [name for name, bad_M in mine if bad_M.any()]
+            raise DataError(
+                f"{count:.0f} answer tokens have a {key} that is no finite number",
+                where=f"datapoints {ids[:5]}" if ids else "another data-parallel rank",
+                fix="look for broken weights, or an engine that gives such log-probs",
+            )
 
 
 def _less_for_length(
@@ -181,25 +237,39 @@ def _critics_advantages(
 def _groups_advantages(
     data: SequenceSample,
     settings: PPOSettings,
-    reward_BT: torch.Tensor,
+    score_B: torch.Tensor,
+    penalty_B: torch.Tensor,
     mask_BT: torch.Tensor,
-    lengths: list[int],
-) -> dict[str, torch.Tensor]:
-    """``advantages``: each answer's total reward (with the KL penalty) against its group's, packed.
+    scored_B: torch.Tensor,
+    ranks: DataParallel,
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """``advantages`` and their part that is the score's, packed; and figures of the groups.
 
-    A group is what one id generated; its sequences are never on two ranks.
+    Score and KL penalty are each compared with the group's, and only the score's part is divided by the
+    deviation of its group: where all answers score the same, the deviation of a small penalty would make
+    large advantages of it. A group is what one id generated; its sequences are never on two ranks.
     """
-    group_B = torch.tensor(
-        [i for i, pieces in enumerate(data.meta.seqlens[INPUT]) for _ in pieces],
-        device=reward_BT.device,
-    )
-    advantage_B = group_advantages(
-        (reward_BT * mask_BT).sum(1),
+    pieces = data.meta.seqlens[INPUT]
+    group_B = torch.tensor([i for i, group in enumerate(pieces) for _ in group]).to(score_B.device)
+    leave_one_out = settings.advantage == "rloo"
+    by_score_B = group_advantages(
+        score_B,
         group_B,
         normalise_std=settings.advantage == "grpo",
-        leave_one_out=settings.advantage == "rloo",
+        leave_one_out=leave_one_out,
     )
-    return {"advantages": unpad_to_packed(advantage_B[:, None] * mask_BT, lengths)}
+    by_penalty_B = group_advantages(
+        -penalty_B, group_B, normalise_std=False, leave_one_out=leave_one_out
+    )
+    equal, every = num_equal_groups(score_B[scored_B], group_B[scored_B])
+    equal, every = ranks.sum(torch.tensor([equal, every], dtype=torch.float64)).tolist()
+    lengths = data.piece_lengths(INPUT)
+
+    def packed(advantage_B: torch.Tensor) -> torch.Tensor:
+        return unpad_to_packed(advantage_B[:, None] * mask_BT, lengths)
+
+    new = {"advantages": packed(by_score_B + by_penalty_B), FROM_SCORE: packed(by_score_B)}
+    return new, {"groups/equal_scores": equal, "groups/compared": every}
 
 
 def minibatches(batch: SequenceSample, num: int) -> Iterator[SequenceSample]:
@@ -227,16 +297,26 @@ def mean_and_std(x: torch.Tensor, mask: torch.Tensor, ranks: DataParallel) -> tu
     return mean, max(second / count - mean * mean, 0.0) ** 0.5
 
 
-def _batch_figures(batch: SequenceSample, ranks: DataParallel) -> dict[str, float]:
+def _batch_figures(
+    batch: SequenceSample, scored_B: torch.Tensor, ranks: DataParallel
+) -> dict[str, float]:
     x, mask_N = batch.data, answer_mask(batch)
-    every_B = torch.ones_like(x["rewards"], dtype=torch.bool)
     lengths = answer_lengths(batch)
-    own = [float(x["seq_no_eos_mask"].sum()), float(len(mask_N)), float(len(lengths))]
-    no_eos, num_tokens, num_sequences = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
-    reward_mean, reward_std = mean_and_std(x["rewards"], every_B, ranks)
-    length_mean, _ = mean_and_std(torch.tensor(lengths, device=every_B.device), every_B, ranks)
+    own = [float(x["seq_no_eos_mask"].sum()), float(len(mask_N))]
+    own += [float(scored_B.sum()), float((~scored_B).sum())]
+    sums = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    no_eos, num_tokens, num_sequences, num_unscored = sums
+    if not num_sequences:
+        raise DataError(
+            f"none of the {num_unscored:.0f} answers of the batch has a reward",
+            where="rewards",
+            fix="look for `record set aside` in the logs of the workers that score",
+        )
+    reward_mean, reward_std = mean_and_std(x["rewards"], scored_B, ranks)
+    length_mean, _ = mean_and_std(torch.tensor(lengths, device=scored_B.device), scored_B, ranks)
     advantage_mean, advantage_std = mean_and_std(x["advantages"], mask_N, ranks)
     return {
+        **({"reward/answers_set_aside": num_unscored} if num_unscored else {}),
         "reward/mean": reward_mean,
         "reward/std": reward_std,
         "advantage/mean": advantage_mean,

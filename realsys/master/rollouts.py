@@ -19,6 +19,7 @@ from realsys.master.data_schedule import DataSchedule
 from realsys.master.feeds import Held
 from realsys.master.master_state import Delivered, Rollouts
 from realsys.master.routes import Routes
+from realsys.rewards.scores import too_many
 from realsys.rollout.staleness import StalenessLedger
 from realsys.transport import rollout_messages as rm
 from realsys.worker.scaling import Leaving, Scaling
@@ -52,6 +53,9 @@ class RolloutDesk:
         self._numbers: dict[str, int] = {}  # id of a datapoint that was given out → its place
         self._delivered: dict[int, Delivered] = {}
         self._failures: Counter[int] = Counter()
+        self._unscored: set[int] = set()  # prompts that got no reward once
+        self._set_aside: list[str] = []  # ids of those that got none twice
+        self._num_kept = 0
         self._taken: tuple[int, ...] = ()
         self._failed: RolloutError | None = None
         self._stats: list[Mapping[str, float]] = []
@@ -184,6 +188,7 @@ class RolloutDesk:
                 f"datapoint {sample_id} came as {request.meta.ids}", where=request.worker
             )
         else:
+            self._num_kept += 1
             if self._routes is not None:
                 self._routes.took(number, request.holder)
             self._delivered[number] = Delivered(
@@ -195,15 +200,21 @@ class RolloutDesk:
     def _give_up(self, request: rm.GiveUp) -> rm.Accepted:
         number = self._numbers.get(request.id)
         if number is not None and self._ledger is not None:
-            done = self._ledger.give_up(number, request.tries, filtered=request.filtered)
+            set_aside = request.unscored and number in self._unscored
+            gone = request.filtered or set_aside
+            done = self._ledger.give_up(number, request.tries, filtered=gone)
             if not done.kept:  # somebody else has it by now
                 return rm.Accepted()
             if self._routes is not None:
                 self._routes.left(number)
-            if request.filtered:
+            if gone:
                 self._stats.append(request.stats)
                 del self._numbers[request.id]
+                if set_aside:
+                    self._put_aside(number, request)
             else:
+                if request.unscored:
+                    self._unscored.add(number)
                 logger.warning(
                     "rollout failed id=%s by=%s why=%s", request.id, request.worker, request.why
                 )
@@ -216,6 +227,21 @@ class RolloutDesk:
                     )
             self._changed.notify_all()
         return rm.Accepted()
+
+    def _put_aside(self, number: int, request: rm.GiveUp) -> None:
+        """Its reward was no number for the second time: it is as filtered, and counted."""
+        self._unscored.discard(number)
+        self._set_aside.append(request.id)
+        logger.warning(
+            "record set aside id=%s num=%d why=%s", request.id, len(self._set_aside), request.why
+        )
+        num_aside, num_all = len(self._set_aside), len(self._set_aside) + self._num_kept
+        if self._failed is None and too_many(num_aside, num_all):
+            self._failed = RolloutError(
+                f"{num_aside} of {num_all} records got no reward; the last: {request.why}",
+                where=request.worker,
+                fix="mend the reward rule or the environment; then realsys resume",
+            )
 
     def _forget_delivered(self, number: int) -> None:
         old = self._delivered.pop(number)
@@ -306,6 +332,7 @@ class RolloutDesk:
                 self._stats.append(delivered.stats)
                 self._numbers.pop(base_id(delivered.meta.ids[0]), None)
                 self._failures.pop(number, None)
+                self._unscored.discard(number)
                 if self._routes is not None:
                     self._routes.left(number)
             unused, self._unused = self._unused, []
@@ -317,6 +344,8 @@ class RolloutDesk:
         """Since the last call: means of what rollouts told of themselves, and the ledger's counts."""
         rows, self._stats = self._stats, []
         row: dict[str, float] = {f"rollout/{k}": v for k, v in self._open_ledger().counts().items()}
+        if self._set_aside:
+            row["rollout/set_aside"] = len(self._set_aside)
         for key in sorted({key for stats in rows for key in stats}):
             values = [stats[key] for stats in rows if key in stats]
             row[f"rollout/{key}"] = sum(values) / len(values)

@@ -12,6 +12,7 @@ HEADLINES = {
     "reward": ("/reward/mean", "rollout/reward"),
     "kl": ("/kl_ref/per_sequence",),
     "accuracy": ("eval/accuracy",),
+    "held_out_reward": ("eval/mean_reward",),
     "loss": ("/loss",),
 }
 
@@ -38,7 +39,7 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
 
 
 def headline(row: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:
-    """Reward, KL, accuracy and loss as far as ``row`` has them, else as they were."""
+    """Reward, KL, held-out figures and loss as far as ``row`` has them, else as they were."""
     found = dict(last)
     for name, endings in HEADLINES.items():
         values = [v for ending in endings for key, v in row.items() if key.endswith(ending)]

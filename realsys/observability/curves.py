@@ -52,12 +52,16 @@ ACCURACY = CurveKind(
     without=("auto_eval/*",),
     percent=True,
 )
+HELD_OUT_REWARD = CurveKind(
+    title="Held-out mean reward", patterns=("eval/mean_reward", "auto_eval/*mean_reward")
+)
 SAVED_ACCURACY = CurveKind(
     title="Accuracy of saved checkpoints", patterns=("auto_eval/*accuracy",), percent=True
 )
 KINDS = (
     REWARD,
     ACCURACY,
+    HELD_OUT_REWARD,
     SAVED_ACCURACY,
     CurveKind(title="pass@k of saved checkpoints", patterns=("auto_eval/*pass@*",), percent=True),
     CurveKind(

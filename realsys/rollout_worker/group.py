@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from realsys.api.agent import Agent, Environment, Observation, Trajectory
-from realsys.api.errors import DataError, WaitTimeout
+from realsys.api.errors import DataError, RealsysError, RewardError, WaitTimeout
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.rewards import scores
 from realsys.rollout_worker.asking import AskedFor, EpisodeAsk, PolicyCaller
 from realsys.rollout_worker.trajectories import check, trajectories_sample, versions_of
 from realsys.transport.rollout_messages import Ticket, sample_id
@@ -66,14 +67,19 @@ class GroupRunner:
         """All episodes of ``ticket``. The first failure ends the others and is raised.
 
         Raises:
-            DataError: no such record, or an agent's trajectory is wrong. WaitTimeout: the policy or an
-                environment did not answer in time. Whatever agent and environment raise.
+            DataError: no such record, or an agent's trajectory is wrong. RewardError: an environment
+                raised, or its reward is no finite number. WaitTimeout: the policy or an environment did
+                not answer in time. Whatever agent and environment raise.
         """
         prompt, record, metadata = self._prompt(ticket)
         asks = [self.caller.ask_for(ticket, index) for index in range(self.group_size)]
-        trajectories = await all_of(
-            [self._episode(prompt, record, ask) for ask in asks], name=ticket.id
-        )
+        try:
+            trajectories = await all_of(
+                [self._episode(prompt, record, ask) for ask in asks], name=ticket.id
+            )
+        except RewardError as error:
+            text = str(self.tokenizer.decode(prompt, skip_special_tokens=True))
+            raise scores.of_record(error, id=ticket.id, prompt=text) from error
         oldest, newest = versions_of(trajectories)
         name = sample_id(ticket.id, ticket.tries)
         return Group(
@@ -112,12 +118,13 @@ class GroupRunner:
             )
         finally:
             await environment.close()
+        scores.checked(trajectory.reward, giver=f"agent {self.agent_name!r}")
         check(trajectory, prompt, agent=self.agent_name)
         return trajectory
 
 
 class Watched(Environment):
-    """An environment whose every call has a deadline."""
+    """An environment whose every call has a deadline, and whose rewards are numbers."""
 
     def __init__(self, inner: Environment, *, name: str, timeout_s: float) -> None:
         self._inner, self._name, self._timeout_s = inner, name, timeout_s
@@ -126,7 +133,14 @@ class Watched(Environment):
         await self._in_time(self._inner.reset(record), "reset")
 
     async def step(self, action: str) -> Observation:
-        return await self._in_time(self._inner.step(action), "step")
+        giver = f"environment {self._name!r}"
+        try:
+            observation = await self._in_time(self._inner.step(action), "step")
+        except (RealsysError, OSError):  # says itself what is wrong, or is not the record's fault
+            raise
+        except Exception as error:  # a plug-in's
+            raise scores.raised(error, giver) from error
+        return replace(observation, reward=scores.checked(observation.reward, giver=giver))
 
     async def close(self) -> None:
         await self._in_time(self._inner.close(), "close")

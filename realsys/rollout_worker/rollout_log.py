@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # the master did not want it any more
     FILTERED = "filtered"
     FAILED = "failed"
+    UNSCORED = "unscored"  # it got no reward; the second time the record is set aside
 
 
 def rollouts_file(files: PhaseFiles, *, attempt: int, index: int) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import fmean
 
-from realsys.api.errors import ClusterError, RealsysError
+from realsys.api.errors import ClusterError, RealsysError, RewardError
 from realsys.api.progress import tick
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.rollout_worker.group import Group, GroupRunner
@@ -157,12 +157,15 @@ class RolloutLoop:
         except Exception as error:  # of agents, environments, servers: the prompt is tried again
             outcome, why = Outcome.FAILED, _first_line(error)
             with_trace = not isinstance(error, RealsysError)  # ours say where and why themselves
+            if isinstance(error, RewardError):
+                outcome, why = Outcome.UNSCORED, f"{why} ({error.where})"
+                with_trace = ticket.tries == 0
             text = "rollout failed id=%s tries=%d why=%s"
             logger.warning(text, ticket.id, ticket.tries, why, exc_info=with_trace)
         else:
             if not why:
                 outcome, why = await self._deliver(ticket, holder, group, clock() - began_s)
-        if outcome in (Outcome.FILTERED, Outcome.FAILED):
+        if outcome in (Outcome.FILTERED, Outcome.FAILED, Outcome.UNSCORED):
             await self._give_up(ticket, outcome, why, group, clock() - began_s)
         self._log.note(ticket, outcome, why=why, group=group, seconds=clock() - began_s)
         tick()
@@ -196,6 +199,7 @@ class RolloutLoop:
             tries=ticket.tries,
             why=why,
             filtered=outcome is Outcome.FILTERED,
+            unscored=outcome is Outcome.UNSCORED,
             stats=stats_of(group, seconds=seconds) if group is not None else {},
         )
         await self._master.call(give_up, what=f"giving up {ticket.id}", timeout_s=MASTER_S)

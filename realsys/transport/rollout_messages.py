@@ -93,6 +93,7 @@ class GiveUp(_Body, frozen=True, kw_only=True, tag=True):
     """It will not be delivered by this worker.
 
     ``filtered``: it was answered but is not to be trained on (its group is all right or all wrong).
+    ``unscored``: it was answered, and its reward is no number.
     """
 
     worker: str
@@ -100,6 +101,7 @@ class GiveUp(_Body, frozen=True, kw_only=True, tag=True):
     tries: int
     why: str
     filtered: bool = False
+    unscored: bool = False
     stats: Mapping[str, float] = {}
 
 

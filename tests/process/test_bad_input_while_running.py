@@ -235,3 +235,48 @@ def test_two_trials_at_the_same_time_and_one_killed_before_its_first_checkpoint(
     steps = [row["step"] for row in metrics_of(killed)]
     assert steps == [1, 2, 3, 4]
     assert metrics_of(killed) == metrics_of(other)
+
+
+RULE = """
+from realsys.api.registry import register_reward
+
+def odd(*, response, answer):
+    return float("inf") if answer == "6" else len(response) % 7 / 7
+
+register_reward("odd", odd)
+"""
+
+
+@pytest.mark.parametrize(
+    ("experiment", "worker", "counted"),
+    [
+        ("ppo-math", "model_worker", "actor_train/reward/answers_set_aside"),
+        ("ppo-math-async", "master_worker", "rollout/set_aside"),
+    ],
+)
+def test_a_record_for_which_the_rule_gives_no_number_is_set_aside_and_the_run_goes_on(
+    trials: Trials, tiny_policy: Path, tmp_path: Path, experiment: str, worker: str, counted: str
+) -> None:
+    rule, questions = tmp_path / "rule.py", tmp_path / "questions.jsonl"
+    rule.write_text(RULE)
+    lines = [
+        json.dumps({"prompt": f"What is {i} plus 1?", "answer": str(i + 1)}) for i in range(32)
+    ]
+    questions.write_text("\n".join(lines) + "\n")
+    files = trials.launch(
+        experiment,
+        "odd",
+        "--import",
+        str(rule),
+        f"actor.path={tiny_policy}",
+        *[w for w in SMALL_PPO if not w.startswith(("dataset.eval_size", "dataset.train_size"))],
+        f"dataset.path={questions}",
+        "dataset.eval_size=0",
+        "dataset.max_prompt_len=64",
+        "reward=odd",
+    )
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert max(row.get(counted, 0) for row in metrics_of(files)) > 0
+    done = trials.run("logs", name_of(files), worker)
+    assert_told(done.stdout, "record set aside", "'odd' gave inf", "What is 5 plus 1?")

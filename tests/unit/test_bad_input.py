@@ -194,7 +194,7 @@ def test_an_empty_data_set(refused: Refused, tmp_path: Path) -> None:
     ("record", "what"),
     [
         ({"prompt": "1 + 2 ="}, "'answer' is missing"),
-        ({"prompt": "1 + 2 =", "answer": None}, "'answer' is missing"),
+        ({"prompt": "1 + 2 =", "answer": None}, "'answer' is null"),
         ({"prompt": "1 + 2 =", "answer": ["3"]}, "'answer' is a list"),
         ({"answer": "3"}, "'prompt' is missing"),
         ("[1, 2]", "a list, not an object"),

@@ -57,7 +57,8 @@ def hand_batch(scores: list[float]) -> SequenceSample:
         # 0.85 and -0.05, mean 0.4, distance from it 0.45.
         ("dr_grpo", 0.45, -0.45),
         ("rloo", 0.9, -0.9),  # from the other one
-        ("grpo", 0.5**0.5, -(0.5**0.5)),  # 0.45 over the deviation 0.45 · √2
+        # Scores 1 and 0: 0.5 over the deviation 0.5 · √2. The penalty is not divided: -0.15 + 0.1.
+        ("grpo", 0.5**0.5 - 0.05, -(0.5**0.5) + 0.05),
     ],
 )
 def test_advantages_of_a_group_by_hand(advantage: str, first: float, second: float) -> None:

@@ -183,3 +183,14 @@ def test_controllers_refuse_numbers_that_make_no_sense():
         FixedKLController(float("nan"))
     with pytest.raises(DataError, match="KL is nan"):
         AdaptiveKLController(0.1, target=6.0, horizon=100.0).update(float("nan"), 1)
+
+
+def test_a_batch_of_many_horizons_does_not_turn_the_penalty_into_a_reward():
+    controller = AdaptiveKLController(0.1, target=6.0, horizon=10.0)
+    controller.update(0.0, 64)  # 1 - 0.2 · 6.4 would be below 0
+    assert controller.coef == pytest.approx(0.08)
+    controller.update(100.0, 64)
+    assert controller.coef == pytest.approx(0.096)
+    for coef in (-0.1, 0.0, float("nan"), float("inf")):
+        with pytest.raises(CheckpointError, match="coefficient is"):
+            controller.load_state_dict({"coef": coef})

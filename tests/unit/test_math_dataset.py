@@ -1,6 +1,8 @@
 """Math data sets: the same prompt everywhere, held-out records, limits that name the record."""
 
+import gzip
 import json
+import pickle
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from realsys.api.errors import DataError
 from realsys.datasets.arithmetic import arithmetic_word_problems
 from realsys.datasets.math import MathPrompts, MathSFT, tokenize_prompt
+from realsys.datasets.records import read_records
 from realsys.models.tiny_llama import train_tokenizer
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
@@ -135,3 +138,62 @@ def test_too_long_names_the_record_and_both_numbers(tokenizer, file):
 def test_an_unknown_split_is_refused(tokenizer):
     with pytest.raises(DataError, match="no split 'tests'"):
         MathPrompts(tokenizer=tokenizer, seed=1, split="tests")
+
+
+def jsonl(*rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\u0085", "\x1c", "\x0b"])
+def test_a_separator_of_unicode_ends_no_record(tmp_path, mark):
+    path = tmp_path / "q.jsonl"
+    prompt = f"one{mark}two" if mark > " " else "one two"
+    path.write_text(jsonl({"prompt": prompt, "answer": "3"}, {"prompt": "b", "answer": "4"}))
+    assert [r["prompt"] for r in read_records(path)] == [prompt, "b"]
+
+
+def test_byte_order_mark_windows_lines_and_gzip_are_read(tmp_path):
+    text = jsonl({"prompt": "ä", "answer": "3"}, {"prompt": "b", "answer": "4"})
+    expected = [{"prompt": "ä", "answer": "3"}, {"prompt": "b", "answer": "4"}]
+    path = tmp_path / "q.jsonl"
+    for data in (
+        text.encode("utf-8-sig"),
+        text.replace("\n", "\r\n").encode(),
+        gzip.compress(text.encode()),
+        gzip.compress(text.encode("utf-8-sig")),
+    ):
+        path.write_bytes(data)
+        assert read_records(path) == expected
+    path.write_bytes(gzip.compress(text.encode())[:-12])
+    with pytest.raises(DataError, match="can't be read"):
+        read_records(path)
+    path.write_bytes(b"\x1f\x8b not gzip")
+    with pytest.raises(DataError, match="can't be read"):
+        read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "what", "advice"),
+    [
+        ({"prompt": None, "answer": "3"}, "'prompt' is null", ""),
+        ({"prompt": "", "answer": "3"}, "'prompt' is empty", ""),
+        ({"prompt": "a", "answer": None}, "'answer' is null", ""),
+        ({"promt": "a", "answer": "3"}, "'prompt' is missing", "did you mean 'promt'?"),
+    ],
+)
+def test_what_a_record_lacks_is_told_as_it_is(tmp_path, record, what, advice):
+    path = tmp_path / "q.jsonl"
+    path.write_text(jsonl(record))
+    with pytest.raises(DataError, match=what) as error:
+        read_records(path)
+    assert ("did you mean" in error.value.fix) == bool(advice)
+    assert advice in error.value.fix
+
+
+def test_tokens_of_prompts_and_answers_are_not_kept(tokenizer):
+    """They would be gigabytes for a million records."""
+    for kind in (MathPrompts, MathSFT):
+        data = kind(tokenizer=tokenizer, seed=3, split="train", train_size=50)
+        before = len(pickle.dumps(vars(data) | {"tokenizer": None}))
+        data.batch(range(50), [str(i) for i in range(50)])
+        assert len(pickle.dumps(vars(data) | {"tokenizer": None})) == before

@@ -1,9 +1,12 @@
 """The reward rule: equal values score, however they are written; nothing makes it raise or hang."""
 
+import logging
 import threading
 
 import pytest
 
+from realsys.rewards import math_verify
+from realsys.rewards.guarded import Guarded
 from realsys.rewards.math_verify import final_value, math_verify_reward
 
 
@@ -119,3 +122,80 @@ def test_a_sum_to_be_worked_out_is_no_answer(response):
 )
 def test_worked_answers_still_score(response, answer):
     assert math_verify_reward(response=response, answer=answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("**5**", "5"),
+        ("#### **5**", "5"),
+        ("#### **5.**", "5"),
+        ("`5`", "5"),
+        ("#### `5`", "5"),
+        ("–5", "-5"),
+        ("#### \u22125", "-5"),
+        ("1e3", "1000"),
+        ("#### 1.5E-2", "0.015"),
+        (r"\boxed{1.2 \times 10^{3}}", "1200"),
+        (r"\boxed{1 1/2}", "1.5"),
+        (r"\boxed{1 1/2}", r"\frac{3}{2}"),
+        (r"\boxed{1\frac{1}{2}}", "1.5"),
+        ("#### 3/2", "1 1/2"),
+        ("It took 1 1/2 hours.", "1.5"),
+        ("1/2", "0.5"),
+        (r"90^\circ", "90"),
+        (r"\boxed{90^{\circ}}", "90"),
+        ("#### 90°", "90"),
+        (r"\$5.00", "5"),
+        ("It costs $5 for 3, so $15.", "15"),
+        ("1{,}234", "1234"),
+        (r"1\,234", "1234"),
+        (r"1,\!234", "1234"),
+        (r"\boxed{1\,234\,567}", "1234567"),
+        # A percentage is its number and its share: both are written where a percentage is asked for.
+        ("#### 72%", "72"),
+        (r"#### 72\%", "72"),
+        ("#### 72", "72%"),
+        ("#### 72%", "0.72"),
+        ("#### 0.72", "72%"),
+    ],
+)
+def test_numbers_score_however_people_write_them(response, answer):
+    assert math_verify_reward(response=response, answer=answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("#### 0.72%", "72%"),
+        ("#### 72%", "7200"),
+        ("5–7", "-7"),  # a range
+        ("#### 1 2/2", "2"),
+        ("#### 1 1/2", "5.5"),  # not 11/2
+        (r"1\,23", "123"),
+        ("#### 1e3", "3"),
+        ("#### 1e99999999999", "4"),
+    ],
+)
+def test_other_numbers_do_not(response, answer):
+    assert math_verify_reward(response=response, answer=answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"\boxed{" + "{" * 40 + "x" + "}" * 40 + "}", "y"),
+        (r"\boxed{x^{999}=1}", "x=1"),
+    ],
+)
+def test_text_on_which_the_library_never_ends_scores_nothing_and_the_next_one_is_read(
+    response, answer, monkeypatch, caplog
+):
+    quick = Guarded(math_verify._library.target, cpu_s=0.5)
+    monkeypatch.setattr(math_verify, "_library", quick)
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert math_verify_reward(response=response, answer=answer) == 0.0
+            assert math_verify_reward(response="#### y + x", answer="x+y") == 1.0
+    finally:
+        quick.close()

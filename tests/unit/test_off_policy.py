@@ -509,3 +509,19 @@ def test_experience_of_an_answer_with_a_hole_by_hand():
     assert_close(made.batch.data["returns"], expected + values)
     assert made.stats["kl_ref/per_sequence"] == pytest.approx(2.0)
     assert made.stats["response_length/mean"] == 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("key", [PROX, "packed_logprobs", "packed_ref_logprobs"])
+def test_log_probs_that_are_no_numbers_take_no_step(key, bad):
+    model, data = actor(), batch()
+    before = weights_of(model)
+    broken = data.data[key].clone()
+    place = int(answer_mask(data).nonzero()[-1])  # of the last datapoint
+    broken[place] = bad
+    data = SequenceSample(data.meta, {**data.data, key: broken})
+    ppo = interface(use_decoupled_loss=True, correction="cap")
+    with pytest.raises(DataError, match=f"1 answer tokens have a {key} that is no") as error:
+        ppo.train_step(model, data, WHOLE)
+    assert error.value.where == f"datapoints ['{data.ids[-1]}']"
+    assert_close(weights_of(model), before, atol=0, rtol=0)

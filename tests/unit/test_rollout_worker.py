@@ -22,6 +22,7 @@ from realsys.api.errors import (
     DataError,
     KeyNotFound,
     RemoteError,
+    RewardError,
     WaitTimeout,
     WorkerLost,
 )
@@ -231,7 +232,7 @@ def test_a_group_is_the_episodes_of_one_prompt():
 def test_a_failing_episode_ends_the_group_and_closes_its_environments():
     groups = make_groups()
     groups.make_environment.failing = ValueError("no")  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(RewardError, match="environment 'judge' raised ValueError: no"):
         asyncio.run(groups.run(ticket()))
     assert [e.closed for e in groups.make_environment.made] == [1, 1, 1]  # type: ignore[attr-defined]
 
@@ -541,3 +542,22 @@ def test_errors_of_a_group_are_raised_bare():
 
     with pytest.raises(RemoteError, match="refused"):
         asyncio.run(make_groups(agent=Two()).run(ticket()))
+
+
+@pytest.mark.parametrize("reward", [float("inf"), float("nan"), None, "1"])
+def test_a_reward_that_is_no_number_is_told_with_the_record(tmp_path, reward):
+    class Odd(Judge):
+        made: list[Judge] = []  # noqa: RUF012
+
+        async def step(self, action: str) -> Observation:
+            return Observation(reward=reward)
+
+    master = Master(ticket(4))
+    put, lines = run_loop(master, make_groups(make_environment=Odd), tmp_path / "x.jsonl")
+    assert put == []
+    (given_up,) = master.told(GiveUp)
+    assert given_up.unscored
+    assert not given_up.filtered
+    for word in ("environment 'judge' gave", repr(reward), "record 0-4: 'fg'"):
+        assert word in given_up.why
+    assert (lines[0]["outcome"], lines[0]["why"]) == ("unscored", given_up.why)

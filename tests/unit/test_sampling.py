@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.sampling import Sampler, row_seed, sample, uniforms
+from realsys.generation.sampling import Picking, Sampler, SlotSampler, row_seed, sample, uniforms
 
 
 def splitmix_mix(x: int) -> int:  # the reference, in Python's unbounded integers
@@ -126,3 +126,19 @@ def test_stop_tokens_wait_for_min_new_tokens():
     sampler = Sampler(GenerationHyperparameters(greedy=True, min_new_tokens=2), torch.tensor([1]))
     picks = [sampler.pick(logits, torch.zeros(1).double(), t)[0].item() for t in range(3)]
     assert picks == [2, 2, 1]
+
+
+def test_a_token_that_float32_gives_no_probability_has_its_log_prob_all_the_same():
+    """Where what is likely is banned: both samplers, alone and beside a row without a ban."""
+    logits = torch.tensor([[400.0, 0.0, -50.0], [1.0, 2.0, 3.0]])
+    gconfig = GenerationHyperparameters(max_new_tokens=4, min_new_tokens=4, greedy=True)
+    sampler = Sampler(gconfig, torch.tensor([0]))
+    token, expected = sampler.pick(logits[:1], torch.tensor([0.5], dtype=torch.float64), 0)
+    assert (token.item(), expected.item()) == (1, -400.0)
+    for rows, others in ((1, []), (2, [Picking.of(gconfig)]), (2, [Picking(0.5, False, 0, 1.0)])):
+        slots = SlotSampler(torch.device("cpu"))
+        for slot, picking in enumerate([Picking.of(gconfig), *others]):
+            slots.add(slot, picking, seed=slot, position=0)
+        token, logprob = slots.pick(logits[:rows], banned=torch.tensor([[0, 0]]))
+        assert (token[0].item(), logprob[0].item()) == (1, -400.0)
+        assert logprob.isfinite().all()

@@ -201,3 +201,24 @@ def test_cutting_64_ids_with_10_keys_takes_milliseconds():
         whole.unpack()
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.05  # about 5 ms on an idle core
+
+
+@pytest.mark.parametrize("lengths", [[None], [[None]], [["2"]], [[1.5]], None])
+def test_lengths_that_are_no_numbers_are_refused_with_their_key(lengths):
+    with pytest.raises(DataError, match="lengths of 'x' are no whole numbers"):
+        SequenceSample.from_tensors(["a"], {"x": lengths}, {"x": torch.zeros(2)})
+
+
+def test_negative_lengths_are_refused_with_their_id():
+    """3 and -1 add up to the two rows that there are."""
+    with pytest.raises(DataError, match=r"'x' has lengths \[3, -1\] for id 'b'"):
+        SequenceSample.from_tensors(["a", "b"], {"x": [[0], [3, -1]]}, {"x": torch.zeros(2)})
+
+
+@pytest.mark.parametrize("x", [None, [1.0, 2.0], 2.0])
+def test_what_is_no_tensor_is_refused(x):
+    with pytest.raises(DataError, match="where a tensor belongs"):
+        SequenceSample.from_tensors(["a"], {"x": [[2]]}, {"x": x})
+    meta = SequenceSample.from_tensors(["a"], {"x": [[2]]}, {"x": torch.zeros(2)}).meta
+    with pytest.raises(DataError, match="where a tensor belongs"):
+        SequenceSample.from_meta(meta, {"x": x})

@@ -82,3 +82,14 @@ def test_settings_that_make_no_sense_are_refused():
         clipped_value_loss(x, x, x, x, eps_clip=0.0)
     with pytest.raises(DataError, match=r"returns has shape \(2, 1\)"):
         clipped_value_loss(x, x, x[:, None], x, eps_clip=None)
+
+
+def test_rounding_is_no_clipping():
+    """old + (new - old) is not new in float32 where the two differ in size."""
+    torch.manual_seed(0)
+    old = 0.01 * torch.randn(500)
+    new, returns = 0.1 * torch.randn(500).clamp(-1, 1), torch.randn(500)
+    every = torch.ones(500)
+    loss, figures = clipped_value_loss(new, old, returns, every, eps_clip=0.2)
+    assert figures["clip_fraction"].sum() == 0
+    assert torch.equal(loss, clipped_value_loss(new, old, returns, every, eps_clip=None)[0])

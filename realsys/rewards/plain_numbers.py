@@ -1,0 +1,111 @@
+"""Numbers as people and models write them, in text and in LaTeX, as exact values (pure).
+
+``1,234.50``, ``$18.``, ``\\$5.00``, ``1{,}234``, ``1\\,234``, ``–5``, ``1e3``, ``1.5 \\times 10^3``,
+``1 1/2``, ``72%``, ``90^\\circ``, each also in ``**bold**`` or `` `code` ``. A fraction alone (``166/2``)
+is not among them: whether it is worked out is not ours to say.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?"
+_NUMBER = re.compile(rf"([-+]?)(?=[\d.])({_DECIMAL})(?:[eE]([-+]?\d{{1,3}}))?")
+_SCIENTIFIC = re.compile(
+    rf"([-+]?)(?=[\d.])({_DECIMAL})\s*(?:\\times|\\cdot|[×·*])\s*10\s*(?:\^|\*\*)\s*"
+    r"(?:\{\s*([-+]?\d{1,3})\s*\}|(\d|[-+]\d))"
+)
+_MIXED = re.compile(
+    r"([-+]?)(\d{1,9})\s*(?:\s(\d{1,9})\s*/\s*(\d{1,9})|\\[dt]?frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\})"
+)
+# In prose: of ``it took 1 1/2 hours`` that, of ``5-7`` both, of ``1e3`` the thousand.
+NUMBERS = re.compile(
+    r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?![\w.]))?(?:(?:\s\d+)?/\d+(?![\d/.]))?%?"
+)
+_MINUS = re.compile(r"(?<![\w)\]}])[\u2012\u2013\u2014]\s*(?=[\d.$\\])")
+_SPACED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|~|[\u00a0\u2007\u2009\u202f])(?=\d{3}(?!\d))")
+_DOLLAR = re.compile(r"\\\$\s*(?=[-+]?[\d.])")
+_PRICE = re.compile(r"\$\s?(?=\d)")
+_PRICES = re.compile(r"[^$]*(?:\$\s?\d[\d,.]*(?=[\s,.;:!?)*]|$)[^$]*)+")
+_EMPHASIS = re.compile(r"(\*\*|__|\*|`+)(?=\S)([^*`]+?)(?<=\S)\1")
+_DEGREES = re.compile(r"([-+]?[\d.,]+)\s*(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degrees?)\s*\.?")
+
+
+@dataclass(frozen=True)
+class PlainNumber:
+    """A value; ``is_percent``: of ``72%`` it is 72."""
+
+    value: Fraction
+    is_percent: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Without a fraction."""
+        return self.value.denominator == 1
+
+    def equals(self, other: PlainNumber) -> bool:
+        """Equal values. A percentage is equal to its number and to its share: 72% to 72 and to 0.72.
+
+        Questions that ask "what percentage" are answered in both ways, and their data sets too.
+        """
+        if self.is_percent == other.is_percent:
+            return self.value == other.value
+        percent, bare = (self, other) if self.is_percent else (other, self)
+        return bare.value in (percent.value, percent.value / 100)
+
+
+def plain_number(text: str) -> PlainNumber | None:
+    """The one number that ``text`` is, after ``tidy``; None if it is anything else."""
+    text = text.strip().removesuffix(".").strip("$ ")
+    is_percent = text.endswith("%")
+    text = text.removesuffix("%").rstrip()
+    value = _value(text)
+    return None if value is None else PlainNumber(value, is_percent)
+
+
+def as_fraction(text: str) -> str:
+    """``3/2`` for the mixed number ``1 1/2``, which a reader of LaTeX takes for 1 · 1/2; else ``text``."""
+    if not _MIXED.fullmatch(text) or (value := _value(text)) is None:
+        return text
+    return f"{value.numerator}/{value.denominator}"
+
+
+def _value(text: str) -> Fraction | None:
+    if not any(c.isdigit() for c in text):
+        return None
+    if found := _NUMBER.fullmatch(text):
+        sign, digits, exponent = found.groups()
+        return _scaled(sign, digits, exponent or "0")
+    if found := _SCIENTIFIC.fullmatch(text):
+        sign, digits, in_braces, bare = found.groups()
+        return _scaled(sign, digits, in_braces or bare)
+    if found := _MIXED.fullmatch(text):
+        sign, whole, *parts = found.groups()
+        above, below = (int(part) for part in parts if part is not None)
+        if not 0 < above < below:  # 1 2/2 is not worked out
+            return None
+        value = int(whole) + Fraction(above, below)
+        return -value if sign == "-" else value
+    return None
+
+
+def _scaled(sign: str, digits: str, exponent: str) -> Fraction:
+    value = Fraction(Decimal(digits.replace(",", ""))) * Fraction(10) ** int(exponent)
+    return -value if sign == "-" else value
+
+
+def tidy(text: str) -> str:
+    """``text`` with its numbers spelt plainly; what they mean does not change."""
+    text = text.strip().replace("\u2212", "-").replace("\\%", "%")
+    text = _MINUS.sub("-", text)
+    text = _SPACED.sub("", text)
+    text = _DOLLAR.sub("", text)
+    text = _EMPHASIS.sub(r"\2", text)
+    if _PRICES.fullmatch(text):  # no LaTeX, but sums of money
+        text = _PRICE.sub("", text)
+    if found := _DEGREES.fullmatch(text.strip("$ ")):
+        text = found[1]
+    return text.strip()

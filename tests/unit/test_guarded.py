@@ -1,0 +1,141 @@
+"""A function behind limits: whatever it does, the caller gets an answer, the next call a fresh process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from realsys.api.errors import ClusterError
+from realsys.rewards.guarded import CPU_TIME, DIED, MEMORY, RAISED, WALL_TIME, CallFailed, Guarded
+
+FUNCTIONS = """
+import os, signal, time
+
+def act(what, number=0):
+    if what == "add":
+        return number + 1
+    if what == "spin":
+        while True:
+            pass
+    if what == "count":
+        return 9 ** 9 ** 9 ** 9  # one operation of the interpreter: no signal handler of Python's would run
+    if what == "sleep":
+        time.sleep(3600)
+    if what == "hoard":
+        return len(bytearray(1 << 40))
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "leave":
+        raise SystemExit(3)
+    if what == "print":
+        print("not a reply", flush=True)
+        return "said"
+    if what == "whoami":
+        return [os.getpid(), os.getppid()]
+    if what == "environment":
+        return sorted(os.environ)
+    raise ValueError(f"no {what}")
+"""
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    (tmp_path / "acting.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = Guarded("acting:act", cpu_s=0.2, wall_s=1.0, memory_bytes=512 << 20)
+    yield made
+    made.close()
+
+
+def test_results_come_back(guarded: Guarded) -> None:
+    assert guarded.call(what="add", number=1) == 2
+    assert guarded.call(what="print") == "said"
+    first, second = guarded.call(what="whoami"), guarded.call(what="whoami")
+    assert first == second, "one process for all calls that go well"
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("spin", CPU_TIME),
+        ("count", CPU_TIME),
+        ("sleep", WALL_TIME),
+        ("hoard", MEMORY),
+        ("die", DIED),
+        ("leave", RAISED),
+        ("unknown", RAISED),
+    ],
+)
+def test_a_call_that_fails_says_why_and_the_next_one_works(
+    guarded: Guarded, what: str, why: str
+) -> None:
+    with pytest.raises(CallFailed) as caught:
+        guarded.call(what=what)
+    assert caught.value.why == why
+    assert caught.value.text
+    assert guarded.call(what="add", number=41) == 42
+
+
+def test_it_is_called_from_many_threads(guarded: Guarded) -> None:
+    found: dict[int, int] = {}
+
+    def ask(number: int) -> None:
+        found[number] = guarded.call(what="add", number=number)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: i + 1 for i in range(8)}
+
+
+def test_no_secret_goes_there(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert "WANDB_API_KEY" not in guarded.call(what="environment")
+
+
+def test_a_function_that_is_not_there_is_named(guarded: Guarded) -> None:
+    for target in ("acting:nothing", "no_such_module:act"):
+        with pytest.raises(ClusterError, match=r"nothing|no_such_module"):
+            Guarded(target, cpu_s=1.0).call()
+
+
+def test_it_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    (tmp_path / "acting.py").write_text(FUNCTIONS)
+    script = """
+        import os, signal, sys
+        sys.path.insert(0, sys.argv[1])
+        from realsys.rewards.guarded import Guarded
+        guarded = Guarded("acting:act", cpu_s=5.0)
+        print(*guarded.call(what="whoami"), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    while any(map(_is_running, pids)):  # the test's own time limit ends this
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    """Not gone and not a zombie, which somebody else has to collect."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z" and os.path.exists(f"/proc/{pid}")
