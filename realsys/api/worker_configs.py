@@ -187,8 +187,8 @@ class RolloutWorker:
     Attributes:
         tokenizer_path: Hugging Face directory of the policy: tokenizer and tokens that end an answer.
         new_tokens_per_chunk: most new tokens of one request; None: one request an answer.
-        rollout_request_timeout: seconds for one answer, all its requests and retries included; one
-            request gets half of what is left, so that another server can be tried.
+        rollout_request_timeout: seconds for one answer, all its requests and retries included. A server
+            that is well may use all of them; one that is not is left after half of what is left.
         env, agent: registered names, made with ``env_args`` and ``agent_args``.
         gconfig: of each answer; ``n`` is ``group_size``.
         max_concurrent_rollouts: prompts that are worked on at a time.

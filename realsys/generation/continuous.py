@@ -24,7 +24,7 @@ from realsys.api.errors import DataError, InternalError
 from realsys.generation.decoder import LARGEST_GRANULE, FastForward, fast_path_obstacle, rounded
 from realsys.generation.generic_slots import GenericSlots
 from realsys.generation.requests import GenerationOutput, GenerationRequest
-from realsys.generation.row import WHERE, Row, check_request
+from realsys.generation.row import WHERE, Rooms, Row, check_request, within
 from realsys.generation.sampling import Picking, SlotSampler
 from realsys.generation.slots import FastSlots, Slots
 from realsys.generation.stop_texts import StopTexts
@@ -118,13 +118,15 @@ class ContinuousEngine:
     def submit(self, request: GenerationRequest) -> None:
         """Puts a request behind those that wait. It gets its first token in a later ``step``.
 
-        ``min_new_tokens``, as ``max_new_tokens``, counts from here.
+        ``min_new_tokens``, as ``max_new_tokens``, counts from here. Where the model or ``max_tokens`` has
+        room for fewer than ``max_new_tokens``, the answer ends there, for its length.
 
         Raises:
-            DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, more
-                tokens than the model or ``max_tokens`` has room for, stop texts without a tokenizer.
+            DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, no
+                room for a single token, stop texts without a tokenizer.
         """
         self._check(request)
+        request = within(request, self.rooms)
         stops = StopTexts(request.stop_texts, self.tokenizer) if request.stop_texts else None
         row = Row(
             request=request,
@@ -227,6 +229,12 @@ class ContinuousEngine:
         self.slots.forget_prefixes()
 
     # ---- counters -----------------------------------------------------------------------------
+
+    @property
+    def rooms(self) -> Rooms:
+        """What bounds prompt and answer together."""
+        limit = getattr(self.module.config, "max_position_embeddings", None)
+        return (("max_position_embeddings", limit), ("max_tokens", self.max_tokens))
 
     @property
     def num_running(self) -> int:
@@ -350,9 +358,7 @@ class ContinuousEngine:
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:
-        limit = getattr(self.module.config, "max_position_embeddings", None)
-        rooms = (("max_position_embeddings", limit), ("max_tokens", self.max_tokens))
-        check_request(request, vocabulary=self._vocabulary, rooms=rooms)
+        check_request(request, vocabulary=self._vocabulary, rooms=self.rooms)
         where = f"{WHERE} {request.rid}"
         if request.rid in self._rows:
             raise DataError(

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
+from msgspec import structs
+
 from realsys.api.errors import ConfigError, DataError, RealsysError
 from realsys.api.progress import tick
 from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
@@ -24,7 +26,7 @@ from realsys.serving.api import (
     WeightsTaken,
 )
 from realsys.serving.child import START_TIMEOUT_S, ChildServer
-from realsys.serving.engines import Answer, Counters
+from realsys.serving.engines import Answer, Counters, full_answer
 from realsys.serving.http_session import HttpSession
 
 # Our own callers have deadlines of their own, and hang up: this only keeps a wait from being endless.
@@ -47,6 +49,7 @@ class FrontedEngine(abc.ABC):
 
     kind = ""
     length_option = ""  # of its command line: tokens of prompt and answer together
+    positions_kept_back = 0  # of the model's, that it gives to no request
 
     def __init__(self, *, model_path: str, backend_args: Mapping[str, Any], version: int) -> None:
         self.counters = Counters()
@@ -110,7 +113,12 @@ class FrontedEngine(abc.ABC):
             raise DataError(
                 f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
             )
-        self._check_length(request)
+        if self._max_positions:
+            left = self._max_positions - self.positions_kept_back - len(request.input_ids)
+            if left < 1:
+                yield full_answer(request)
+                return
+            request = within_room(request, left)
         self._open[request.rid] = len(request.input_ids)
         finished = False
         try:
@@ -127,17 +135,6 @@ class FrontedEngine(abc.ABC):
                 with suppress(RealsysError):
                     await self._abort(request.rid, every=False)
             del self._open[request.rid]
-
-    def _check_length(self, request: GenerateRequest) -> None:
-        """Here, because vLLM would answer with fewer tokens than it was asked for."""
-        prompt, new = len(request.input_ids), request.sampling.max_new_tokens
-        if self._max_positions and prompt + new > self._max_positions:
-            raise DataError(
-                f"a prompt of {prompt} tokens and max_new_tokens={new} do not fit the "
-                f"{self._max_positions} positions of the model",
-                where="/generate",
-                fix="ask for fewer",
-            )
 
     async def abort(self, rid: str, *, every: bool = False) -> None:
         if every or rid in self._open:
@@ -228,6 +225,16 @@ def check_fits(path: str, model_path: str) -> int:
     if not found.keys() & expected.keys():
         raise DataError("no weight of the model is there", where=path, fix="give its folder")
     return sum(file.stat().st_size for file in set(weight_files(path).values()))
+
+
+def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
+    """``request`` for at most ``left`` tokens: children differ in what they do with more."""
+    sampling = request.sampling
+    if sampling.max_new_tokens <= left:
+        return request
+    least = min(sampling.min_new_tokens, left)
+    clipped = structs.replace(sampling, max_new_tokens=left, min_new_tokens=least)
+    return structs.replace(request, sampling=clipped)
 
 
 async def _tick_along() -> None:

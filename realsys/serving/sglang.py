@@ -36,6 +36,7 @@ class SGLangEngine(FrontedEngine):
 
     kind = "sglang"
     length_option = "context_length"
+    positions_kept_back = 8  # a prompt of context_length - 6 tokens is refused already
 
     def __init__(
         self,

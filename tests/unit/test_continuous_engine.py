@@ -123,12 +123,13 @@ def test_max_tokens_bounds_the_rectangle_of_the_cache(module):
         engine.submit(request_of(rid, max_new_tokens=7))  # ten cells each
     engine.step()
     assert engine.num_running == 3
-    with pytest.raises(DataError, match=r"max_new_tokens=28 do not fit max_tokens=30"):
-        engine.submit(request_of("e", max_new_tokens=28))
-    engine.submit(request_of("long", max_new_tokens=27))
+    with pytest.raises(DataError, match=r"30 tokens leaves no room for an answer in max_tokens=30"):
+        engine.submit(request_of("e", prompt=(5,) * 30, max_new_tokens=1))
+    engine.submit(request_of("long", max_new_tokens=28))  # one more than there is room for
     outputs = finished(engine)
     assert {len(outputs[rid].tokens) for rid in "abcd"} == {7}
     assert len(outputs["long"].tokens) == 27
+    assert outputs["long"].finish == "length"
 
 
 def test_answers_end_with_any_of_their_stop_tokens(module):
@@ -327,7 +328,7 @@ def test_an_answer_that_is_gone_on_with_is_not_read_again():
         (request_of("x", ()), "no tokens"),
         (request_of("x", (1, 40)), "token 40 is not one of the model's 40"),
         (request_of("x", (-1,)), "token -1"),
-        (request_of("x", max_new_tokens=126), "max_position_embeddings=128"),
+        (request_of("x", (5,) * 128), "no room for an answer in max_position_embeddings=128"),
         (request_of("x", position=4), "position 4 with a prompt of 3"),
         (request_of("x", stop_texts=["."]), "no tokenizer"),
         (request_of("here"), "a request of this rid already"),
