@@ -35,6 +35,7 @@ CONTROL_S = 60.0
 UPDATE_S = 1800.0
 GOODBYE_S = 5.0
 _TICK_S = 5.0
+_LOOK_S = 2.0  # between two questions whether a child that has requests gets on
 _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
 
 
@@ -61,8 +62,11 @@ class FrontedEngine(abc.ABC):
         )
         self._open: dict[str, int] = {}  # rid → tokens of its prompt and its answer so far
         self._paused: PauseMode | None = None
+        self._stands = False  # paused, or taking weights
         self._child: ChildServer
-        self._http: HttpSession
+        self._http: HttpSession  # for answers, which last: any number at a time
+        self._control: HttpSession  # for all else
+        self._watching: asyncio.Task[None] | None = None
 
     # ---- of each server ---------------------------------------------------------------------
 
@@ -92,17 +96,26 @@ class FrontedEngine(abc.ABC):
     @abc.abstractmethod
     async def _healthy(self) -> bool: ...
 
+    @abc.abstractmethod
+    async def _gets_on(self) -> bool:
+        """Whether it did anything since the last call; asked while it has requests."""
+
     # ---- ServedEngine -----------------------------------------------------------------------
 
     async def start(self) -> None:
         timeout_s = float(self._ours.get("start_timeout_s", START_TIMEOUT_S))
         await self._child.start(self._healthy, timeout_s=timeout_s)
         await self._name_version(self._version)
+        self._watching = asyncio.create_task(self._watch(), name=f"progress of {self.kind}")
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         with suppress(RealsysError, TimeoutError):
             await asyncio.wait_for(self._abort("", every=True), GOODBYE_S)
         await self._http.close()
+        await self._control.close()
         await self._child.close()
 
     async def ended(self) -> None:
@@ -136,17 +149,32 @@ class FrontedEngine(abc.ABC):
                     await self._abort(request.rid, every=False)
             del self._open[request.rid]
 
+    async def _watch(self) -> None:
+        """Moves ``progress`` while the child works: answers come whole, and the first may take long."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._open and not self._stands:
+                with suppress(RealsysError):
+                    self.counters.progress += await self._gets_on()
+
     async def abort(self, rid: str, *, every: bool = False) -> None:
         if every or rid in self._open:
             await self._abort(rid, every=every)
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._pause(mode)
+        self._stands = True
+        try:
+            await self._pause(mode)
+        except BaseException:  # it may have heard us all the same
+            with suppress(RealsysError):
+                await asyncio.shield(self._resume())
+            self._stands = self._paused is not None
+            raise
         self._paused = mode
 
     async def resume(self) -> None:
         await self._resume()
-        self._paused = None
+        self._paused, self._stands = None, False
 
     async def update_weights(self, source: WeightSource) -> WeightsTaken:
         if not source.path:
@@ -160,16 +188,18 @@ class FrontedEngine(abc.ABC):
         keep = self._ours.get("kv_on_update") == "keep"
         mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
         began_s = time.perf_counter()
-        if self._paused is None:
-            await self._pause(mode)
         ticking = asyncio.create_task(_tick_along(), name="reading weights")
+        self._stands = True
         try:
+            if self._paused is None:
+                await self._pause(mode)
             await self._load(source.path, source.version, keep_caches=mode is PauseMode.IN_PLACE)
             self._version = source.version
         finally:
             ticking.cancel()
-            if self._paused is None:
+            if self._paused is None:  # also after a pause that failed: it may have heard us
                 await asyncio.shield(self._resume())
+                self._stands = False
         seconds = time.perf_counter() - began_s
         taken = WeightsTaken(
             version=source.version, seconds=seconds, paused_s=seconds, num_bytes=num_bytes
