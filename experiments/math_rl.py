@@ -302,6 +302,7 @@ class MathRLExperiment(Experiment):
             held_out=self._held_out,
             reward=self.reward,
             gen=self.ppo.gen,
+            mb_spec=MicroBatchSpec(max_tokens_per_mb=self.actor.max_tokens_per_mb),
         )
         return (evaluator,)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.model import (
     DatasetAbstraction,
@@ -307,6 +308,7 @@ class Evaluator:
         reward: registered rule; an answer that it scores above 0.5 is right.
         gconfig: of the answers; accuracy is that of greedy ones.
         n: answers a question for pass@1 … pass@n, sampled as ``gconfig`` says; 1: none.
+        mb_spec: its tokens bound how many answers are decoded together, as in training.
         max_tries: of a checkpoint; then it is noted as failed, and the run goes on.
     """
 
@@ -320,6 +322,7 @@ class Evaluator:
     )
     n: int = option(1, "answers a question for pass@k", ge=1)
     batch_size: int = option(128, "questions at a time", ge=1)
+    mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
     num_threads: int | None = None
     poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
     max_tries: int = option(3, "of a checkpoint", ge=1)

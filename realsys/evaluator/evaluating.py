@@ -101,7 +101,9 @@ def _figures(
             before_batch()
             yield batch
 
-    found = evaluate_math(model, announced(), gen=config.gconfig, reward=config.reward)
+    found = evaluate_math(
+        model, announced(), gen=config.gconfig, reward=config.reward, mb_spec=config.mb_spec
+    )
     found.pop("samples")
     if config.n > 1:
         correct = [c for batch in announced() for c in _num_correct(model, batch, config)]
@@ -115,7 +117,9 @@ def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list
         registry.find_reward(config.reward),
         replace(config.gconfig, n=config.n, greedy=False),
     )
-    answers = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=sampled)
+    answers = model.module.generate(
+        batch, tokenizer=model.tokenizer, gconfig=sampled, mb_spec=config.mb_spec
+    )
     texts = answer_texts(answers, model.tokenizer)  # of one question after another
     return [
         sum(rule(response=next(texts), answer=known) > CORRECT_ABOVE for _ in range(config.n))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters, Model
 from realsys.api.registry import find_reward
 from realsys.backends.data_parallel import DataParallel
@@ -25,17 +26,21 @@ def evaluate_math(
     *,
     gen: GenerationHyperparameters,
     reward: str,
+    mb_spec: MicroBatchSpec,
 ) -> dict[str, Any]:
     """``accuracy``, ``num_problems``, ``response_length/mean`` over all ranks, and ``samples``.
 
     ``samples`` are this rank's first records, with prompt and response as text. Every rank needs
-    at least one batch: the first one may gather sharded weights.
+    at least one batch: the first one may gather sharded weights. No more rows are decoded at a time than
+    ``mb_spec`` has tokens for: the answers don't depend on it.
     """
     rule, greedy = find_reward(reward), replace(gen, n=1, greedy=True)
     num_correct = num_tokens = num_problems = 0
     samples: list[dict[str, Any]] = []
     for batch in eval_batches:
-        sample = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=greedy)
+        sample = model.module.generate(
+            batch, tokenizer=model.tokenizer, gconfig=greedy, mb_spec=mb_spec
+        )
         responses = list(answer_texts(sample, model.tokenizer))
         for prompt, response, answer in zip(
             _prompts(batch, model.tokenizer), responses, known_answers(batch), strict=True
