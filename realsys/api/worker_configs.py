@@ -197,6 +197,7 @@ class RolloutWorker:
             0.99 leave out what is all wrong or all right); None: no bound.
         dump_texts: groups for each version of the weights whose texts are written to ``rollouts``.
         dump: keep the tensors of all that was delivered, for a replay.
+        dump_limit_gib: of this worker's dump, over all attempts; what comes later is not kept. None: no end.
     """
 
     base_seed: int = 1
@@ -215,6 +216,7 @@ class RolloutWorker:
     success_rate_ub: float | None = None
     dump_texts: int = option(2, "groups a version whose texts are kept", ge=0)
     dump: bool = False
+    dump_limit_gib: float | None = option(None, "largest dump of a run", unit="GiB", gt=0)
     datasets: tuple[DatasetAbstraction, ...] = ()
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
