@@ -197,7 +197,7 @@ class RolloutWorker:
             0.99 leave out what is all wrong or all right); None: no bound.
         dump_texts: groups for each version of the weights whose texts are written to ``rollouts``.
         dump: keep the tensors of all that was delivered, for a replay.
-        dump_limit_gib: of this worker's dump, over all attempts; what comes later is not kept. None: no end.
+        dump_limit_gib: of this worker's dump in all attempts; what comes later is not kept. None: any size.
     """
 
     base_seed: int = 1

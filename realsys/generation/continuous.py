@@ -66,6 +66,8 @@ class ContinuousEngine:
         version: of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
+        read_tokens: new texts are read up to so many tokens a step, or one of them; who waits for that
+            does not hold up those that run. None: all at once, which is quickest to the last answer.
         keep_answers: also remember answers that ended for their length: they may be gone on with.
     """
 
@@ -81,12 +83,14 @@ class ContinuousEngine:
         version: int = 0,
         quantize: Literal["none", "int8", "fp8"] = "none",
         prefix_bytes: int = 1 << 28,
+        read_tokens: int | None = None,
         keep_answers: bool = True,
     ) -> None:
         self.module: Any = module
         self.device = next(module.parameters()).device
         self.version = version
         self.max_running, self.max_tokens = max_running, max_tokens
+        self.read_tokens = read_tokens
         self.tokenizer, self.keep_answers = tokenizer, keep_answers
         self._eos = frozenset(eos_token_ids)
         self._vocabulary: int = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -257,12 +261,19 @@ class ContinuousEngine:
         """Those that run from now on, taken from the front: nobody overtakes."""
         if not self._waiting:
             return []
-        admitted = []
+        admitted: list[Row] = []
+        to_read = 0
+        read: set[tuple[int, ...]] = set()  # equal texts are read once
         longest = max((row.most for row in self._running.values()), default=0)
         while self._waiting and self._free:
             longest = max(longest, self._waiting[0].most)
             if self.max_tokens and (len(self._running) + 1) * longest > self.max_tokens:
                 break
+            if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
+                to_read += self.slots.num_new(text)
+                if admitted and to_read > self.read_tokens:
+                    break
+                read.add(text)
             row = self._waiting.popleft()
             row.slot, row.version = heapq.heappop(self._free), self.version
             self._running[row.slot] = row

@@ -245,6 +245,8 @@ class EmbeddedEngine:
             tokenizer=self._tokenizer,
             version=self._version,
             quantize=self.settings.quantize,
+            prefix_bytes=self.settings.prefix_bytes,
+            read_tokens=self.settings.read_tokens,
         )
 
     def _step_made(self, outputs: list[GenerationOutput]) -> None:

@@ -376,3 +376,53 @@ def test_weights_of_eight_bits_change_logprobs_a_little(kind, mean, most):
     assert max(off) < most
     with pytest.raises(DataError, match="fast path"):
         ContinuousEngine(gpt2(), quantize=kind)
+
+
+def test_texts_are_read_a_bounded_part_a_step_and_those_that_run_go_on(module):
+    """After new weights all running texts were read anew in one step: no token came, for minutes."""
+    engine = ContinuousEngine(module, read_tokens=9, prefix_bytes=0)
+    for i, rid in enumerate("abcd"):
+        engine.submit(request_of(rid, (5, 6, 7 + i), max_new_tokens=9))
+    assert [o.rid for o in engine.step()] == ["a", "b", "c"], "three tokens each"
+    assert [o.rid for o in engine.step()] == ["a", "b", "c", "d"]
+    engine.set_version(1)
+    lengths = []
+    while engine.num_waiting:
+        lengths.append([len(o.tokens) for o in engine.step()])
+    # Five tokens of a, five of b, five of c, four of d: one, as two are ten; then c and d.
+    assert lengths == [[3], [4, 3], [5, 4, 3, 2]]
+    slow = finished(engine)
+    whole = ContinuousEngine(module, prefix_bytes=0)
+    for i, rid in enumerate("abcd"):
+        whole.submit(request_of(rid, (5, 6, 7 + i), max_new_tokens=9))
+    assert {rid: o.tokens for rid, o in finished(whole).items()} == {
+        rid: o.tokens for rid, o in slow.items()
+    }
+
+
+def test_equal_texts_and_known_beginnings_cost_nothing_of_the_bound():
+    engine = ContinuousEngine(llama(), read_tokens=4)
+    for i in range(5):
+        engine.submit(request_of(str(i), seed=i, max_new_tokens=2))
+    assert len(engine.step()) == 5
+    finished(engine)
+    engine.submit(request_of("one more", (5, 6, 7, 8)))
+    engine.submit(request_of("and more", (5, 6, 7, 9)))
+    assert len(engine.step()) == 2
+
+
+def test_prefixes_hold_no_more_memory_than_their_bound():
+    """Those read together were views of one piece of memory: one of them kept it whole."""
+    most = 40_000
+    engine = ContinuousEngine(llama(), max_running=6, prefix_bytes=most)
+    for turn in range(4):
+        for i in range(6):
+            engine.submit(request_of(f"{turn} {i}", (turn, i, *range(2, 9)), max_new_tokens=4))
+        engine.submit(request_of(f"back {turn}", (0, 3, *range(2, 9)), max_new_tokens=2))
+        finished(engine)
+    prefixes = engine.slots.prefixes
+    kept = [entry.kept for entry in prefixes._entries.values()]
+    tensors = [x for k in kept for x in (*k.tensors, *([] if k.logits is None else [k.logits]))]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    assert len(kept) > 3
+    assert sum(storages.values()) == prefixes.num_bytes <= most
