@@ -22,7 +22,7 @@ from realsys.generation.sampling import row_seed
 from realsys.rollout_worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
 from realsys.rollout_worker.peers import Peer
 from realsys.rollout_worker.servers import ServerClients, server_name
-from realsys.serving.api import GenerateRequest, GenerateResult, GenerationClient
+from realsys.serving.api import Finish, GenerateRequest, GenerateResult, GenerationClient
 from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseServer
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,20 @@ class PolicyCaller:
     ) -> None:
         self.worker, self.manager, self.clients = worker, manager, clients
         self.settings = settings
+        self._told_of_room = False
+
+    def came_short(self, server: int, prompt: int, count: int, asked: int) -> None:
+        """An episode's first answer found no room: ``max_new_tokens`` is not the limit. Told once."""
+        if not self._told_of_room:
+            self._told_of_room = True
+            logger.warning(
+                "answers end early: %s had room for %d tokens behind a prompt of %d, not for %d; "
+                "lower ppo.gen.max_new_tokens, or give the server more",
+                server_name(server),
+                count,
+                prompt,
+                asked,
+            )
 
     def ask_for(self, ticket: Ticket, index: int) -> EpisodeAsk:
         """The ``Ask`` of the ticket's episode ``index`` (from 0 in its group)."""
@@ -146,7 +160,11 @@ class _Answering:
             self._count_trouble(error)
             self._former = -1
         else:
-            self._part.take(result, asked=request.sampling.max_new_tokens)
+            is_first = self._is_first and not self._part.tokens
+            asked, count = request.sampling.max_new_tokens, len(result.output_ids)
+            self._part.take(result, asked=asked)
+            if is_first and result.finish is Finish.LENGTH and count < asked:
+                self._caller.came_short(use.server, len(request.input_ids), count, asked)
             self._former, self._refusals = use.server, 0
             self._fruitless = 0 if result.output_ids else self._fruitless + 1
         finally:  # also when this episode is cancelled: the manager counts what a server has

@@ -25,7 +25,7 @@ _TAIL_BYTES = 64 * 1024
 _LONGEST_WORDS = 400
 # How a Python program, or argparse, says why it ends; before it, what loggers and vLLM put there.
 _REASON = re.compile(r"(?:^|[\s)\]])((?:[A-Za-z_][\w.]*(?:Error|Exception)|error): \S.*)$")
-_POINTER = "root cause above"
+_POINTER = "root cause"  # of what only says where to look
 
 # A child is started through this, which ties its life to ours (the generation server's build wires it).
 Guard = Callable[[Sequence[str]], list[str]]

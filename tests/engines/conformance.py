@@ -511,6 +511,22 @@ async def it_says_how_it_does(served: Served, client: HttpGenerationClient) -> N
 
 
 @case
+async def a_full_server_is_well(served: Served, client: HttpGenerationClient) -> None:
+    """Its health check does not wait behind everybody until one of them has ended."""
+    count = (await client.info()).max_running + 2
+    asked = [request(f"full{i}", sampling_seed=i, max_new_tokens=LONG) for i in range(count)]
+    running = [asyncio.create_task(client.generate(r, timeout_s=S)) for r in asked]
+    async with asyncio.timeout(S):
+        while (info := await client.info()).num_running + info.num_waiting < count:
+            await asyncio.sleep(0.05)
+    assert await client.healthy(timeout_s=15)
+    assert not any(task.done() for task in running)
+    await client.abort(every=True)
+    results = await asyncio.gather(*running)
+    assert {result.finish for result in results} == {Finish.ABORT}
+
+
+@case
 async def mistakes_are_told(served: Served, client: HttpGenerationClient) -> None:
     http = served.http()
     good = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}

@@ -463,3 +463,26 @@ def test_a_conversation_that_fills_the_model_gets_an_empty_answer_that_is_cut():
     world.requests.append((0, GenerateRequest(rid="", input_ids=PROMPT)))
     with pytest.raises(RemoteError, match="has the model room for as many and an answer"):
         answer_of(world)
+
+
+def test_a_model_without_room_for_a_first_answer_is_told_once(caplog: pytest.LogCaptureFixture):
+    """An engine's bound below ``max_new_tokens`` was refused; now it cuts, which nobody should miss."""
+
+    class Small(Server):
+        async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
+            return result(5, finish=Finish.LENGTH)
+
+    class Place(World):
+        def client(self, url: str, name: str) -> Server:
+            return Small(self, 0, name)
+
+    async def main() -> None:
+        world = Place(servers=1)
+        first = world.ask()
+        for ask in (first, first._caller.ask_for(TICKET, 1)):
+            assert len((await ask(PROMPT)).tokens) == 5
+
+    asyncio.run(main())
+    told = [r.getMessage() for r in caplog.records if "answers end early" in r.getMessage()]
+    assert len(told) == 1
+    assert "generation_server/0 had room for 5 tokens behind a prompt of 3, not for 30" in told[0]
