@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.options import option
@@ -54,6 +55,7 @@ class EvaluationOptions:
         held_out: DatasetAbstraction,
         reward: str,
         gen: GenerationHyperparameters,
+        mb_spec: MicroBatchSpec,
     ) -> Evaluator:
         """The worker. ``gen`` are the settings of training: its greedy answers are the trainer's own."""
         return Evaluator(
@@ -65,6 +67,7 @@ class EvaluationOptions:
             gconfig=replace(gen, n=1, greedy=True),
             n=self.n,
             batch_size=self.batch_size,
+            mb_spec=mb_spec,
             num_threads=self.cpus,
             poll_s=self.poll_s,
             max_tries=self.max_tries,

@@ -85,6 +85,16 @@ def batch_problems(
             )
 
 
+def held_out_problems(eval_size: int, ranks: int, *, where: str) -> Iterator[ConfigError]:
+    """Data-parallel ranks without a held-out record: each answers a share of them."""
+    if 0 < eval_size < ranks:
+        yield ConfigError(
+            f"{eval_size} held-out records do not give one to each of {ranks} data-parallel ranks",
+            where=f"dataset.eval_size and {where}",
+            fix=f"use {ranks} or more, or 0 for no evaluation",
+        )
+
+
 def following_problems(
     actor: ModelOptions, ref: ModelOptions, default_path: str | None, built_in: ModelShape
 ) -> Iterator[ConfigError]:

@@ -14,7 +14,12 @@ from typing import Any, Self
 
 from experiments.backend_args import backend_of, replica_backend_of
 from experiments.evaluation import EvaluationOptions
-from experiments.layout_checks import batch_problems, following_problems, layout_problems_of
+from experiments.layout_checks import (
+    batch_problems,
+    following_problems,
+    held_out_problems,
+    layout_problems_of,
+)
 from experiments.math_calls import (
     POLICY_KEYS,
     REFERENCE,
@@ -219,6 +224,12 @@ class MathRLExperiment(Experiment):
             n_minibatches=self.ppo.ppo_n_minibatches,
             where="parallel or allocation" if self.allocation else "parallel",
         )
+        if (evaluated := self._allocated.calls.get(self._sampled_by)) is not None:
+            yield from held_out_problems(
+                self.dataset.eval_size,
+                evaluated.topology.data,
+                where="allocation" if self.allocation else "actor.parallel",
+            )
         yield from layout_problems_of(
             self._copies.places,
             {role: getattr(self, role) for role in self._model_roles},
@@ -302,6 +313,7 @@ class MathRLExperiment(Experiment):
             held_out=self._held_out,
             reward=self.reward,
             gen=self.ppo.gen,
+            mb_spec=MicroBatchSpec(max_tokens_per_mb=self.actor.max_tokens_per_mb),
         )
         return (evaluator,)
 

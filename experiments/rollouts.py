@@ -103,6 +103,12 @@ class RolloutOptions:
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"
     )
+    dump_limit_gib: float = option(
+        20.0,
+        "largest dump; rollouts that come later are not kept, and a replay ends there",
+        unit="GiB",
+        gt=0,
+    )
     cpus_per_server: int = option(1, "cores and compute threads of a generation server", ge=1)
     gpus_per_server: float = option(0.0, "GPUs of a generation server", ge=0)
     mem_per_server: int = option(4096, "memory of a generation server", unit="MiB", ge=1)
@@ -206,6 +212,8 @@ class RolloutOptions:
             success_rate_ub=self.success_rate_ub if self.filter_by_success else None,
             datasets=(dataset,),
             dump=self.dump,
+            # Where all texts are kept, rollouts are what the run is for.
+            dump_limit_gib=None if all_texts else self.dump_limit_gib / self.workers,
         )
         return (worker,) * self.workers
 

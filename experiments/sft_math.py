@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.backend_args import backend_of
-from experiments.layout_checks import layout_problems_of
+from experiments.layout_checks import held_out_problems, layout_problems_of
 from experiments.math_files import absolute, dataset_args, dataset_problems, model_problems
 from experiments.placement import RoleModel, place_models
 from realsys.api.allocation import CallAllocation
@@ -113,6 +113,9 @@ class SFTMathExperiment(Experiment):
                 where="dataset.train_bs_n_seqs and model.parallel",
                 fix=f"use a multiple of {self._topo.data}",
             )
+        yield from held_out_problems(
+            self.dataset.eval_size, self._topo.data, where="model.parallel"
+        )
         if self.model.pool is not None:
             yield ConfigError(
                 "this experiment has one model and no pools", where="model.pool", fix="leave it out"

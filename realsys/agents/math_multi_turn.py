@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,19 @@ class MathMultiTurn(Agent):
     async def run(
         self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
     ) -> Trajectory:
-        transcript, reward = Transcript(prompt), 0.0
+        transcript, reward, turns = Transcript(prompt), 0.0, 0
+        info: Mapping[str, float] = {}
         for turn in range(1, self.max_turns + 1):
             answer = await ask(transcript.tokens, None)
+            if turns and answer.is_none:
+                break  # the model is full
+            turns = turn
             transcript.answered(answer)
             observation = await environment.step(said(tokenizer, answer.tokens))
-            reward += observation.reward
+            reward, info = reward + observation.reward, observation.info
             if observation.done or turn == self.max_turns:
                 break  # nobody will read what the environment says now
             last_token = transcript.tokens[-1]
             transcript.observed(next_turn(tokenizer, observation.text, last_token=last_token))
-        stats = {"turns": float(turn), **observation.info}
+        stats = {"turns": float(turns), **info}
         return transcript.trajectory(reward=reward, truncated=not answer.stopped, stats=stats)

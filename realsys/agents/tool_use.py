@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,18 +46,23 @@ class ToolUse(Agent):
     async def run(
         self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
     ) -> Trajectory:
-        transcript, reward = Transcript(prompt), 0.0
+        transcript, reward, turns = Transcript(prompt), 0.0, 0
+        info: Mapping[str, float] = {}
         for turn in range(1, self.max_turns + 1):
             answer = await ask(transcript.tokens, None)
+            kept = len(answer.tokens)
+            if turns and answer.is_none:
+                break  # the model is full
+            turns = turn
             kept = self._up_to_call(answer.tokens, tokenizer)
             transcript.answered(answer, keep=kept)
             observation = await environment.step(said(tokenizer, answer.tokens[:kept]))
-            reward += observation.reward
+            reward, info = reward + observation.reward, observation.info
             if observation.done or turn == self.max_turns:
                 break
             transcript.observed(inline(tokenizer, observation.text))
         truncated = kept < len(answer.tokens) or not answer.stopped
-        stats = {"turns": float(turn), **observation.info}
+        stats = {"turns": float(turns), **info}
         return transcript.trajectory(reward=reward, truncated=truncated, stats=stats)
 
     def _up_to_call(self, tokens: Sequence[int], tokenizer: Any) -> int:

@@ -35,12 +35,18 @@ class Transcript:
     def trajectory(
         self, *, reward: float, truncated: bool, stats: Mapping[str, float] | None = None
     ) -> Trajectory:
-        """The episode, ended. ``truncated``: what the policy said last was cut."""
+        """The episode, ended. ``truncated``: what the policy said last was cut.
+
+        What nobody answered is left out: there may have been no room for it in the model.
+        """
+        from_policy = self._from_policy
+        last = next((i for i in reversed(range(len(from_policy))) if from_policy[i]), None)
+        count = len(from_policy) if last is None else last + 1
         return Trajectory(
-            tokens=tuple(self.tokens),
-            from_policy=tuple(self._from_policy),
-            logprobs=tuple(self._logprobs),
-            versions=tuple(self._versions),
+            tokens=tuple(self.tokens[:count]),
+            from_policy=tuple(self._from_policy[:count]),
+            logprobs=tuple(self._logprobs[:count]),
+            versions=tuple(self._versions[:count]),
             reward=reward,
             truncated=truncated,
             stats=dict(stats or {}),

@@ -16,13 +16,19 @@ from typing import Any
 class Answer:
     """What the policy said to a sequence of tokens: one log-prob and one weight version each.
 
-    ``stopped``: by a stop token; else it was cut at the number of tokens that was allowed.
+    ``stopped``: by a stop token; else it was cut at the number of tokens that was allowed, or where the
+    model has no room for more.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     stopped: bool
+
+    @property
+    def is_none(self) -> bool:
+        """The conversation fills the model: nothing can be said to it."""
+        return not self.tokens and not self.stopped
 
 
 # (tokens so far, most new tokens or None for what the run allows) → answer. Chunks, servers, weight

@@ -405,6 +405,9 @@ class PipelinableEngine(abc.ABC):
     def onload(self) -> None:
         """Takes back what ``offload`` moved. Does nothing when nothing was."""
 
+    def drop_copies(self) -> None:
+        """Frees what can be made again: whole weights that were gathered."""
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state for recovery: weights, optimizer. Tensors and plain values only."""
         return {}
@@ -460,8 +463,13 @@ class ModelInterface(abc.ABC):
         """Updates the model on ``data``; returns statistics for the metrics."""
         raise NotImplementedError(f"{type(self).__name__} has no train_step")
 
-    def evaluate(self, model: Model, eval_batches: Iterable[SequenceSample]) -> dict[str, Any]:
-        """Statistics on held-out data; the reserved key ``samples`` holds example records."""
+    def evaluate(
+        self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
+    ) -> dict[str, Any]:
+        """Statistics on held-out data; the reserved key ``samples`` holds example records.
+
+        ``mb_spec`` is that of the role's calls: what fits there fits here.
+        """
         return {}
 
     def save(self, model: Model, save_dir: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.model import (
     DatasetAbstraction,
@@ -187,8 +188,8 @@ class RolloutWorker:
     Attributes:
         tokenizer_path: Hugging Face directory of the policy: tokenizer and tokens that end an answer.
         new_tokens_per_chunk: most new tokens of one request; None: one request an answer.
-        rollout_request_timeout: seconds for one answer, all its requests and retries included; one
-            request gets half of what is left, so that another server can be tried.
+        rollout_request_timeout: seconds for one answer, all its requests and retries included. A server
+            that is well may use all of them; one that is not is left after half of what is left.
         env, agent: registered names, made with ``env_args`` and ``agent_args``.
         gconfig: of each answer; ``n`` is ``group_size``.
         max_concurrent_rollouts: prompts that are worked on at a time.
@@ -196,6 +197,7 @@ class RolloutWorker:
             0.99 leave out what is all wrong or all right); None: no bound.
         dump_texts: groups for each version of the weights whose texts are written to ``rollouts``.
         dump: keep the tensors of all that was delivered, for a replay.
+        dump_limit_gib: of this worker's dump in all attempts; what comes later is not kept. None: any size.
     """
 
     base_seed: int = 1
@@ -214,6 +216,7 @@ class RolloutWorker:
     success_rate_ub: float | None = None
     dump_texts: int = option(2, "groups a version whose texts are kept", ge=0)
     dump: bool = False
+    dump_limit_gib: float | None = option(None, "largest dump of a run", unit="GiB", gt=0)
     datasets: tuple[DatasetAbstraction, ...] = ()
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
@@ -307,6 +310,7 @@ class Evaluator:
         reward: registered rule; an answer that it scores above 0.5 is right.
         gconfig: of the answers; accuracy is that of greedy ones.
         n: answers a question for pass@1 … pass@n, sampled as ``gconfig`` says; 1: none.
+        mb_spec: its tokens bound how many answers are decoded together, as in training.
         max_tries: of a checkpoint; then it is noted as failed, and the run goes on.
     """
 
@@ -320,6 +324,7 @@ class Evaluator:
     )
     n: int = option(1, "answers a question for pass@k", ge=1)
     batch_size: int = option(128, "questions at a time", ge=1)
+    mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
     num_threads: int | None = None
     poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
     max_tries: int = option(3, "of a checkpoint", ge=1)

@@ -101,7 +101,9 @@ def _figures(
             before_batch()
             yield batch
 
-    found = evaluate_math(model, announced(), gen=config.gconfig, reward=config.reward)
+    found = evaluate_math(
+        model, announced(), gen=config.gconfig, reward=config.reward, mb_spec=config.mb_spec
+    )
     found.pop("samples")
     if config.n > 1:
         correct = [c for batch in announced() for c in _num_correct(model, batch, config)]
@@ -112,7 +114,9 @@ def _figures(
 def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
     """Right ones among ``n`` sampled answers to each question."""
     judge, sampled = Judge(config.reward), replace(config.gconfig, n=config.n, greedy=False)
-    answers = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=sampled)
+    answers = model.module.generate(
+        batch, tokenizer=model.tokenizer, gconfig=sampled, mb_spec=config.mb_spec
+    )
     texts = answer_texts(answers, model.tokenizer)  # of one question after another
     prompts = prompt_texts(batch, model.tokenizer)
     return [

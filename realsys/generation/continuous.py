@@ -24,7 +24,7 @@ from realsys.api.errors import DataError, InternalError
 from realsys.generation.decoder import LARGEST_GRANULE, FastForward, fast_path_obstacle, rounded
 from realsys.generation.generic_slots import GenericSlots
 from realsys.generation.requests import GenerationOutput, GenerationRequest
-from realsys.generation.row import WHERE, Row, check_request
+from realsys.generation.row import WHERE, Rooms, Row, check_request, within
 from realsys.generation.sampling import Picking, SlotSampler
 from realsys.generation.slots import FastSlots, Slots
 from realsys.generation.stop_texts import StopTexts
@@ -66,6 +66,8 @@ class ContinuousEngine:
         version: of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
+        read_tokens: new texts are read up to so many tokens a step, or one of them; who waits for that
+            does not hold up those that run. None: all at once, which is quickest to the last answer.
         keep_answers: also remember answers that ended for their length: they may be gone on with.
     """
 
@@ -81,12 +83,14 @@ class ContinuousEngine:
         version: int = 0,
         quantize: Literal["none", "int8", "fp8"] = "none",
         prefix_bytes: int = 1 << 28,
+        read_tokens: int | None = None,
         keep_answers: bool = True,
     ) -> None:
         self.module: Any = module
         self.device = next(module.parameters()).device
         self.version = version
         self.max_running, self.max_tokens = max_running, max_tokens
+        self.read_tokens = read_tokens
         self.tokenizer, self.keep_answers = tokenizer, keep_answers
         self._eos = frozenset(eos_token_ids)
         self._vocabulary: int = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -118,13 +122,15 @@ class ContinuousEngine:
     def submit(self, request: GenerationRequest) -> None:
         """Puts a request behind those that wait. It gets its first token in a later ``step``.
 
-        ``min_new_tokens``, as ``max_new_tokens``, counts from here.
+        ``min_new_tokens``, as ``max_new_tokens``, counts from here. Where the model or ``max_tokens`` has
+        room for fewer than ``max_new_tokens``, the answer ends there, for its length.
 
         Raises:
-            DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, more
-                tokens than the model or ``max_tokens`` has room for, stop texts without a tokenizer.
+            DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, no
+                room for a single token, stop texts without a tokenizer.
         """
         self._check(request)
+        request = within(request, self.rooms)
         stops = StopTexts(request.stop_texts, self.tokenizer) if request.stop_texts else None
         row = Row(
             request=request,
@@ -229,6 +235,12 @@ class ContinuousEngine:
     # ---- counters -----------------------------------------------------------------------------
 
     @property
+    def rooms(self) -> Rooms:
+        """What bounds prompt and answer together."""
+        limit = getattr(self.module.config, "max_position_embeddings", None)
+        return (("max_position_embeddings", limit), ("max_tokens", self.max_tokens))
+
+    @property
     def num_running(self) -> int:
         """Requests that get a token in each step."""
         return len(self._running)
@@ -249,12 +261,19 @@ class ContinuousEngine:
         """Those that run from now on, taken from the front: nobody overtakes."""
         if not self._waiting:
             return []
-        admitted = []
+        admitted: list[Row] = []
+        to_read = 0
+        read: set[tuple[int, ...]] = set()  # equal texts are read once
         longest = max((row.most for row in self._running.values()), default=0)
         while self._waiting and self._free:
             longest = max(longest, self._waiting[0].most)
             if self.max_tokens and (len(self._running) + 1) * longest > self.max_tokens:
                 break
+            if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
+                to_read += self.slots.num_new(text)
+                if admitted and to_read > self.read_tokens:
+                    break
+                read.add(text)
             row = self._waiting.popleft()
             row.slot, row.version = heapq.heappop(self._free), self.version
             self._running[row.slot] = row
@@ -350,9 +369,7 @@ class ContinuousEngine:
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:
-        limit = getattr(self.module.config, "max_position_embeddings", None)
-        rooms = (("max_position_embeddings", limit), ("max_tokens", self.max_tokens))
-        check_request(request, vocabulary=self._vocabulary, rooms=rooms)
+        check_request(request, vocabulary=self._vocabulary, rooms=self.rooms)
         where = f"{WHERE} {request.rid}"
         if request.rid in self._rows:
             raise DataError(

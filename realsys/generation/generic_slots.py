@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from realsys.api.progress import tick
 from realsys.generation.generic_decoder import GenericDecoder, without_dropout
 
 
@@ -28,10 +29,14 @@ class GenericSlots:
         logits = []
         with without_dropout(self.module):
             for text, slot in zip(texts, slots, strict=True):
+                tick()
                 row = self.rows[slot] = GenericDecoder(self.module)
                 tokens = torch.tensor([text], device=self.device)
                 logits.append(row.prefill(tokens, torch.ones_like(tokens, dtype=torch.bool)))
         return torch.cat(logits), [0] * len(texts)
+
+    def num_new(self, text: tuple[int, ...]) -> int:
+        return len(text)
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         found: dict[int, Tensor] = {}

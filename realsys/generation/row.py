@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from realsys.api.errors import DataError
 from realsys.generation.requests import GenerationOutput, GenerationRequest
@@ -60,14 +60,34 @@ class Row:
         return "length" if num >= gconfig.max_new_tokens else ""
 
 
-def check_request(
-    request: GenerationRequest, *, vocabulary: int, rooms: Sequence[tuple[str, int | None]]
-) -> None:
+Rooms = Sequence[
+    tuple[str, int | None]
+]  # names and bounds on prompt and new tokens; None: no bound
+
+
+def room_left(num_tokens: int, rooms: Rooms) -> int | None:
+    """New tokens for which there is room behind so many; None: any number.
+
+    >>> room_left(30, [("positions", 32), ("max_tokens", None)])
+    2
+    """
+    return min((max(0, room - num_tokens) for _, room in rooms if room is not None), default=None)
+
+
+def within(request: GenerationRequest, rooms: Rooms) -> GenerationRequest:
+    """``request`` for no more tokens than there is room for; unchanged where that is none."""
+    gconfig, left = request.gconfig, room_left(len(request.prompt), rooms)
+    if not left or gconfig.max_new_tokens <= left:
+        return request
+    least = min(gconfig.min_new_tokens, left)
+    return replace(request, gconfig=replace(gconfig, max_new_tokens=left, min_new_tokens=least))
+
+
+def check_request(request: GenerationRequest, *, vocabulary: int, rooms: Rooms) -> None:
     """Whether it can be answered at all.
 
     Args:
         vocabulary: number of tokens that the model knows.
-        rooms: bounds on prompt and new tokens together, with their names; None is no bound.
     Raises:
         DataError: it can't.
     """
@@ -82,11 +102,11 @@ def check_request(
         bad = lowest if lowest < 0 else highest
         what = f"token {bad} is not one of the model's {vocabulary}"
         refuse(what, "use the tokenizer of this model")
-    length, new = len(request.prompt), request.gconfig.max_new_tokens
+    length = len(request.prompt)
     for name, room in rooms:
-        if room is not None and length + new > room:
-            what = f"a prompt of {length} tokens and max_new_tokens={new} do not fit {name}={room}"
-            refuse(what, "lower max_new_tokens, or shorten the prompt")
+        if room is not None and length >= room:
+            what = f"a prompt of {length} tokens leaves no room for an answer in {name}={room}"
+            refuse(what, "shorten the prompt")
     if not 0 <= request.position <= length:
         what = f"position {request.position} with a prompt of {length} tokens"
         refuse(what, "count the tokens of the answer that the prompt ends with")

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from realsys.api.progress import tick
 from realsys.generation.attention import KeyValues, seen_width
 from realsys.generation.bands import Band, Disorder, bands_of
 from realsys.generation.decoder import (
@@ -41,6 +42,9 @@ class Slots(Protocol):
 
         Also how many tokens at the beginning of each were there already. Equal texts are read once.
         """
+
+    def num_new(self, text: tuple[int, ...]) -> int:
+        """How many tokens of it ``read`` would have to read."""
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         """Appends ``tokens[slot]`` to each row; logits ``[num_slots or more, V]``.
@@ -72,10 +76,9 @@ class Slots(Protocol):
 
 @dataclass(frozen=True)
 class _Prefix:
-    """Keys and values that begin a row of some tensors ``[rows, L, width, E]``, and what follows."""
+    """Keys and values of a text, ``[L, width, E]`` each and its own memory, and what follows."""
 
     tensors: Sequence[Tensor]
-    row: int
     logits: Tensor | None
 
 
@@ -104,6 +107,24 @@ def rectangles(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
         else:
             groups.append([i])
     return groups
+
+
+def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
+    """Which of some texts are still remembered once all were put, by index.
+
+    >>> newest_that_fit([3, 9, 2, 4], 8)
+    [2, 3]
+    """
+    found: list[int] = []
+    left = most
+    for i in reversed(range(len(sizes))):
+        if sizes[i] > most:
+            continue  # too large for any place
+        if sizes[i] > left:
+            break
+        found.append(i)
+        left -= sizes[i]
+    return found[::-1]
 
 
 class FastSlots:
@@ -144,6 +165,7 @@ class FastSlots:
             _copy(reading.prefix, reading.known, self.cache.tensors, reading.slots)
             logits[text] = reading.prefix.logits
         for group in rectangles([r.num_new for r in new], max_tokens=_READ_TOKENS):
+            tick()
             batch = [new[i] for i in group]
             for reading, row in zip(batch, self._read_together(batch), strict=True):
                 logits[reading.text] = row
@@ -151,6 +173,10 @@ class FastSlots:
             self.lengths[slot] = len(text)
         self._put_lengths()
         return torch.stack([logits[text] for text in texts]), cached
+
+    def num_new(self, text: tuple[int, ...]) -> int:
+        known, _ = self.prefixes.longest(text) or (0, None)
+        return len(text) - known
 
     def _readings(
         self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
@@ -187,7 +213,7 @@ class FastSlots:
         logits = forward.logits(hidden, ends)
         self._place_rows(own, batch)
         if self.prefixes.max_bytes:
-            self._remember(own, [r.text for r in batch], list(logits))
+            self._remember(own, range(num_rows), [r.text for r in batch], list(logits))
         return logits
 
     def _in_pieces(self, tokens: Tensor, positions: Tensor, cache: KeyValues) -> Tensor:
@@ -201,6 +227,7 @@ class FastSlots:
         size = self.forward.padded_length(num_rows, size)
         pieces = []
         for begin in range(0, length, size):
+            tick()
             columns = slice(begin, begin + size)
             x = self.forward.run(tokens[:, columns], positions[:, columns], cache, whole)
             pieces.append(x.view(num_rows, -1, x.shape[-1]))
@@ -256,21 +283,26 @@ class FastSlots:
     def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
         if not self.prefixes.max_bytes:
             return
-        width = max(map(len, texts))
-        take = torch.tensor(slots, device=self.positions.device)
-        rows = [x[take, :, :width] for x in self.cache.tensors]  # copies, all at once
-        self._remember(rows, texts, [None] * len(texts))
+        self._remember(self.cache.tensors, slots, texts, [None] * len(texts))
 
     def _remember(
         self,
-        rows: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        rows: Sequence[int],
         texts: Sequence[tuple[int, ...]],
         logits: Sequence[Tensor | None],
     ) -> None:
-        """Row i of each tensor belongs to text i. They are kept as they are, not copied."""
-        num_bytes = sum(x[0].numel() * x.element_size() for x in rows)
-        for i, text in enumerate(texts):
-            self.prefixes.put(text, _Prefix(rows, i, logits[i]), num_bytes)
+        """Row ``rows[i]`` of each tensor begins with text i. Copied: a view would hold the whole batch."""
+        of_a_token = sum(x[0, :, 0].numel() * x.element_size() for x in tensors)
+        sizes = [
+            len(text) * of_a_token + (0 if after is None else after.numel() * after.element_size())
+            for text, after in zip(texts, logits, strict=True)
+        ]
+        for i in newest_that_fit(sizes, self.prefixes.max_bytes):
+            own = [x[rows[i], :, : len(texts[i])].clone() for x in tensors]
+            after = logits[i]
+            kept = _Prefix(own, None if after is None else after.clone())
+            self.prefixes.put(texts[i], kept, sizes[i])
 
     def forget_prefixes(self) -> None:
         self.prefixes.clear()
@@ -308,4 +340,4 @@ def _copy(prefix: _Prefix, length: int, tensors: Sequence[Tensor], rows: Sequenc
     """To the beginning of each of ``rows``."""
     for mine, theirs in zip(tensors, prefix.tensors, strict=True):
         for row in rows:
-            mine[row, :, :length] = theirs[prefix.row, :, :length]
+            mine[row, :, :length] = theirs[:, :length]

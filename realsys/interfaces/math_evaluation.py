@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters, Model
 from realsys.api.registry import find_reward, right_score
 from realsys.backends.data_parallel import DataParallel
@@ -27,13 +28,15 @@ def evaluate_math(
     *,
     gen: GenerationHyperparameters,
     reward: str,
+    mb_spec: MicroBatchSpec,
 ) -> dict[str, Any]:
     """``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` over all ranks, and
     ``samples``.
 
     Right is what the rule calls right (``right_score``). An answer for which it gives no number is wrong,
     and in no mean reward. ``samples`` are this rank's first records, with prompt and response as text.
-    Every rank needs at least one batch: the first one may gather sharded weights.
+    Every rank needs at least one batch: the first one may gather sharded weights. No more rows are
+    decoded at a time than ``mb_spec`` has tokens for: the answers don't depend on it.
 
     Raises:
         RewardError: the rule gives no number for too many records.
@@ -43,7 +46,9 @@ def evaluate_math(
     reward_sum = 0.0
     samples: list[dict[str, Any]] = []
     for batch in eval_batches:
-        sample = model.module.generate(batch, tokenizer=model.tokenizer, gconfig=greedy)
+        sample = model.module.generate(
+            batch, tokenizer=model.tokenizer, gconfig=greedy, mb_spec=mb_spec
+        )
         responses = list(answer_texts(sample, model.tokenizer))
         for id_, prompt, response, answer in zip(
             batch.ids,

@@ -103,9 +103,11 @@ class PPOActorInterface(PPOSettings, ModelInterface):
         model.inc_version()
         return stats
 
-    def evaluate(self, model: Model, eval_batches: Iterable[SequenceSample]) -> dict[str, Any]:
+    def evaluate(
+        self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
+    ) -> dict[str, Any]:
         """Accuracy of greedy answers to held-out prompts, see ``evaluate_math``."""
-        return evaluate_math(model, eval_batches, gen=self.gen, reward=self.reward)
+        return evaluate_math(model, eval_batches, gen=self.gen, reward=self.reward, mb_spec=mb_spec)
 
     def save(self, model: Model, save_dir: str) -> None:
         """A Hugging Face directory."""

@@ -37,7 +37,9 @@ class SFTInterface(ModelInterface):
         model.inc_version()
         return {**stats, **_sizes(model, data)}
 
-    def evaluate(self, model: Model, eval_batches: Iterable[SequenceSample]) -> dict[str, Any]:
+    def evaluate(
+        self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
+    ) -> dict[str, Any]:
         """``loss`` and ``perplexity`` per answer token of the held-out data, over all ranks.
 
         Every rank must pass equally many batches.
@@ -45,7 +47,10 @@ class SFTInterface(ModelInterface):
         total_loss = total_tokens = 0.0
         for batch in eval_batches:
             means = model.module.eval_batch(
-                input_=batch, loss_fn=next_token_loss, loss_weight_fn=num_answer_tokens
+                input_=batch,
+                loss_fn=next_token_loss,
+                loss_weight_fn=num_answer_tokens,
+                mb_spec=mb_spec,
             )
             tokens = _sizes(model, batch)["n_tokens"]
             total_loss += means["loss"] * tokens

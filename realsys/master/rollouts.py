@@ -51,11 +51,13 @@ class RolloutDesk:
         self._ledger: StalenessLedger | None = None
         self._schedule: DataSchedule | None = None
         self._numbers: dict[str, int] = {}  # id of a datapoint that was given out → its place
+        self._given: dict[int, str] = {}  # its place → the try of it that was given out last
         self._delivered: dict[int, Delivered] = {}
         self._failures: Counter[int] = Counter()
         self._unscored: set[int] = set()  # prompts that got no reward once
         self._set_aside: list[str] = []  # ids of those that got none twice
         self._num_kept = 0
+        self._losses: Counter[str] = Counter()  # times that a worker has ended or begun anew
         self._taken: tuple[int, ...] = ()
         self._failed: RolloutError | None = None
         self._stats: list[Mapping[str, float]] = []
@@ -136,7 +138,10 @@ class RolloutDesk:
     async def _take_work(self, request: rm.TakeWork) -> rm.Work:
         tickets: list[rm.Ticket] = []
         deadline = time.monotonic() + request.wait_s
+        losses = self._losses[request.worker]
         while not (over := self._over or self._may_leave(request.worker)):
+            if self._losses[request.worker] != losses:
+                break  # whoever asked is gone: what it left is not for it
             while len(tickets) < request.room and (ticket := self._next_ticket(request.worker)):
                 tickets.append(ticket)
             left = deadline - time.monotonic()
@@ -164,6 +169,7 @@ class RolloutDesk:
         self._routes.gave(offer.number, worker, target)
         point = self._schedule.at(offer.number)
         self._numbers[point.id] = offer.number
+        self._given[offer.number] = rm.sample_id(point.id, offer.tries)
         return rm.Ticket(
             id=point.id,
             index=point.index,
@@ -174,12 +180,15 @@ class RolloutDesk:
 
     def _deliver(self, request: rm.Deliver) -> rm.Verdict:
         number = self._numbers.get(request.id)
+        sample_id = rm.sample_id(request.id, request.tries)
+        if self._is_kept(sample_id, request.holder):
+            return rm.Verdict(kept=True)  # told twice: its tensors are those that we keep
         if number is None or self._ledger is None:
+            self._unused.append((request.holder, sample_id))
             return rm.Verdict(kept=False, why="nobody asked for it")
         verdict = self._ledger.deliver(
             number, request.tries, oldest=request.oldest, newest=request.newest
         )
-        sample_id = rm.sample_id(request.id, request.tries)
         if not verdict.kept:
             logger.info("delivery refused id=%s why=%s", sample_id, verdict.why)
             self._unused.append((request.holder, sample_id))
@@ -197,6 +206,10 @@ class RolloutDesk:
         self._changed.notify_all()
         return rm.Verdict(kept=verdict.kept, why=verdict.why)
 
+    def _is_kept(self, sample_id: str, holder: int) -> bool:
+        kept = self._delivered.values()
+        return any(d.holder == holder and d.meta.ids == (sample_id,) for d in kept)
+
     def _give_up(self, request: rm.GiveUp) -> rm.Accepted:
         number = self._numbers.get(request.id)
         if number is not None and self._ledger is not None:
@@ -205,11 +218,10 @@ class RolloutDesk:
             done = self._ledger.give_up(number, request.tries, filtered=gone)
             if not done.kept:  # somebody else has it by now
                 return rm.Accepted()
-            if self._routes is not None:
-                self._routes.left(number)
+            self._left(number, rm.sample_id(request.id, request.tries))
             if gone:
                 self._stats.append(request.stats)
-                del self._numbers[request.id]
+                del self._numbers[request.id], self._given[number]
                 if set_aside:
                     self._put_aside(number, request)
             else:
@@ -249,18 +261,25 @@ class RolloutDesk:
             self._routes.left(number)
         self._unused.append((old.holder, old.meta.ids[0]))
 
+    def _left(self, number: int, sample_id: str) -> None:
+        """A try is over without a delivery. Its tensors may have been put all the same."""
+        if self._routes is not None:
+            if (holder := self._routes.holder(number)) is not None:
+                self._unused.append((holder, sample_id))
+            self._routes.left(number)
+
     async def lost(self, worker: str) -> None:
         """A rollout worker has ended: what it was at is given out again."""
         async with self._changed:
             self._lose(worker)
 
     def _lose(self, worker: str) -> None:
+        self._losses[worker] += 1
         if self._ledger is not None and (numbers := self._ledger.lost(worker)):
             logger.warning("prompts given out anew worker=%s num=%d", worker, len(numbers))
             for number in numbers:
-                if self._routes is not None:
-                    self._routes.left(number)
-            self._changed.notify_all()
+                self._left(number, self._given[number])
+        self._changed.notify_all()
 
     # ---- workers that come and go -----------------------------------------------------------
 
@@ -333,12 +352,14 @@ class RolloutDesk:
                 self._numbers.pop(base_id(delivered.meta.ids[0]), None)
                 self._failures.pop(number, None)
                 self._unscored.discard(number)
+                self._given.pop(number, None)
                 if self._routes is not None:
                     self._routes.left(number)
             unused, self._unused = self._unused, []
             self._changed.notify_all()
         for holder in sorted({holder for holder, _ in unused}):
-            await self._clear(holder, [name for at, name in unused if at == holder])
+            names = dict.fromkeys(name for at, name in unused if at == holder)
+            await self._clear(holder, list(names))
 
     def metrics(self) -> dict[str, float]:
         """Since the last call: means of what rollouts told of themselves, and the ledger's counts."""

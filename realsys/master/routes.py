@@ -80,6 +80,10 @@ class Routes:
         if (holder := self._queue_of.pop(number, None)) is not None:
             self._waiting[holder] -= 1
 
+    def holder(self, number: int) -> int | None:
+        """Where it waits, or is to go; None: it is not known."""
+        return self._queue_of.get(number)
+
     def waiting(self) -> dict[int, int]:
         """Model worker → length of its queue."""
         return {holder: self._waiting[holder] for holder in self._holders}

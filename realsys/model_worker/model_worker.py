@@ -239,10 +239,14 @@ class ModelWorkerLoop:
     def _evaluate(self, request: rq.Evaluate) -> rq.Evaluated:
         stats: dict[str, dict[str, float]] = {}
         samples: tuple[Any, ...] = ()
-        for shard, model, interface in self.shards.evaluated():
+        for shard, model, interface, mb_spec in self.shards.evaluated():
             if isinstance(model.module, PipelinableEngine):
                 model.module.onload()
-            found = interface.evaluate(model, self._eval_batches(shard, model))
+            found = interface.evaluate(model, self._eval_batches(shard, model), mb_spec)
+            if isinstance(model.module, PipelinableEngine) and not self.shards.generates(
+                model.name
+            ):
+                model.module.drop_copies()  # whole weights: else they'd stay through the training
             samples += tuple(found.pop("samples", ()))
             stats[shard.id.model_name.role] = found
         return rq.Evaluated(stats=stats, samples=samples)

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from realsys.api import registry
+from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef, ParamReallocHook
 from realsys.api.errors import CheckpointError
 from realsys.api.model import (
     FinetuneSpec,
     Model,
     ModelInterface,
+    ModelInterfaceType,
     ModelName,
     ModuleSource,
     ParallelGroups,
@@ -82,21 +84,30 @@ class Shards:
         A copy that only generates has no training call: then its role's is taken.
         """
         found = self.find(name)
-        calls = [c for c in self._calls.values() if c.role == found.role]
-        own = [c for c in calls if c.model_name == found] or calls
+        own = self._calls_of(found)
         call = next((c for c in own if c.is_train), own[0])
         return self.models[found], self._interface(call, found)
+
+    def _calls_of(self, name: ModelName) -> list[MFCDef]:
+        """Calls of a copy; of its role, where it has none of its own."""
+        calls = [c for c in self._calls.values() if c.role == name.role]
+        return [c for c in calls if c.model_name == name] or calls
 
     def find(self, name: str) -> ModelName:
         """The name of the model called ``role@replica``, which is here."""
         (found,) = (n for n in self.models if str(n) == name)
         return found
 
-    def evaluated(self) -> Iterator[tuple[ModelShard, Model, ModelInterface]]:
-        """Models of this worker that have held-out data."""
+    def evaluated(self) -> Iterator[tuple[ModelShard, Model, ModelInterface, MicroBatchSpec]]:
+        """Models of this worker that have held-out data, and how their calls cut a batch."""
         for name, shard in self._shards.items():
             if shard.eval_dataset is not None:
-                yield shard, *self.model(str(name))
+                yield shard, *self.model(str(name)), self._calls_of(name)[0].mb_spec
+
+    def generates(self, name: ModelName) -> bool:
+        """Whether a call answers prompts with this copy."""
+        kinds = [c.interface_type for c in self._calls.values() if c.model_name == name]
+        return ModelInterfaceType.GENERATE in kinds
 
     # ---- recovery ---------------------------------------------------------------------------
 

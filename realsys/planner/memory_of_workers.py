@@ -145,12 +145,42 @@ def memory_of_experiment(
     Args:
         made_before: sizes of the model that an earlier phase makes; its directory may not exist yet.
     """
-    return memory_of_workers(
-        config.model_rpcs,
-        allocation_of(config),
-        held_models(config, model_shapes(config, made_before)),
-        step_sizes(config),
-    )
+    models, sizes = held_models(config, model_shapes(config, made_before)), step_sizes(config)
+    found = memory_of_workers(config.model_rpcs, allocation_of(config), models, sizes)
+    return {
+        worker: replace(
+            memory, calls={**memory.calls, **_evaluations(config, worker, models, sizes)}
+        )
+        for worker, memory in found.items()
+    }
+
+
+def _evaluations(
+    config: ExperimentConfig, worker: int, models: Mapping[str, HeldModel], sizes: StepSizes
+) -> dict[str, Terms]:
+    """What answers to held-out questions add on a worker: whole weights, and the cache of their rows."""
+    found: dict[str, Terms] = {}
+    for shard in config.model_worker[worker].shards:
+        name, data = shard.id.model_name, shard.eval_dataset
+        answers = any(
+            c.role == name.role and "gen" in c.interface_impl.args for c in config.model_rpcs
+        )
+        if data is None or not answers or name.role not in models:
+            continue
+        model, topo = models[name.role], shard.id.topo
+        generates = any(
+            c.model_name == name and c.interface_type is ModelInterfaceType.GENERATE
+            for c in config.model_rpcs
+        )
+        stage = topo.coordinate(shard.id.parallelism_rank)[0]
+        questions = int(data.args.get("eval_size") or shard.eval_bs)
+        asked = replace(sizes, sequences=min(questions, shard.eval_bs * topo.data))
+        terms = passing(model, topo, stage, ModelInterfaceType.GENERATE, asked)
+        copied = staying(model, topo, stage, generates=True).get("whole copy", 0.0)
+        if copied and not generates:  # else it is there anyway
+            terms = {**terms, "whole copy": copied}
+        found[f"evaluation of {name}"] = terms
+    return found
 
 
 def model_shapes(

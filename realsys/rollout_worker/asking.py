@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -21,7 +22,7 @@ from realsys.generation.sampling import row_seed
 from realsys.rollout_worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
 from realsys.rollout_worker.peers import Peer
 from realsys.rollout_worker.servers import ServerClients, server_name
-from realsys.serving.api import GenerateRequest, GenerateResult
+from realsys.serving.api import Finish, GenerateRequest, GenerateResult, GenerationClient
 from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseServer
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 ASK_S = 5.0  # the manager holds a question for so long
 GRACE_S = 3.0  # so much later without a reply, it is looked up anew: it may have been restarted
 DONE_S = 2.0
+CALL_BACK_S = 5.0  # in which a server that is told to stop says what it has
 MAX_REFUSALS = 10  # of one answer in a row; the pauses between them add up to some 11 s
 _PAUSES_S = (0.1, 2.0)  # first and longest, after a server that gave nothing
 
@@ -50,6 +52,20 @@ class PolicyCaller:
     ) -> None:
         self.worker, self.manager, self.clients = worker, manager, clients
         self.settings = settings
+        self._told_of_room = False
+
+    def came_short(self, server: int, prompt: int, count: int, asked: int) -> None:
+        """An episode's first answer found no room: ``max_new_tokens`` is not the limit. Told once."""
+        if not self._told_of_room:
+            self._told_of_room = True
+            logger.warning(
+                "answers end early: %s had room for %d tokens behind a prompt of %d, not for %d; "
+                "lower ppo.gen.max_new_tokens, or give the server more",
+                server_name(server),
+                count,
+                prompt,
+                asked,
+            )
 
     def ask_for(self, ticket: Ticket, index: int) -> EpisodeAsk:
         """The ``Ask`` of the ticket's episode ``index`` (from 0 in its group)."""
@@ -79,7 +95,7 @@ class EpisodeAsk:
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
         )
-        answering = _Answering(self._caller, self._ticket, part, self.took)
+        answering = _Answering(self._caller, self._ticket, part, self.took, is_first=not turn)
         name = f"{self._ticket.id}.{self._ticket.tries}.{self._index}.{turn}"
         number = 0
         while not part.ended:
@@ -90,13 +106,34 @@ class EpisodeAsk:
         return part.answer()
 
 
+def next_look_s(left_s: float, *, whole_s: float) -> float:
+    """How long to wait for a server before it is asked whether it is well (pure): half of what is left,
+    so that one that hangs leaves time to try another; the rest when little is left.
+
+    >>> [next_look_s(left_s, whole_s=600) for left_s in (600, 300, 40, 30)]
+    [300.0, 150.0, 20.0, 30]
+    """
+    return left_s / 2 if left_s > whole_s / 16 else left_s
+
+
 class _Answering:
-    """The requests of one answer, one after the other, and how patient we still are."""
+    """The requests of one answer, one after the other, and how patient we still are.
+
+    Args:
+        is_first: of its episode.
+    """
 
     def __init__(
-        self, caller: PolicyCaller, ticket: Ticket, part: PartialAnswer, took: AskedFor
+        self,
+        caller: PolicyCaller,
+        ticket: Ticket,
+        part: PartialAnswer,
+        took: AskedFor,
+        *,
+        is_first: bool,
     ) -> None:
         self._caller, self._ticket, self._part, self._took = caller, ticket, part, took
+        self._is_first = is_first
         self._clock = asyncio.get_running_loop().time
         self._ends_s = self._clock() + caller.settings.timeout_s
         self._former = -1
@@ -117,15 +154,23 @@ class _Answering:
             result = await self._result(request, use)
             done = structs.replace(done, num_new_tokens=len(result.output_ids))
         except (WaitTimeout, WorkerLost, RemoteError) as error:
-            done = structs.replace(done, broken=True, why=error.what)
+            # At our own deadline nothing is known against the server.
+            late = isinstance(error, WaitTimeout) and self._left_s <= 0
+            done = structs.replace(done, broken=not late, why=error.what)
             self._count_trouble(error)
             self._former = -1
         else:
-            self._part.take(result, asked=request.sampling.max_new_tokens)
+            is_first = self._is_first and not self._part.tokens
+            asked, count = request.sampling.max_new_tokens, len(result.output_ids)
+            self._part.take(result, asked=asked)
+            if is_first and result.finish is Finish.LENGTH and count < asked:
+                self._caller.came_short(use.server, len(request.input_ids), count, asked)
             self._former, self._refusals = use.server, 0
             self._fruitless = 0 if result.output_ids else self._fruitless + 1
         finally:  # also when this episode is cancelled: the manager counts what a server has
             await self._tell(done)
+        if self._left_s <= 0 and not self._part.ended:
+            raise self._late(f"{server_name(use.server)} was still at it")
         if self._fruitless and not self._part.ended:
             first, longest = _PAUSES_S
             pause_s = min(longest, first * 2 ** (self._fruitless - 1))
@@ -133,15 +178,56 @@ class _Answering:
 
     async def _result(self, request: GenerateRequest, use: UseServer) -> GenerateResult:
         async with self._caller.clients.using(use) as client:
-            # Half of what is left: a server that hangs must leave time to try another.
-            result = await client.generate(request, timeout_s=max(self._left_s / 2, 0.001))
-        if fault := fault_of(result, request, min_version=self._ticket.min_version):
+            result = await self._watched(client, request, use)
+        fits = self._is_first and not self._part.tokens  # a later one may find the model full
+        if fault := fault_of(
+            result, request, min_version=self._ticket.min_version, must_answer=fits
+        ):
             raise RemoteError(
                 f"{server_name(use.server)} gave nothing that can be used: {fault}",
                 where=use.url,
                 fix=f"look at the log of {server_name(use.server)}",
             )
         return result
+
+    async def _watched(
+        self, client: GenerationClient, request: GenerateRequest, use: UseServer
+    ) -> GenerateResult:
+        """The server may take all the time there is, as long as it is well. Else, and at the deadline,
+        it is told to stop, and what it has by then counts.
+
+        Raises:
+            WaitTimeout: it does not even say what it has.
+        """
+        settings, clients = self._caller.settings, self._caller.clients
+        call = asyncio.create_task(
+            client.generate(request, timeout_s=self._left_s + CALL_BACK_S), name=request.rid
+        )
+        try:
+            while True:
+                look_s = max(next_look_s(self._left_s, whole_s=settings.timeout_s), 0.0)
+                await asyncio.wait({call}, timeout=look_s)
+                if call.done():
+                    return call.result()
+                left_s = self._left_s
+                if left_s <= 0 or not await clients.is_well(use, client, within_s=left_s / 2):
+                    break
+            with suppress(TimeoutError, RealsysError):
+                async with asyncio.timeout(CALL_BACK_S):
+                    await client.abort(request.rid)
+                    await asyncio.wait({call})
+            if call.done():
+                return call.result()
+            name = server_name(use.server)
+            raise WaitTimeout(
+                f"no answer from {name}, and it was not well when it was asked",
+                where=use.url,
+                fix=f"look at the log of {name}",
+            )
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
 
     def _count_trouble(self, error: RealsysError) -> None:
         self._took.broken += 1

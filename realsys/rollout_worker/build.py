@@ -182,8 +182,12 @@ def _dump(runner: WorkerRunner) -> DumpWriter | None:
     """A file of this process alone: behind the torn end of another's nothing would be read."""
     if not runner.config.dump:
         return None
+    folder, limit_gib = runner.phase_files.rollout_dump, runner.config.dump_limit_gib
     name = f"{runner.attempt.number:04d}-{runner.index:04d}-{os.getpid()}{SUFFIX}"
-    return DumpWriter(runner.phase_files.rollout_dump / name)
+    if limit_gib is None:
+        return DumpWriter(folder / name)
+    former = sum(p.stat().st_size for p in folder.glob(f"*-{runner.index:04d}-*{SUFFIX}"))
+    return DumpWriter(folder / name, room=max(0, int(limit_gib * 2**30) - former))
 
 
 def _endpoint(runner: WorkerRunner, kind: str) -> str:

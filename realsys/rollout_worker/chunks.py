@@ -99,8 +99,14 @@ def next_request(part: PartialAnswer, settings: AnswerSettings, *, rid: str) -> 
     )
 
 
-def fault_of(result: GenerateResult, request: GenerateRequest, *, min_version: int) -> str:
-    """Why nothing of ``result`` may be used; empty: it is good."""
+def fault_of(
+    result: GenerateResult, request: GenerateRequest, *, min_version: int, must_answer: bool = True
+) -> str:
+    """Why nothing of ``result`` may be used; empty: it is good.
+
+    Args:
+        must_answer: there is room for a token; else the end without one means that the model is full.
+    """
     count, asked = len(result.output_ids), request.sampling.max_new_tokens
     if not count == len(result.logprobs) == len(result.versions):
         return (
@@ -109,8 +115,11 @@ def fault_of(result: GenerateResult, request: GenerateRequest, *, min_version: i
         )
     if count > asked:
         return f"it gave {count} tokens, {asked} were asked for"
-    if result.finish is Finish.LENGTH and not count:
-        return f"it gave no token to {len(request.input_ids)} tokens, and calls that the end"
+    if must_answer and result.finish is Finish.LENGTH and not count:
+        return (
+            f"it gave no token to {len(request.input_ids)} tokens, and calls that the end: "
+            "has the model room for as many and an answer?"
+        )
     if count and (oldest := min(result.versions)) < min_version:
         return f"its weights are of version {oldest}, the oldest allowed is {min_version}"
     return ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from realsys.serving.api import GenerationClient
 from realsys.transport.rollout_messages import UseServer
+
+LOOK_S = 15.0  # for a health check: it includes a token
 
 
 def server_name(index: int) -> str:
@@ -33,6 +36,7 @@ class ServerClients:
         self._make_client = make_client
         self._newest: dict[int, _Connection] = {}
         self._former: list[_Connection] = []
+        self._looks: dict[str, asyncio.Task[bool]] = {}
 
     @asynccontextmanager
     async def using(self, use: UseServer) -> AsyncIterator[GenerationClient]:
@@ -45,8 +49,20 @@ class ServerClients:
             connection.users -= 1
             await self._close_former()
 
+    async def is_well(self, use: UseServer, client: GenerationClient, *, within_s: float) -> bool:
+        """Whether a server passes a health check. Those who ask at the same time share one."""
+        look = self._looks.get(use.url)
+        if look is None or look.done():
+            checking = client.healthy(timeout_s=LOOK_S)
+            look = asyncio.create_task(checking, name=f"look at {server_name(use.server)}")
+            self._looks[use.url] = look
+        await asyncio.wait({look}, timeout=min(within_s, LOOK_S))
+        return look.done() and not look.cancelled() and look.exception() is None and look.result()
+
     async def close(self) -> None:
         """Closes all, used or not."""
+        for look in tuple(self._looks.values()):
+            look.cancel()
         for connection in (*self._former, *self._newest.values()):
             await connection.client.close()
         self._former, self._newest = [], {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,11 @@ from realsys.api.progress import tick
 START_TIMEOUT_S = 600.0  # a large model from a slow file system
 _LOOK_S = 0.25
 _END_S = 15.0
-_TAIL_BYTES = 3000
+_TAIL_BYTES = 64 * 1024
+_LONGEST_WORDS = 400
+# How a Python program, or argparse, says why it ends; before it, what loggers and vLLM put there.
+_REASON = re.compile(r"(?:^|[\s)\]])((?:[A-Za-z_][\w.]*(?:Error|Exception)|error): \S.*)$")
+_POINTER = "root cause"  # of what only says where to look
 
 # A child is started through this, which ties its life to ours (the generation server's build wires it).
 Guard = Callable[[Sequence[str]], list[str]]
@@ -50,7 +55,7 @@ class ChildServer:
         """Starts it; returns when it is healthy.
 
         Raises:
-            WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its log's end.
+            WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its last words.
         """
         self._spawn()
         loop = asyncio.get_running_loop()
@@ -62,10 +67,9 @@ class ChildServer:
                     return
             if loop.time() > deadline_s:
                 raise WaitTimeout(
-                    f"{self.name} was not healthy in {timeout_s:g} s; the end of its log:\n"
-                    + tail(self._log),
+                    f"{self.name} was not healthy in {timeout_s:g} s; it said last: {self._said()}",
                     where=str(self._log),
-                    fix="raise backend_args.start_timeout_s if it is only slow",
+                    fix="raise rollout.server_args.start_timeout_s if it is only slow",
                 )
             tick()  # a process of its own works, and there is a deadline
             await asyncio.sleep(_LOOK_S)
@@ -77,10 +81,19 @@ class ChildServer:
         code = self._process.poll()
         if code is not None:
             raise WorkerLost(
-                f"{self.name} ended with status {code}; the end of its log:\n" + tail(self._log),
+                f"{self.name} ended with status {code}: {self._said()}",
                 where=str(self._log),
-                fix="its log says why; backend_args are passed to it as they are",
+                fix=f"its log has the rest. It was started by {self._argv[0]} with rollout.server_args",
             )
+
+    def _said(self) -> str:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError as error:
+            return f"(its log can't be read: {error})"
+        return last_words(text.splitlines()) or "(nothing)"
 
     async def ended(self) -> None:
         """Never returns: raises WorkerLost when it has ended."""
@@ -121,17 +134,16 @@ class ChildServer:
             os.close(descriptor)
 
 
-def tail(log: Path) -> str:
-    """The end of a log, whole lines, indented."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError as error:
-        return f"  (it can't be read: {error})"
-    whole = lines[1:] if size > _TAIL_BYTES else lines
-    return "\n".join(f"  {line}" for line in whole) or "  (it is empty)"
+def last_words(lines: Sequence[str]) -> str:
+    """The line of a log that says why a program ended: the last error's, or the last line.
+
+    >>> last_words(["Traceback …", "(EngineCore pid=7) ValueError: no such dtype",
+    ...             "(APIServer pid=6) RuntimeError: it failed. See root cause above."])
+    'ValueError: no such dtype'
+    """
+    reasons = [m[1] for line in lines if (m := _REASON.search(line)) and _POINTER not in line]
+    spoken = reasons or [line.strip() for line in lines if line.strip()]
+    return spoken[-1][:_LONGEST_WORDS] if spoken else ""
 
 
 def options(args: Mapping[str, Any]) -> list[str]:

@@ -36,7 +36,8 @@ class HttpGenerationClient:
 
     def __init__(self, url: str, key: str, *, name: str) -> None:
         self.name = name
-        self._http = HttpSession(url, key, name=name)
+        self._http = HttpSession(url, key, name=name, limit=0)
+        self._control = HttpSession(url, key, name=name)  # never behind answers
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
@@ -72,38 +73,38 @@ class HttpGenerationClient:
 
     async def abort(self, rid: str = "", *, every: bool = False) -> None:
         body = {"rid": rid, "abort_all": every}
-        await self._http.call("POST", "/abort_request", body, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/abort_request", body, timeout_s=CONTROL_S)
 
     async def pause(self, mode: PauseMode = PauseMode.RETRACT) -> None:
         body = {"mode": mode.value}
-        await self._http.call("POST", "/pause_generation", body, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/pause_generation", body, timeout_s=CONTROL_S)
 
     async def resume(self) -> None:
-        await self._http.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
 
     async def update_weights(self, source: WeightSource, *, timeout_s: float) -> WeightsTaken:
         """Raises RemoteError if the server can't get them: it keeps those it has."""
-        data = await self._http.call(
+        data = await self._control.call(
             "POST", "/update_weights_from_stream", source, timeout_s=timeout_s
         )
         return msgspec.json.decode(data, type=WeightsTaken)
 
     async def flush_cache(self) -> None:
-        await self._http.call("POST", "/flush_cache", timeout_s=CONTROL_S)
+        await self._control.call("POST", "/flush_cache", timeout_s=CONTROL_S)
 
     async def info(self, *, timeout_s: float = 5.0) -> ServerInfo:
-        data = await self._http.call("GET", "/server_info", timeout_s=timeout_s)
+        data = await self._control.call("GET", "/server_info", timeout_s=timeout_s)
         return msgspec.json.decode(data, type=ServerInfo)
 
     async def healthy(self, *, timeout_s: float = 5.0) -> bool:
         try:
-            await self._http.call("GET", "/health_generate", timeout_s=timeout_s)
+            await self._control.call("GET", "/health_generate", timeout_s=timeout_s)
         except RealsysError:
             return False
         return True
 
     async def metrics(self) -> str:
-        return (await self._http.call("GET", "/metrics", timeout_s=CONTROL_S)).decode()
+        return (await self._control.call("GET", "/metrics", timeout_s=CONTROL_S)).decode()
 
     async def close(self) -> None:
         """Aborts on their way are sent first, for some seconds at most."""
@@ -112,6 +113,7 @@ class HttpGenerationClient:
         for task in self._aborts:
             task.cancel()
         await self._http.close()
+        await self._control.close()
 
     def _abort_soon(self, rid: str) -> None:
         """Beside the caller, who is on its way out; ``close`` waits for it."""
@@ -122,6 +124,6 @@ class HttpGenerationClient:
     async def _abort(self, rid: str) -> None:
         body = {"rid": rid, "abort_all": False}
         try:
-            await self._http.call("POST", "/abort_request", body, timeout_s=_ABORT_S)
+            await self._control.call("POST", "/abort_request", body, timeout_s=_ABORT_S)
         except RealsysError:
             pass  # it is gone, and the request with it

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from realsys.api.errors import DataError, WorkerLost
 from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.requests import GenerationOutput
+from realsys.generation.requests import GenerationOutput, GenerationRequest
+from realsys.generation.row import room_left
 from realsys.serving.api import (
     GenerateRequest,
     PauseMode,
@@ -29,7 +30,7 @@ from realsys.serving.api import (
 from realsys.serving.embedded_requests import answer_of, engine_request
 from realsys.serving.embedded_settings import EmbeddedSettings
 from realsys.serving.engine_thread import EngineThread
-from realsys.serving.engines import Answer, Counters
+from realsys.serving.engines import Answer, Counters, full_answer
 from realsys.serving.staged_weights import StagedWeights, stage
 
 T = TypeVar("T")
@@ -126,7 +127,9 @@ class EmbeddedEngine:
         asked = engine_request(request, eos_token_ids=self._eos, base_seed=self._base_seed)
         finished = False
         try:
-            await self._call(lambda engine: engine.submit(asked))
+            if not await self._call(lambda engine: _submit(engine, asked)):
+                finished = True
+                yield full_answer(request)
             while not finished:
                 await entry.changed.wait()
                 entry.changed.clear()
@@ -242,6 +245,8 @@ class EmbeddedEngine:
             tokenizer=self._tokenizer,
             version=self._version,
             quantize=self.settings.quantize,
+            prefix_bytes=self.settings.prefix_bytes,
+            read_tokens=self.settings.read_tokens,
         )
 
     def _step_made(self, outputs: list[GenerationOutput]) -> None:
@@ -272,6 +277,14 @@ class EmbeddedEngine:
             self._ended.set()
 
         self._loop.call_soon_threadsafe(tell)
+
+
+def _submit(engine: ContinuousEngine, request: GenerationRequest) -> bool:
+    """False: there is no room for a single token, and nothing was submitted."""
+    if room_left(len(request.prompt), engine.rooms) == 0:
+        return False
+    engine.submit(request)
+    return True
 
 
 def _closed() -> WorkerLost:

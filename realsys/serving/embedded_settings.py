@@ -27,6 +27,8 @@ class EmbeddedSettings:
             with the new weights, or kept.
         quantize: weights of eight bits in linear layers.
         num_threads: of a decoding step; None: torch's own choice.
+        prefix_bytes: of the beginnings of text that are remembered; 0: none.
+        read_tokens: of new texts, or of texts to be read anew with new weights, in one step.
     """
 
     max_running: int = 64
@@ -36,6 +38,8 @@ class EmbeddedSettings:
     quantize: Literal["none", "int8", "fp8"] = "none"
     device: str = "cpu"
     num_threads: int | None = None
+    prefix_bytes: int = 1 << 28
+    read_tokens: int = 8192
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> Self:
@@ -54,9 +58,11 @@ class EmbeddedSettings:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 _refuse(name, getattr(self, name), did_you_mean(str(getattr(self, name)), choices))
-        for name in ("max_running", "max_tokens", "num_threads"):
+        if type(self.prefix_bytes) is not int or self.prefix_bytes < 0:
+            _refuse("prefix_bytes", self.prefix_bytes, "use a whole number, 0 or more")
+        for name in ("max_running", "read_tokens", "max_tokens", "num_threads"):
             value = getattr(self, name)
-            optional = name != "max_running"
+            optional = name not in ("max_running", "read_tokens")
             if not (value is None and optional) and not (type(value) is int and value >= 1):
                 _refuse(name, value, "use a whole number, 1 or more")
 

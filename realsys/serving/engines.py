@@ -48,6 +48,11 @@ class Answer(msgspec.Struct, kw_only=True):
         )
 
 
+def full_answer(request: GenerateRequest) -> Answer:
+    """The answer to tokens that leave no room for one: none, ended for its length."""
+    return Answer(rid=request.rid, finish=Finish.LENGTH, prompt_tokens=len(request.input_ids))
+
+
 class Counters(msgspec.Struct, kw_only=True):
     """Sums since the start, for ``/metrics``. ``progress`` moves whenever tokens are made."""
 
@@ -91,6 +96,7 @@ class ServedEngine(Protocol):
     def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
         """The answer as it grows, each time whole (``stream``), or only the finished one.
 
+        It ends for its length where the model has no more room: with no token, if the prompt fills it.
         Waits while paused. An iterator that is closed early aborts its request.
         """
 

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
+from msgspec import structs
+
 from realsys.api.errors import ConfigError, DataError, RealsysError
 from realsys.api.progress import tick
 from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
@@ -24,7 +26,7 @@ from realsys.serving.api import (
     WeightsTaken,
 )
 from realsys.serving.child import START_TIMEOUT_S, ChildServer
-from realsys.serving.engines import Answer, Counters
+from realsys.serving.engines import Answer, Counters, full_answer
 from realsys.serving.http_session import HttpSession
 
 # Our own callers have deadlines of their own, and hang up: this only keeps a wait from being endless.
@@ -33,6 +35,7 @@ CONTROL_S = 60.0
 UPDATE_S = 1800.0
 GOODBYE_S = 5.0
 _TICK_S = 5.0
+_LOOK_S = 2.0  # between two questions whether a child that has requests gets on
 _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
 
 
@@ -47,6 +50,7 @@ class FrontedEngine(abc.ABC):
 
     kind = ""
     length_option = ""  # of its command line: tokens of prompt and answer together
+    positions_kept_back = 0  # of the model's, that it gives to no request
 
     def __init__(self, *, model_path: str, backend_args: Mapping[str, Any], version: int) -> None:
         self.counters = Counters()
@@ -58,8 +62,11 @@ class FrontedEngine(abc.ABC):
         )
         self._open: dict[str, int] = {}  # rid → tokens of its prompt and its answer so far
         self._paused: PauseMode | None = None
+        self._stands = False  # paused, or taking weights
         self._child: ChildServer
-        self._http: HttpSession
+        self._http: HttpSession  # for answers, which last: any number at a time
+        self._control: HttpSession  # for all else
+        self._watching: asyncio.Task[None] | None = None
 
     # ---- of each server ---------------------------------------------------------------------
 
@@ -89,17 +96,26 @@ class FrontedEngine(abc.ABC):
     @abc.abstractmethod
     async def _healthy(self) -> bool: ...
 
+    @abc.abstractmethod
+    async def _gets_on(self) -> bool:
+        """Whether it did anything since the last call; asked while it has requests."""
+
     # ---- ServedEngine -----------------------------------------------------------------------
 
     async def start(self) -> None:
         timeout_s = float(self._ours.get("start_timeout_s", START_TIMEOUT_S))
         await self._child.start(self._healthy, timeout_s=timeout_s)
         await self._name_version(self._version)
+        self._watching = asyncio.create_task(self._watch(), name=f"progress of {self.kind}")
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         with suppress(RealsysError, TimeoutError):
             await asyncio.wait_for(self._abort("", every=True), GOODBYE_S)
         await self._http.close()
+        await self._control.close()
         await self._child.close()
 
     async def ended(self) -> None:
@@ -110,7 +126,12 @@ class FrontedEngine(abc.ABC):
             raise DataError(
                 f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
             )
-        self._check_length(request)
+        if self._max_positions:
+            left = self._max_positions - self.positions_kept_back - len(request.input_ids)
+            if left < 1:
+                yield full_answer(request)
+                return
+            request = within_room(request, left)
         self._open[request.rid] = len(request.input_ids)
         finished = False
         try:
@@ -128,28 +149,32 @@ class FrontedEngine(abc.ABC):
                     await self._abort(request.rid, every=False)
             del self._open[request.rid]
 
-    def _check_length(self, request: GenerateRequest) -> None:
-        """Here, because vLLM would answer with fewer tokens than it was asked for."""
-        prompt, new = len(request.input_ids), request.sampling.max_new_tokens
-        if self._max_positions and prompt + new > self._max_positions:
-            raise DataError(
-                f"a prompt of {prompt} tokens and max_new_tokens={new} do not fit the "
-                f"{self._max_positions} positions of the model",
-                where="/generate",
-                fix="ask for fewer",
-            )
+    async def _watch(self) -> None:
+        """Moves ``progress`` while the child works: answers come whole, and the first may take long."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._open and not self._stands:
+                with suppress(RealsysError):
+                    self.counters.progress += await self._gets_on()
 
     async def abort(self, rid: str, *, every: bool = False) -> None:
         if every or rid in self._open:
             await self._abort(rid, every=every)
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._pause(mode)
+        self._stands = True
+        try:
+            await self._pause(mode)
+        except BaseException:  # it may have heard us all the same
+            with suppress(RealsysError):
+                await asyncio.shield(self._resume())
+            self._stands = self._paused is not None
+            raise
         self._paused = mode
 
     async def resume(self) -> None:
         await self._resume()
-        self._paused = None
+        self._paused, self._stands = None, False
 
     async def update_weights(self, source: WeightSource) -> WeightsTaken:
         if not source.path:
@@ -163,16 +188,18 @@ class FrontedEngine(abc.ABC):
         keep = self._ours.get("kv_on_update") == "keep"
         mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
         began_s = time.perf_counter()
-        if self._paused is None:
-            await self._pause(mode)
         ticking = asyncio.create_task(_tick_along(), name="reading weights")
+        self._stands = True
         try:
+            if self._paused is None:
+                await self._pause(mode)
             await self._load(source.path, source.version, keep_caches=mode is PauseMode.IN_PLACE)
             self._version = source.version
         finally:
             ticking.cancel()
-            if self._paused is None:
+            if self._paused is None:  # also after a pause that failed: it may have heard us
                 await asyncio.shield(self._resume())
+                self._stands = False
         seconds = time.perf_counter() - began_s
         taken = WeightsTaken(
             version=source.version, seconds=seconds, paused_s=seconds, num_bytes=num_bytes
@@ -228,6 +255,16 @@ def check_fits(path: str, model_path: str) -> int:
     if not found.keys() & expected.keys():
         raise DataError("no weight of the model is there", where=path, fix="give its folder")
     return sum(file.stat().st_size for file in set(weight_files(path).values()))
+
+
+def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
+    """``request`` for at most ``left`` tokens: children differ in what they do with more."""
+    sampling = request.sampling
+    if sampling.max_new_tokens <= left:
+        return request
+    least = min(sampling.min_new_tokens, left)
+    clipped = structs.replace(sampling, max_new_tokens=left, min_new_tokens=least)
+    return structs.replace(request, sampling=clipped)
 
 
 async def _tick_along() -> None:

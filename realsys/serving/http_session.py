@@ -33,14 +33,25 @@ class HttpSession:
         key: bearer key; "" sends none.
         name: of the server, for errors.
         unix_socket: path to connect to in place of the URL's host.
+        limit: connections at a time, more calls wait for one; 0: any number. Calls that must get through
+            need a session beside that of calls that last.
     Raises:
         ConfigError: the URL leaves open who the server is.
     """
 
-    def __init__(self, url: str, key: str, *, name: str, unix_socket: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        name: str,
+        unix_socket: str = "",
+        limit: int | None = None,
+    ) -> None:
         self.url, fragment = urldefrag(url)
         self.name = name
         self._key, self._unix_socket = key, unix_socket
+        self._limit = MAX_CONNECTIONS if limit is None else limit
         self._pin = _pin(self.url, fragment)
         self._session: aiohttp.ClientSession | None = None
 
@@ -118,8 +129,8 @@ class HttpSession:
 
     def _connector(self) -> aiohttp.BaseConnector:
         if self._unix_socket:
-            return aiohttp.UnixConnector(self._unix_socket, limit=MAX_CONNECTIONS)
-        return aiohttp.TCPConnector(ssl=self._pin or True, limit=MAX_CONNECTIONS)
+            return aiohttp.UnixConnector(self._unix_socket, limit=self._limit)
+        return aiohttp.TCPConnector(ssl=self._pin or True, limit=self._limit)
 
     def _late(self, path: str, timeout_s: float) -> WaitTimeout:
         return WaitTimeout(

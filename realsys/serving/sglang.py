@@ -36,6 +36,7 @@ class SGLangEngine(FrontedEngine):
 
     kind = "sglang"
     length_option = "context_length"
+    positions_kept_back = 8  # a prompt of context_length - 6 tokens is refused already
 
     def __init__(
         self,
@@ -72,7 +73,8 @@ class SGLangEngine(FrontedEngine):
         whole = f"SGLang of {name}"
         self._config = config
         self._child = ChildServer(argv, name=whole, log=log, env=self._env(), guard=guard)
-        self._http = HttpSession(f"http://{_HOST}:{port}", key, name=whole)
+        self._http = HttpSession(f"http://{_HOST}:{port}", key, name=whole, limit=0)
+        self._control = HttpSession(f"http://{_HOST}:{port}", key, name=whole)
 
     async def start(self) -> None:
         try:
@@ -94,14 +96,14 @@ class SGLangEngine(FrontedEngine):
 
     async def _abort(self, rid: str, *, every: bool) -> None:
         body = {"rid": rid, "abort_all": every}
-        await self._http.call("POST", "/abort_request", body, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/abort_request", body, timeout_s=CONTROL_S)
 
     async def _pause(self, mode: PauseMode) -> None:
         body = {"mode": mode.value}
-        await self._http.call("POST", "/pause_generation", body, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/pause_generation", body, timeout_s=CONTROL_S)
 
     async def _resume(self) -> None:
-        await self._http.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
 
     async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
         body = {
@@ -109,17 +111,22 @@ class SGLangEngine(FrontedEngine):
             "weight_version": str(version),
             "flush_cache": not keep_caches,  # refused while running requests hold theirs
         }
-        await self._http.call("POST", "/update_weights_from_disk", body, timeout_s=UPDATE_S)
+        await self._control.call("POST", "/update_weights_from_disk", body, timeout_s=UPDATE_S)
 
     async def _name_version(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
-        await self._http.call("POST", "/update_weight_version", body, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/update_weight_version", body, timeout_s=CONTROL_S)
 
     async def flush(self) -> None:
-        await self._http.call("POST", "/flush_cache", timeout_s=CONTROL_S)
+        await self._control.call("POST", "/flush_cache", timeout_s=CONTROL_S)
 
     async def _healthy(self) -> bool:
-        await self._http.call("GET", "/health", timeout_s=20.0)  # makes a token
+        await self._control.call("GET", "/health", timeout_s=20.0)  # makes a token
+        return True
+
+    async def _gets_on(self) -> bool:
+        # A token for this call, or anything that its scheduler has said since.
+        await self._control.call("GET", "/health_generate", timeout_s=CONTROL_S)
         return True
 
     @property

@@ -24,6 +24,7 @@ from realsys.serving.http_session import HttpSession
 
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.RETRACT: "keep", PauseMode.IN_PLACE: "keep"}
 _PREFIX = "generate-tokens-"  # that it puts before our rid in its own
+_WORK = ("vllm:generation_tokens_total", "vllm:iteration_tokens_total_count")
 
 
 class _Logprob(msgspec.Struct):
@@ -91,7 +92,9 @@ class VLLMEngine(FrontedEngine):
         whole = f"vLLM of {name}"
         env = {"VLLM_SERVER_DEV_MODE": "1", **self._env()}
         self._child = ChildServer(argv, name=whole, log=log, env=env, guard=guard)
-        self._http = HttpSession("http://127.0.0.1", "", name=whole, unix_socket=uds)
+        self._http = HttpSession("http://127.0.0.1", "", name=whole, unix_socket=uds, limit=0)
+        self._control = HttpSession("http://127.0.0.1", "", name=whole, unix_socket=uds)
+        self._steps_seen = -1.0
 
     async def close(self) -> None:
         await super().close()
@@ -113,47 +116,68 @@ class VLLMEngine(FrontedEngine):
 
     async def _abort(self, rid: str, *, every: bool) -> None:
         body = {"request_ids": [] if every else [_PREFIX + rid]}
-        await self._http.call("POST", "/abort_requests", body, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/abort_requests", body, timeout_s=CONTROL_S)
 
     async def _pause(self, mode: PauseMode) -> None:
         clear = str(mode is PauseMode.ABORT).lower()
         path = f"/pause?mode={_PAUSES[mode]}&clear_cache={clear}"
-        await self._http.call("POST", path, timeout_s=CONTROL_S)
+        await self._control.call("POST", path, timeout_s=CONTROL_S)
         if mode is PauseMode.RETRACT:  # its running requests give their caches back
             await self._reset_prefixes(running=True)
 
     async def _resume(self) -> None:
-        await self._http.call("POST", "/resume", timeout_s=CONTROL_S)
+        await self._control.call("POST", "/resume", timeout_s=CONTROL_S)
 
     async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        await self._http.call("POST", "/collective_rpc", body, timeout_s=UPDATE_S)
+        await self._control.call("POST", "/collective_rpc", body, timeout_s=UPDATE_S)
         await self._name_version(version)
         if not keep_caches:
             await self._reset_prefixes(running=True)
 
     async def _name_version(self, version: int) -> None:
         body = {"new_version": str(version)}
-        await self._http.call("POST", "/update_weight_version", body, timeout_s=CONTROL_S)
+        await self._control.call("POST", "/update_weight_version", body, timeout_s=CONTROL_S)
 
     async def flush(self) -> None:
         await self._reset_prefixes(running=False)
 
     async def _reset_prefixes(self, *, running: bool) -> None:
         path = f"/reset_prefix_cache?reset_running_requests={str(running).lower()}"
-        data = await self._http.call("POST", path, timeout_s=CONTROL_S)
+        data = await self._control.call("POST", path, timeout_s=CONTROL_S)
         if running and b"true" not in data:
             raise RemoteError(
                 "vLLM kept caches of old weights", where=path, fix="its log says more"
             )
 
     async def _healthy(self) -> bool:
-        await self._http.call("GET", "/health", timeout_s=20.0)
+        await self._control.call("GET", "/health", timeout_s=20.0)
         return True
+
+    async def _gets_on(self) -> bool:
+        text = await self._control.call("GET", "/metrics", timeout_s=CONTROL_S)
+        steps = work_done(text.decode(errors="replace"))
+        former, self._steps_seen = self._steps_seen, -1.0 if steps is None else steps
+        return steps is None or steps != former
 
     @property
     def _max_running(self) -> int:
         return int(self._theirs.get("max_num_seqs") or 0)
+
+
+def work_done(metrics: str) -> float | None:
+    """Steps and tokens that vLLM counts in its Prometheus text; None: it was told to count nothing.
+
+    >>> work_done('vllm:generation_tokens_total{engine="0"} 20.0')
+    20.0
+    >>> work_done('vllm:generation_tokens_created{engine="0"} 1.7e9')
+    """
+    counts = [
+        float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.partition("{")[0].partition(" ")[0] in _WORK
+    ]
+    return sum(counts) if counts else None
 
 
 def vllm_body(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:

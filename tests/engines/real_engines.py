@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +19,12 @@ import pytest
 from engines.conformance import CASES, Served, run_case
 from engines.serve import KEY, server_process
 from engines.small_models import make_models
+from real_trials import Trials
 
 ENVIRONMENTS = Path(os.environ.get("REALSYS_ENGINES", Path(__file__).parents[2] / ".engines"))
-STAND_INS = str(Path(__file__).parent / "env/stand_ins")
 CPU: dict[str, dict[str, Any]] = {
     "sglang": {
         "env": {
-            "PYTHONPATH": STAND_INS,
-            "ENGINE_STAND_INS": "soundfile,decord,sgl_kernel",
             "SGLANG_USE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": "2",
         },
@@ -41,7 +40,6 @@ CPU: dict[str, dict[str, Any]] = {
     },
     "vllm": {
         "env": {
-            "PYTHONPATH": STAND_INS,
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": "2",
         },
@@ -90,3 +88,21 @@ def test_real(name: str, served: Served, request: pytest.FixtureRequest) -> None
             line = {"engine": kind, "case": name, "outcome": outcome}
             with open(path, "a") as file:
                 file.write(json.dumps({**line, "seconds": time.monotonic() - began_s}) + "\n")
+
+
+def test_the_pages_example_trains(tmp_path: Path) -> None:
+    """`realsys launch` with the page's own file, in the environment as `install` makes it."""
+    page = (Path(__file__).parents[2] / "docs/generation_servers.md").read_text()
+    (example,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if "vllm" in b]
+    assert "/path/to/vllm/" in example
+    config = tmp_path / "vllm.yaml"
+    config.write_text(example.replace("/path/to/vllm", str(ENVIRONMENTS / "vllm")))
+    trials = Trials(tmp_path / "root")
+    short = ("exp_ctrl.benchmark_steps=3", "sft.dataset.train_size=960")
+    words = ("launch", "ppo-math-async", "--config", str(config), *short)
+    try:
+        done = trials.run(*words, timeout_s=800)
+    finally:
+        trials.end_all()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 3/3" in done.stdout

@@ -178,3 +178,14 @@ def test_mistakes_are_named():
         MathMultiTurn(max_turns=0)
     with pytest.raises(ConfigError, match="no regular expression"):
         ToolUse(call="(")
+
+
+@pytest.mark.parametrize("agent", [MathMultiTurn(), ToolUse()])
+def test_an_episode_ends_where_the_model_is_full(agent: Agent) -> None:
+    """What was shown to the policy and could not be answered is not in the trajectory: it may not fit."""
+    policy = Policy("4" + END, "")
+    environment = Scripted(Observation(text="wrong", reward=0.25, done=False))
+    t = play(agent, policy, environment)
+    assert text_of(t) == "(Q:)4$"
+    assert (t.reward, t.truncated, t.stats) == (0.25, True, {"turns": 1.0})
+    assert_others_tokens_are_bare(t)

@@ -123,12 +123,13 @@ def test_max_tokens_bounds_the_rectangle_of_the_cache(module):
         engine.submit(request_of(rid, max_new_tokens=7))  # ten cells each
     engine.step()
     assert engine.num_running == 3
-    with pytest.raises(DataError, match=r"max_new_tokens=28 do not fit max_tokens=30"):
-        engine.submit(request_of("e", max_new_tokens=28))
-    engine.submit(request_of("long", max_new_tokens=27))
+    with pytest.raises(DataError, match=r"30 tokens leaves no room for an answer in max_tokens=30"):
+        engine.submit(request_of("e", prompt=(5,) * 30, max_new_tokens=1))
+    engine.submit(request_of("long", max_new_tokens=28))  # one more than there is room for
     outputs = finished(engine)
     assert {len(outputs[rid].tokens) for rid in "abcd"} == {7}
     assert len(outputs["long"].tokens) == 27
+    assert outputs["long"].finish == "length"
 
 
 def test_answers_end_with_any_of_their_stop_tokens(module):
@@ -327,7 +328,7 @@ def test_an_answer_that_is_gone_on_with_is_not_read_again():
         (request_of("x", ()), "no tokens"),
         (request_of("x", (1, 40)), "token 40 is not one of the model's 40"),
         (request_of("x", (-1,)), "token -1"),
-        (request_of("x", max_new_tokens=126), "max_position_embeddings=128"),
+        (request_of("x", (5,) * 128), "no room for an answer in max_position_embeddings=128"),
         (request_of("x", position=4), "position 4 with a prompt of 3"),
         (request_of("x", stop_texts=["."]), "no tokenizer"),
         (request_of("here"), "a request of this rid already"),
@@ -375,3 +376,53 @@ def test_weights_of_eight_bits_change_logprobs_a_little(kind, mean, most):
     assert max(off) < most
     with pytest.raises(DataError, match="fast path"):
         ContinuousEngine(gpt2(), quantize=kind)
+
+
+def test_texts_are_read_a_bounded_part_a_step_and_those_that_run_go_on(module):
+    """After new weights all running texts were read anew in one step: no token came, for minutes."""
+    engine = ContinuousEngine(module, read_tokens=9, prefix_bytes=0)
+    for i, rid in enumerate("abcd"):
+        engine.submit(request_of(rid, (5, 6, 7 + i), max_new_tokens=9))
+    assert [o.rid for o in engine.step()] == ["a", "b", "c"], "three tokens each"
+    assert [o.rid for o in engine.step()] == ["a", "b", "c", "d"]
+    engine.set_version(1)
+    lengths = []
+    while engine.num_waiting:
+        lengths.append([len(o.tokens) for o in engine.step()])
+    # Five tokens of a, five of b, five of c, four of d: one, as two are ten; then c and d.
+    assert lengths == [[3], [4, 3], [5, 4, 3, 2]]
+    slow = finished(engine)
+    whole = ContinuousEngine(module, prefix_bytes=0)
+    for i, rid in enumerate("abcd"):
+        whole.submit(request_of(rid, (5, 6, 7 + i), max_new_tokens=9))
+    assert {rid: o.tokens for rid, o in finished(whole).items()} == {
+        rid: o.tokens for rid, o in slow.items()
+    }
+
+
+def test_equal_texts_and_known_beginnings_cost_nothing_of_the_bound():
+    engine = ContinuousEngine(llama(), read_tokens=4)
+    for i in range(5):
+        engine.submit(request_of(str(i), seed=i, max_new_tokens=2))
+    assert len(engine.step()) == 5
+    finished(engine)
+    engine.submit(request_of("one more", (5, 6, 7, 8)))
+    engine.submit(request_of("and more", (5, 6, 7, 9)))
+    assert len(engine.step()) == 2
+
+
+def test_prefixes_hold_no_more_memory_than_their_bound():
+    """Those read together were views of one piece of memory: one of them kept it whole."""
+    most = 40_000
+    engine = ContinuousEngine(llama(), max_running=6, prefix_bytes=most)
+    for turn in range(4):
+        for i in range(6):
+            engine.submit(request_of(f"{turn} {i}", (turn, i, *range(2, 9)), max_new_tokens=4))
+        engine.submit(request_of(f"back {turn}", (0, 3, *range(2, 9)), max_new_tokens=2))
+        finished(engine)
+    prefixes = engine.slots.prefixes
+    kept = [entry.kept for entry in prefixes._entries.values()]
+    tensors = [x for k in kept for x in (*k.tensors, *([] if k.logits is None else [k.logits]))]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    assert len(kept) > 3
+    assert sum(storages.values()) == prefixes.num_bytes <= most

@@ -141,9 +141,12 @@ def test_in_one_request_or_in_several(module, cuts, prefix_bytes):
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-@given(retract_before=st.sets(st.integers(1, 39), max_size=4))
-def test_however_often_retracted(module, expected, retract_before):
-    engine = ContinuousEngine(module, max_running=4)
+@given(
+    retract_before=st.sets(st.integers(1, 39), max_size=4),
+    read_tokens=st.sampled_from([None, 1, 30]),
+)
+def test_however_often_retracted(module, expected, retract_before, read_tokens):
+    engine = ContinuousEngine(module, max_running=4, read_tokens=read_tokens)
     for request in some_requests():
         engine.submit(request)
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 from real_trials import make_policy
 
 from realsys.serving import fronted
-from realsys.serving.api import PauseMode, WeightSource
+from realsys.serving.api import (
+    Finish,
+    GenerateRequest,
+    PauseMode,
+    Sampling,
+    WeightSource,
+)
+from realsys.serving.engines import Answer
 from realsys.serving.fronted import FrontedEngine
 
 
@@ -33,7 +41,7 @@ class SlowChild(FrontedEngine):
 
     async def _nothing(self, *args: Any, **more: Any) -> Any: ...
 
-    _answers = _abort = _name_version = flush = _healthy = _nothing  # type: ignore[assignment]
+    _answers = _abort = _name_version = flush = _healthy = _gets_on = _nothing  # type: ignore[assignment]
 
 
 def test_a_child_that_reads_weights_for_long_does_not_stand_still(
@@ -60,3 +68,30 @@ def test_a_child_that_reads_weights_for_long_does_not_stand_still(
             assert len(ticks) == after, "only while it reads"
 
     asyncio.run(main())
+
+
+class Echo(SlowChild):
+    """Answers with as many tokens as it is asked for."""
+
+    async def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:  # type: ignore[override]
+        count = request.sampling.max_new_tokens
+        yield Answer(rid=request.rid, output_ids=[1] * count, finish=Finish.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(10, 50), (230, 26), (255, 1), (256, 0), (300, 0)]
+)
+def test_an_answer_ends_where_the_models_positions_do(
+    tmp_path: Path, length: int, expected: int
+) -> None:
+    """One conversation that outgrew them was refused five times, and ended the run."""
+
+    async def main() -> Answer:
+        engine = Echo(str(make_policy(tmp_path / "policy")))  # of 256 positions
+        sampling = Sampling(max_new_tokens=50, min_new_tokens=40)
+        request = GenerateRequest(rid="r", input_ids=(4,) * length, sampling=sampling)
+        (answer,) = [answer async for answer in engine.generate(request, stream=False)]
+        return answer
+
+    answer = asyncio.run(main())
+    assert (len(answer.output_ids), answer.finish) == (expected, Finish.LENGTH)

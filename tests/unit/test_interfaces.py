@@ -28,6 +28,8 @@ from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.inference import InferenceBackend
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.datasets.math import MathPrompts, MathSFT
+from realsys.generation import engine
+from realsys.generation.continuous import ContinuousEngine
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
@@ -435,7 +437,7 @@ def test_rewards_are_for_the_text_of_each_answer(path):
 def test_evaluation_counts_greedy_answers(path):
     roles = Roles(path, settings())
     batches = [roles.prompts.batch([0, 1, 2], list("abc")), roles.prompts.batch([3, 4], list("de"))]
-    found = roles.actor_does.evaluate(roles.actor, batches)
+    found = roles.actor_does.evaluate(roles.actor, batches, MB)
     assert found["num_problems"] == 5
     assert [s["answer"] for s in found["samples"]] == [
         a for b in batches for a in b.meta.metadata["answer"]
@@ -445,14 +447,15 @@ def test_evaluation_counts_greedy_answers(path):
     right = [len(s["response"]) % 3 > 0 for s in found["samples"]]
     assert [s["correct"] for s in found["samples"]] == right
     assert found["accuracy"] == sum(right) / 5
-    assert found == roles.actor_does.evaluate(roles.actor, batches)
+    assert found == roles.actor_does.evaluate(roles.actor, batches, MB)
 
 
 def test_sft_evaluation_is_the_mean_over_tokens(path):
     model = FSDPBackend().initialize(hf_causal_lm(path=path, **COMPANY), SPEC)
     data = MathSFT(tokenizer=model.tokenizer, seed=1, split="test", eval_size=3)
-    whole = SFTInterface().evaluate(model, [data.batch([0, 1, 2], list("abc"))])
-    cut = SFTInterface().evaluate(model, [data.batch([0], ["a"]), data.batch([1, 2], list("bc"))])
+    whole = SFTInterface().evaluate(model, [data.batch([0, 1, 2], list("abc"))], MB)
+    batches = [data.batch([0], ["a"]), data.batch([1, 2], list("bc"))]
+    cut = SFTInterface().evaluate(model, batches, MicroBatchSpec(max_tokens_per_mb=1))
     assert cut["loss"] == pytest.approx(whole["loss"], abs=1e-6)
     assert whole["perplexity"] == pytest.approx(math.exp(whole["loss"]))
 
@@ -465,3 +468,21 @@ def test_interfaces_take_what_the_experiment_passes(path):
         registry.make_interface(
             replace(experiment.initial_setup().model_rpcs[0].interface_impl, args={"eps_klip": 1})
         )
+
+
+def test_evaluation_decodes_no_more_rows_than_a_micro_batch_has_tokens_for(path, monkeypatch):
+    """All questions of a batch were decoded together, 128 of them, where training kept to its bound."""
+    roles, widths = Roles(path, settings()), []
+
+    class Seen(ContinuousEngine):
+        def __init__(self, *args, max_running, **more):
+            widths.append(max_running)
+            super().__init__(*args, max_running=max_running, **more)
+
+    monkeypatch.setattr(engine, "ContinuousEngine", Seen)
+    batch = roles.prompts.batch(range(5), list("abcde"))
+    whole = roles.actor_does.evaluate(roles.actor, [batch], MicroBatchSpec())
+    longest = max(batch.piece_lengths("packed_prompts")) + roles.actor_does.gen.max_new_tokens
+    two_rows = MicroBatchSpec(max_tokens_per_mb=2 * longest)
+    assert roles.actor_does.evaluate(roles.actor, [batch], two_rows) == whole
+    assert widths == [5, 2]

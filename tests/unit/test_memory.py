@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math_async import PPOMathAsyncExperiment
 from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, size
 from launcher.plan_view import allocation_rows, memory_rows
 from launcher.resolve import resolve
@@ -284,6 +285,7 @@ def test_a_worker_has_all_its_copies_and_its_largest_call():
         "actor_train",
         "critic_inf",
         "critic_train",
+        "evaluation of actor@0",
         "ref_inf",
     ]
     most = max(sum(terms.values()) for terms in worker.calls.values())
@@ -414,3 +416,17 @@ def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
 )
 def test_sizes_are_read_at_a_glance(num_bytes: float, text: str) -> None:
     assert size(num_bytes) == text
+
+
+def test_an_evaluation_counts_its_answers_and_in_an_asynchronous_run_its_whole_weights():
+    """There it is all that the trainers' processes generate."""
+    few = replace(PPOMathAsyncExperiment().actor, max_tokens_per_mb=256)
+    run = PPOMathAsyncExperiment(actor=few, n_model_workers=2)
+    for worker in memory_of_experiment(config_of(run), TINY).values():
+        assert not any("gen" in call for call in worker.calls)
+        terms = worker.calls["evaluation of actor@0"]
+        assert terms["whole copy"] == 4 * TINY.num_params
+        more = replace(few, max_tokens_per_mb=1024)
+        config = config_of(replace(run, actor=more))
+        larger = memory_of_experiment(config, TINY)[0].calls["evaluation of actor@0"]
+        assert larger["cache"] > terms["cache"] > 0

@@ -330,3 +330,21 @@ def test_the_product_of_the_preparation_starts_every_role(kind: type[MathRLExper
     config = kind().with_prepared("sft", "/models/start").initial_setup()
     paths = {s.model.args["path"] for worker in config.model_worker for s in worker.shards}
     assert paths == {"/models/start"}
+
+
+def test_each_rank_must_have_a_held_out_record() -> None:
+    """One without ended the run at its first evaluation."""
+    few, enough = (MathDatasetOptions(eval_size=n, train_bs_n_seqs=64) for n in (3, 4))
+    parallel = {"parallel": "d4"}
+    for where, experiment in {
+        "actor.parallel": ppo(actor=parallel, dataset=few),
+        "allocation": ppo(allocation="actor_gen:d4", dataset=few),
+        "model.parallel": SFTMathExperiment(
+            dataset=few, model=replace(SFTMathExperiment().model, **parallel)
+        ),
+    }.items():
+        found = told(experiment)
+        words = "3 held-out records do not give one to each of 4 data-parallel ranks"
+        assert any(words in p and f"eval_size and {where} |" in p for p in found), found
+    assert told(ppo(actor=parallel, dataset=enough)) == []
+    assert told(ppo(actor=parallel, dataset=replace(few, eval_size=0))) == []

@@ -104,7 +104,8 @@ def test_what_a_lost_worker_was_at_is_given_out_again_and_its_late_delivery_refu
         for ticket in again:
             assert (await desk.handle(delivery(ticket, worker="other", holder=3))).kept
         assert base_ids(await train(desk, 1)) == [first.id, second.id]
-        assert cleared == [(0, (first.id,))], "what came late is forgotten where it was put"
+        # What came late is forgotten where it was put; what never came, where it was to go.
+        assert cleared == [(0, (first.id,)), (3, (second.id,))]
 
     run(story())
 
@@ -203,5 +204,64 @@ def test_when_it_is_over_everybody_hears_it():
         await asyncio.sleep(0.01)
         await desk.close()
         assert (await waiting).over
+
+    run(story())
+
+
+def test_what_a_dead_worker_was_at_goes_to_one_that_lives():
+    """The dead one's own question still waited at the desk, the longest of all, and took it."""
+
+    async def story():
+        desk, _ = await make_desk(max_staleness=0)
+        gave = await take(desk, worker="dead")
+        waits = rm.TakeWork(worker="dead", room=9, wait_s=10)
+        asking = asyncio.create_task(desk.handle(waits))
+        await asyncio.sleep(0.01)
+        living = asyncio.create_task(desk.handle(rm.TakeWork(worker="alive", room=9, wait_s=10)))
+        await asyncio.sleep(0.01)
+        await desk.lost("dead")
+        assert [(t.id, t.tries) for t in (await living).tickets] == [(t.id, 1) for t in gave]
+        assert not (await asking).tickets
+        await desk.handle(rm.AskPlaces(worker="dead", dataset_size=SIZE))
+        await desk.lost("alive")
+        assert [t.tries for t in await take(desk, worker="dead")] == [2, 2], "it has begun anew"
+
+    run(story())
+
+
+def test_a_delivery_that_comes_twice_is_kept_and_its_tensors_too():
+    """The double bears the id of what was kept: to forget it took the tensors away from a later step."""
+
+    async def story():
+        desk, cleared = await make_desk()
+        tickets = await take(desk)
+        for ticket in (*tickets, tickets[2]):
+            assert (await desk.handle(delivery(ticket))).kept
+        await train(desk, 1)
+        assert cleared == []
+        assert base_ids(await train(desk, 2)) == ORDER[2:4]
+        # The same from another place is not ours, and neither is what was trained on meanwhile.
+        assert not (await desk.handle(delivery(tickets[2], holder=3))).kept
+        for ticket in await take(desk):
+            await desk.handle(delivery(ticket))
+        await train(desk, 3)
+        assert cleared == [(3, (tickets[2].id,))]
+
+    run(story())
+
+
+def test_tensors_of_tries_that_ended_without_a_delivery_are_forgotten():
+    """They may have been put before the worker died, or when it said that putting them failed."""
+
+    async def story():
+        desk, cleared = await make_desk(max_staleness=0)
+        first, second = await take(desk)
+        await desk.handle(rm.GiveUp(worker="w", id=first.id, tries=0, why="put timed out"))
+        await desk.lost("w")
+        for ticket in await take(desk, worker="other"):
+            assert ticket.tries == 1
+            await desk.handle(delivery(ticket, worker="other"))
+        await train(desk, 1)
+        assert sorted(cleared) == [(0, (first.id,)), (3, (second.id,))]
 
     run(story())

@@ -1,10 +1,15 @@
 """Rollouts on disk: back bit for bit, whatever became of the process that wrote them."""
 
+import errno
+import os
+from io import FileIO
+from pathlib import Path
+
 import pytest
 import torch
 
 from realsys.api.errors import DataError
-from realsys.data_plane.rollout_dump import DumpWriter, RolloutDump
+from realsys.data_plane.rollout_dump import SUFFIX, DumpWriter, RolloutDump
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.datasets.rollout_dump import RolloutDumpData
 
@@ -66,3 +71,87 @@ def test_a_torn_end_costs_the_last_record_only(tmp_path, cut):
 def test_an_empty_folder_says_how_to_get_a_dump(tmp_path):
     with pytest.raises(DataError, match="no rollouts were dumped"):
         RolloutDumpData(folder=str(tmp_path), keys=("x",))
+
+
+class FullDisk(FileIO):
+    """A file on a disk without room: half of what is written gets there, and then none."""
+
+    full = False
+
+    def write(self, data) -> int:
+        if not self.full:
+            return super().write(data)
+        super().write(memoryview(data)[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_a_write_that_failed_leaves_nothing_behind(tmp_path, monkeypatch, truncates):
+    """Half a record, filled up with the bytes of the next one, was read as a whole one."""
+    monkeypatch.setattr(Path, "open", lambda path, mode="r", **_: FullDisk(path, mode.rstrip("b")))
+    if not truncates:
+
+        def refuse(descriptor, length):
+            raise OSError(errno.EIO, "it can't")
+
+        monkeypatch.setattr(os, "ftruncate", refuse)
+    names = ["0-0", "0-1", "0-2"]
+    with DumpWriter(tmp_path / f"a{SUFFIX}") as writer:
+        for name in names:
+            FullDisk.full = name == "0-1"
+            if FullDisk.full:
+                with pytest.raises(DataError, match=r"No space left.*"):
+                    writer.append(sample(name, 40))
+            else:
+                writer.append(sample(name, 40))
+    monkeypatch.undo()
+    dump = RolloutDump(sorted(tmp_path.glob(f"*{SUFFIX}")))
+    assert len(dump) == 2
+    assert_same(dump.read(["0-0", "0-2"]), [sample("0-0", 40), sample("0-2", 40)])
+    with pytest.raises(DataError, match="in no dump"):
+        dump.read(["0-1"])
+
+
+def test_bytes_that_changed_are_not_trained_on(tmp_path):
+    path = tmp_path / f"a{SUFFIX}"
+    with DumpWriter(path) as writer:
+        writer.append(sample("a", 50))
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="not those that were written"):
+        RolloutDump([path]).read(["a"])
+
+
+def test_a_dump_has_an_end_and_says_so_once(tmp_path, caplog):
+    """A million answers of 32k tokens were 690 GB in the trial's folder, if nobody asked for less."""
+    path = tmp_path / f"a{SUFFIX}"
+    with DumpWriter(path) as writer:
+        assert writer.append(sample("0", 60))
+    room = 2 * path.stat().st_size + 20
+    path.unlink()
+    with DumpWriter(path, room=room) as writer:
+        kept = [writer.append(sample(str(i), 60)) for i in range(4)]
+        assert not writer.append(sample("5", 1)), "a small one, behind others that are not there"
+    assert kept == [True, True, False, False]
+    assert path.stat().st_size <= room
+    assert len(RolloutDump([path])) == 2
+    assert [r.getMessage().count("dump_limit_gib") for r in caplog.records] == [1]
+
+
+def test_a_token_takes_few_bytes(tmp_path):
+    """Ids and versions as 64 bits each were 16 of 21."""
+    count = 20_000
+    tokens = torch.randint(0, 150_000, (count,), generator=torch.Generator().manual_seed(1))
+    data = {
+        "packed_input_ids": tokens,
+        "packed_versions": torch.arange(count) // 5000,
+        "prompt_mask": torch.arange(count) < 200,
+        "packed_logprobs": -torch.rand(count, generator=torch.Generator().manual_seed(2)),
+    }
+    answer = SequenceSample.from_tensors(["a"], {key: [[count]] for key in data}, data)
+    path = tmp_path / f"a{SUFFIX}"
+    with DumpWriter(path) as writer:
+        writer.append(answer)
+    assert path.stat().st_size / count < 8
+    assert_same(RolloutDump([path]).read(["a"]), [answer])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ END_ID = 9  # one in a hundred tokens of the double is it
 def _no_pauses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "_PAUSES_S", (0.0, 0.0))
+        patch.setattr(asking, "CALL_BACK_S", 0.05)
         yield
 
 
@@ -54,6 +56,8 @@ class World:
     asks: list[AskServer] = field(default_factory=list)
     requests: list[tuple[int, GenerateRequest]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    looks: int = 0
+    slow_s: float = 0.0  # what "slow" takes
     name: str = "gserver_manager/0"
 
     async def call(self, body: Any, *, what: str, timeout_s: float, try_s: float = 0.0) -> Any:
@@ -93,6 +97,17 @@ class Server:
     world: World
     index: int
     name: str
+    hangs: bool = False
+    aborted: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    async def healthy(self, *, timeout_s: float) -> bool:
+        self.world.looks += 1
+        return not self.hangs
+
+    async def abort(self, rid: str) -> None:
+        if self.hangs:
+            await asyncio.sleep(60)
+        self.aborted[rid].set()
 
     async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
         self.world.requests.append((self.index, request))
@@ -108,8 +123,17 @@ class Server:
         if event == "impossible":
             raise DataError("too long", **where)
         if event == "hang":
+            self.hangs = True
             await asyncio.sleep(timeout_s)
             raise WaitTimeout(f"no answer from {self.name} in {timeout_s:.2f} s", **where)
+        if event == "slow":
+            aborted = self.aborted[request.rid] = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(aborted.wait(), min(self.world.slow_s, timeout_s))
+            if aborted.is_set():
+                return cut(request, 4)
+            if self.world.slow_s > timeout_s:
+                raise WaitTimeout(f"no answer from {self.name} in {timeout_s:.2f} s", **where)
         if isinstance(event, int):
             return cut(request, event)
         version = VERSION - 1 if event == "old" else VERSION
@@ -379,3 +403,86 @@ def test_errors_of_the_manager_are_not_taken_for_a_servers():
 
     with pytest.raises(RealsysError, match="the manager failed"):
         answer_of(Broken())
+
+
+# ---- slow, hung and full servers ----------------------------------------------------------------
+
+
+def test_an_answer_may_take_all_the_time_there_is_from_a_server_that_is_well():
+    """It was given up at half of its time, and made again with the same seed, as slowly."""
+    world = World(["slow"] * 9, slow_s=0.6)
+    assert answer_of(world, timeout_s=1.0) == undisturbed()
+    assert [done.broken for done in world.out] == [False]
+    assert world.looks > 0
+
+
+def test_a_server_that_is_slow_to_the_end_says_what_it_has_and_is_not_called_broken():
+    world = World(["slow"] * 9, slow_s=20)
+    with pytest.raises(
+        WaitTimeout, match=r"4 of at most 30 .* generation_server/. was still at it"
+    ):
+        answer_of(world, timeout_s=0.3)
+    assert [(done.broken, done.num_new_tokens) for done in world.out] == [(False, 4)]
+
+
+def test_those_who_wait_for_one_server_share_a_look_at_it():
+    async def main() -> int:
+        world = World()
+        clients = ServerClients(world.client)
+        use = UseServer(server=0, url="https://host:0")
+        async with clients.using(use) as client:
+            looks = [clients.is_well(use, client, within_s=5) for _ in range(9)]
+            assert all(await asyncio.gather(*looks))
+            client.hangs = True
+            assert not await clients.is_well(use, client, within_s=5)
+        return world.looks
+
+    assert asyncio.run(main()) == 2
+
+
+def test_a_conversation_that_fills_the_model_gets_an_empty_answer_that_is_cut():
+    class Full(Server):
+        async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
+            self.world.requests.append((self.index, request))
+            return result(0, finish=Finish.LENGTH)
+
+    class Place(World):
+        def client(self, url: str, name: str) -> Server:
+            return (Server if not self.requests else Full)(self, 0, name)
+
+    async def two_turns(world: World) -> tuple[Answer, Answer]:
+        ask = world.ask()
+        return await ask(PROMPT), await ask(PROMPT * 9)
+
+    first, second = asyncio.run(two_turns(Place(servers=2)))
+    assert first == undisturbed()
+    assert second == Answer(tokens=(), logprobs=(), versions=(), stopped=False)
+    assert second.is_none
+    # The first question of an episode is known to fit: there it is a fault.
+    world = Place()
+    world.requests.append((0, GenerateRequest(rid="", input_ids=PROMPT)))
+    with pytest.raises(RemoteError, match="has the model room for as many and an answer"):
+        answer_of(world)
+
+
+def test_a_model_without_room_for_a_first_answer_is_told_once(caplog: pytest.LogCaptureFixture):
+    """An engine's bound below ``max_new_tokens`` was refused; now it cuts, which nobody should miss."""
+
+    class Small(Server):
+        async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
+            return result(5, finish=Finish.LENGTH)
+
+    class Place(World):
+        def client(self, url: str, name: str) -> Server:
+            return Small(self, 0, name)
+
+    async def main() -> None:
+        world = Place(servers=1)
+        first = world.ask()
+        for ask in (first, first._caller.ask_for(TICKET, 1)):
+            assert len((await ask(PROMPT)).tokens) == 5
+
+    asyncio.run(main())
+    told = [r.getMessage() for r in caplog.records if "answers end early" in r.getMessage()]
+    assert len(told) == 1
+    assert "generation_server/0 had room for 5 tokens behind a prompt of 3, not for 30" in told[0]

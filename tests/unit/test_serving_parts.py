@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ from torch import nn
 from realsys.api.errors import ConfigError, DataError
 from realsys.serving.api import ServerInfo
 from realsys.serving.certificate import self_signed
-from realsys.serving.child import options, tail
+from realsys.serving.child import last_words, options
 from realsys.serving.embedded_settings import EmbeddedSettings
 from realsys.serving.engines import Counters
 from realsys.serving.http_session import HttpSession
@@ -78,15 +76,26 @@ def test_options_of_a_child() -> None:
     assert options(args) == ["--tp-size", "2", "--flag", "--names", "a", "b", "--zero", "0"]
 
 
-def test_the_tail_of_a_log_is_whole_lines(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert "can't be read" in tail(log)
-    log.write_text("")
-    assert "empty" in tail(log)
-    log.write_text("".join(f"line {i}\n" for i in range(1000)))
-    lines = tail(log).splitlines()
-    assert lines[-1] == "  line 999"
-    assert all(line.startswith("  line ") for line in lines)
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        ("loading\n\n", "loading"),
+        ("usage: api_server.py [-h]\napi_server.py: error: no such option: --dtyp\n",
+         "error: no such option: --dtyp"),
+        ('  File "torch/library.py", line 9\n    raise X\n'
+         "RuntimeError: operator torchvision::nms does not exist\n",
+         "RuntimeError: operator torchvision::nms does not exist"),
+        ("(EngineCore_0 pid=8) ERROR 11-23 03:00:00 [core.py:9] ValueError: heads of 16\n"
+         "(APIServer pid=7) Traceback (most recent call last):\n"
+         "(APIServer pid=7) RuntimeError: Engine core failed. See root cause above. {}\n"
+         "resource_tracker: there is 1 leaked object\n",
+         "ValueError: heads of 16"),
+    ],
+)  # fmt: skip
+def test_the_last_words_of_a_log_say_why_a_program_ended(log: str, words: str) -> None:
+    assert last_words(log.splitlines()) == words
+    assert len(last_words(["Error: " + "x" * 9999])) <= 400
 
 
 def test_metrics_are_prometheus_text() -> None:

@@ -1,17 +1,17 @@
-"""Loaded first in the environments of real servers, by PYTHONPATH: lets them start without CUDA.
+"""Loaded first in the environments of real servers that ``install`` makes: lets them start without CUDA.
 
-Modules named in ENGINE_STAND_INS, comma-separated, import as empties: an attribute of theirs is a class,
-an attribute of that a text. What torchvision registers for its compiled operators, which a CPU torch
-refuses, is left out.
+``install`` puts it into them, with a ``.pth`` file that imports it. Modules named in the ``.txt`` file
+beside it, one a line, import as empties: an attribute of theirs is a class, an attribute of that a text.
+What torchvision registers for its compiled operators, which a CPU torch refuses, is left out.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -66,5 +66,4 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-_names = os.environ.get("ENGINE_STAND_INS", "")
-sys.meta_path.insert(0, _Finder([name for name in _names.split(",") if name]))
+sys.meta_path.insert(0, _Finder(Path(__file__).with_suffix(".txt").read_text().split()))

@@ -1,0 +1,201 @@
+"""SGLang and vLLM as children, when all their places are taken: stand-ins that speak their paths.
+
+The real ones are in tests/engines. Here a child holds every answer until the test lets go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+from real_trials import make_policy
+from serving_double import ServerDouble
+
+from realsys.api.errors import WaitTimeout
+from realsys.serving import fronted, http_control, http_session, sglang, vllm
+from realsys.serving.api import GenerateRequest, PauseMode, Sampling, WeightSource
+from realsys.serving.child import ChildServer
+from realsys.serving.client import HttpGenerationClient
+from realsys.serving.fronted import FrontedEngine
+from realsys.serving.http_control import Control
+from realsys.serving.sglang import SGLangEngine
+from realsys.serving.vllm import VLLMEngine
+
+S = 20.0
+CONNECTIONS = 4
+ANSWERS = 9
+
+
+class StandIn:
+    """A child whose answers never end. ``works``: whether it makes tokens; ``mute``: paths that hang."""
+
+    def __init__(self) -> None:
+        self.works, self.steps, self.asked = True, 0, 0
+        self.mute: set[str] = set()
+        self.heard: list[str] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.heard.append(request.path)
+        if request.path.endswith("/generate"):
+            self.asked += 1
+        elif request.path == "/metrics":
+            self.steps += self.works
+            return web.Response(text=f'vllm:generation_tokens_total{{engine="0"}} {self.steps}\n')
+        elif request.path not in self.mute and (self.works or request.path != "/health_generate"):
+            return web.Response(text="true")
+        await asyncio.sleep(S)
+        return web.Response()
+
+
+@asynccontextmanager
+async def fronted_by(kind: str, folder: Path) -> AsyncIterator[tuple[FrontedEngine, StandIn]]:
+    """The engine over a stand-in, started."""
+    policy = str(make_policy(folder / "policy"))
+    common: dict[str, Any] = {
+        "model_path": policy,
+        "backend_args": {},
+        "base_seed": 1,
+        "tp_size": 1,
+        "name": "generation_server/0",
+        "log": folder / "child.log",
+        "guard": _as_it_is,
+    }
+    engine: FrontedEngine
+    engine = VLLMEngine(**common) if kind == "vllm" else SGLangEngine(**common, scratch=folder)
+    engine._child = cast(ChildServer, SimpleNamespace(start=_nothing, close=_nothing, check=dict))
+    child, app = StandIn(), web.Application()
+    app.router.add_route("*", "/{path:.*}", child.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    if engine._http._unix_socket:
+        site: web.BaseSite = web.UnixSite(runner, engine._http._unix_socket)
+    else:
+        site = web.TCPSite(runner, "127.0.0.1", cast(int, urlsplit(engine._http.url).port))
+    await site.start()
+    try:
+        await engine.start()
+        yield engine, child
+    finally:
+        await engine.close()
+        await runner.cleanup()
+
+
+def _as_it_is(argv: Sequence[str]) -> list[str]:
+    return list(argv)
+
+
+async def _nothing(*args: Any, **more: Any) -> None: ...
+
+
+@asynccontextmanager
+async def full(engine: FrontedEngine, child: StandIn) -> AsyncIterator[None]:
+    """While more answers are on their way than a connection pool has connections."""
+
+    async def ask(i: int) -> None:
+        request = GenerateRequest(rid=f"r{i}", input_ids=(1, 2), sampling=Sampling())
+        async for _ in engine.generate(request, stream=False):
+            pass
+
+    asking = [asyncio.create_task(ask(i)) for i in range(ANSWERS)]
+    try:
+        async with asyncio.timeout(S):
+            while child.asked < CONNECTIONS:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # the rest comes now, or waits for the pool
+        yield
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_session, "MAX_CONNECTIONS", CONNECTIONS)
+    for module in (fronted, vllm, sglang):
+        monkeypatch.setattr(module, "CONTROL_S", 2.0)
+    monkeypatch.setattr(fronted, "_LOOK_S", 0.05, raising=False)
+    monkeypatch.setattr(http_control, "_HEALTH_S", 2.0)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_control_calls_do_not_wait_behind_answers(kind: str, tmp_path: Path) -> None:
+    """The pause before new weights waited for a free connection, and the server was left out."""
+
+    async def main() -> None:
+        async with fronted_by(kind, tmp_path) as (engine, child), full(engine, child):
+            await engine.pause(PauseMode.IN_PLACE)
+            await engine.resume()
+            policy = str(tmp_path / "policy")
+            assert (await engine.update_weights(WeightSource(version=3, path=policy))).version == 3
+            await engine.abort("r0")
+            assert child.asked == ANSWERS, "answers wait for places at the child, not for us"
+
+    asyncio.run(main())
+
+
+def test_clients_control_calls_do_not_wait_behind_their_answers() -> None:
+    async def main() -> None:
+        async with ServerDouble() as server:
+            server.engine.hang = True
+            client: HttpGenerationClient = server.client()
+            requests = [GenerateRequest(rid=f"r{i}", input_ids=(1,)) for i in range(ANSWERS)]
+            asking = [asyncio.create_task(client.generate(r, timeout_s=S)) for r in requests]
+            async with asyncio.timeout(S):
+                while len(server.engine.running) < CONNECTIONS:
+                    await asyncio.sleep(0.01)
+            assert (await client.info(timeout_s=2)).engine
+            await client.abort(every=True)
+            await asyncio.gather(*asking)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_child_with_all_places_taken_is_well_while_it_works(kind: str, tmp_path: Path) -> None:
+    """A probe waits behind everybody, and answers are told whole: it counted as sick, then as hung."""
+
+    async def main() -> None:
+        async with fronted_by(kind, tmp_path) as (engine, child), full(engine, child):
+            health = Control(engine)._health_generate
+            request = cast(web.Request, None)
+            assert (await health(request)).status == 200
+            before = engine.counters.progress
+            async with asyncio.timeout(S):
+                while engine.counters.progress == before:  # what the stall judge looks at
+                    await asyncio.sleep(0.01)
+            child.works = False
+            await asyncio.sleep(0.3)
+            assert (await health(request)).status == 503
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_pause_without_an_answer_is_taken_back(kind: str, tmp_path: Path) -> None:
+    """The child may have heard it, and would stand still for ever."""
+
+    async def main() -> None:
+        async with fronted_by(kind, tmp_path) as (engine, child):
+            pause, resume = (
+                ("/pause", "/resume")
+                if kind == "vllm"
+                else ("/pause_generation", "/continue_generation")
+            )
+            child.mute = {pause}
+            source = WeightSource(version=3, path=str(tmp_path / "policy"))
+            for call in (engine.update_weights(source), engine.pause(PauseMode.IN_PLACE)):
+                child.heard.clear()
+                with pytest.raises(WaitTimeout):
+                    await call
+                assert child.heard == [pause, resume]
+            assert not (await engine.info()).paused
+
+    asyncio.run(main())
