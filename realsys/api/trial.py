@@ -396,6 +396,19 @@ def turn_link(link: Path, target: str) -> None:
     os.replace(temporary, link)
 
 
+def fresh(folder: str | Path, *, dir_fd: int | None = None) -> None:
+    """Makes the next look at a name in ``folder`` a fresh one; does nothing where there is no such folder.
+
+    An NFS client remembers that a file was not there for as long as it believes the folder's attributes,
+    up to a minute. Opening the folder by its name makes it ask for them ("close-to-open"); looking at
+    other files in it, or listing the folder above, does not.
+    """
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+
+
 def read_record(kind: type[T], path: Path) -> T | None:
     """The record at ``path``; None when there is none. Raises TrialError when it is damaged."""
     try:

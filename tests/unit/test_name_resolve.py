@@ -20,6 +20,7 @@ from realsys.api.errors import (
     LeaseLost,
     StoreUnavailable,
 )
+from realsys.name_resolve import commit_log
 from realsys.name_resolve import file as file_store
 from realsys.name_resolve.commit_log import file_system_of
 from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
@@ -190,6 +191,7 @@ def test_a_watcher_far_behind_gets_the_difference(store: NameResolve):
 
 def test_snapshots_replace_old_files_and_readers_follow(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(file_store, "SNAPSHOT_EVERY", 8)
+    monkeypatch.setattr(commit_log, "KEEP_S", 0.0)
     root = tmp_path / "store"
     early, writer = FileStore(root), FileStore(root)
     early.add(f"{ROOT}/first", b"x")
