@@ -1,8 +1,9 @@
 """What processes ask of a folder's file system: calls and new files, by process.
 
-For tests/process/test_file_calls.py and benchmarks/bench_file_calls.py. A small library
-(file_calls.c, compiled by gcc) is loaded into every process that inherits ``environment`` and counts
-there; nothing is slowed down as under a tracer.
+For tests/process/test_file_calls.py, tests/unit/test_nfs.py and benchmarks/bench_file_calls.py. A small
+library (file_calls.c, compiled by gcc) is loaded into every process that inherits ``environment`` and
+counts there; nothing is slowed down as under a tracer. It can also make the folder behave as one on NFS
+where each process is a host of its own.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ class Counts:
 
 
 class FileCalls:
-    """Counts calls to files under ``under``; ``scratch`` is a folder of its own, elsewhere."""
+    """Counts calls to files under ``under``; ``scratch`` is a folder of its own, elsewhere.
 
-    def __init__(self, under: Path, scratch: Path) -> None:
+    Args:
+        as_nfs: ``under`` seems to be a mounted NFS export, and each process another host.
+    """
+
+    def __init__(self, under: Path, scratch: Path, *, as_nfs: bool = False) -> None:
         self._to = scratch / "counts"
         self._to.mkdir(parents=True)
         library = scratch / "file_calls.so"
@@ -51,6 +56,13 @@ class FileCalls:
             "COUNT_FILES_UNDER": str(under.resolve()),
             "COUNT_FILES_TO": str(self._to),
         }
+        if as_nfs:
+            mounts = scratch / "mountinfo"
+            mounts.write_text(
+                "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+                f"30 20 0:40 / {under.resolve()} rw - nfs4 server:/export rw\n"
+            )
+            self.environment["STAND_IN_MOUNTS"] = str(mounts)
 
     def by_process(self) -> dict[int, Counts]:
         """Counts so far, by pid, of all that ever ran."""

@@ -264,7 +264,9 @@ class CommitLog:
         that has been there for ``KEEP_S``, by the file system's own clock."""
         names = sorted(os.listdir(self._folders["snapshots"]))
         made_s = [os.stat(n, dir_fd=self._folders["snapshots"]).st_mtime for n in names]
-        old = [n for n, at_s in zip(names[:-1], made_s, strict=False) if made_s[-1] - at_s >= KEEP_S]
+        old = [
+            n for n, at_s in zip(names[:-1], made_s, strict=False) if made_s[-1] - at_s >= KEEP_S
+        ]
         return old[-1] if old else names[0]
 
     def _read(self, folder: str, name: str) -> bytes | None:

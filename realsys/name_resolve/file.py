@@ -135,7 +135,10 @@ class FileStore(KeySpaceStore):
         if is_known_dead(lease.holder):
             return True
         seen, since_s = self._seen.get(lease_id, (b"", now_s))
-        read_ago_s, is_late = now_s - self._read_s.get(lease_id, never_s), now_s - since_s > lease.ttl_s
+        read_ago_s, is_late = (
+            now_s - self._read_s.get(lease_id, never_s),
+            now_s - since_s > lease.ttl_s,
+        )
         if not (at_once or is_late) and read_ago_s < lease.ttl_s / READS_PER_TTL:
             return False
         self._read_s[lease_id] = now_s

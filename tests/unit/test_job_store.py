@@ -65,7 +65,9 @@ def test_a_server_that_can_not_come_up_is_started_a_few_times_with_pauses_that_d
     now_s, started_s, server = 100.0, [], BrokenServer()
     monkeypatch.setattr(job_store.time, "monotonic", lambda: now_s)
     store = JobStore(MemoryStore(), server)  # type: ignore[arg-type]
-    with pytest.raises(ClusterError, match=r"ended 6 times in 60 s, last with status 2; .*disk full"):
+    with pytest.raises(
+        ClusterError, match=r"ended 6 times in 60 s, last with status 2; .*disk full"
+    ):
         while now_s < 200.0:  # as the supervisor does, 20 times a second
             before = server.restarts
             store.look_after()
