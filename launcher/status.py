@@ -31,6 +31,7 @@ from realsys.api.trial import (
     TrialRecord,
     WorkerRecord,
     WorkerStatus,
+    fresh,
     loads,
     read_record,
 )
@@ -151,6 +152,7 @@ class TrialReader:
         attempts = self.files.all_attempts()
         if not attempts:
             return None, Liveness.NONE, None
+        fresh(attempts[-1].root)  # its supervisor may have written the marker on another host
         attempt = self._file(AttemptRecord, attempts[-1].record)
         supervisor = Liveness.NONE
         if attempt is not None:

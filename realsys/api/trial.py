@@ -30,6 +30,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -394,6 +395,32 @@ def turn_link(link: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)
+
+
+def fresh(folder: str | Path, *, dir_fd: int | None = None) -> None:
+    """Makes the next look at a name in ``folder`` a fresh one; nothing where there is no such folder.
+
+    An NFS client remembers that a file was not there for as long as it believes the folder's attributes,
+    up to a minute. Opening the folder by its name makes it ask for them ("close-to-open"); looking at
+    other files in it, or listing the folder above, does not. Of a folder that seems not to be there those
+    above it are opened first.
+    """
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd))
+    except NotADirectoryError:
+        pass
+    except FileNotFoundError:
+        above = Path(folder).parent
+        if dir_fd is None and above != Path(folder):
+            fresh(above)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def read_fresh(kind: type[T], path: Path) -> T | None:
+    """As ``read_record``, of a record that another host may have written a moment ago."""
+    fresh(path.parent)
+    return read_record(kind, path)
 
 
 def read_record(kind: type[T], path: Path) -> T | None:

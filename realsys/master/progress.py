@@ -16,11 +16,14 @@ from realsys.worker.runner import WorkerRunner
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
+# Which call runs where changes a dozen times a step, and each write is a file in a store that is a folder:
+# a new step is told at once, all else at most so often.
+LAZY_S = 1.0
 _SMOOTHING = 0.9  # of the step time that the ETA is made from
 
 
 class ProgressBoard:
-    """The ``progress`` key, written by the master at every change, from a thread of its own."""
+    """The ``progress`` key, written by the master as the run goes on, from a thread of its own."""
 
     def __init__(self, runner: WorkerRunner, *, total_steps: int) -> None:
         self._runner, self._total_steps = runner, total_steps
@@ -32,6 +35,7 @@ class ProgressBoard:
         self.tokens_per_s = 0.0
         self.headline: Mapping[str, float] = {}
         self._newest: Progress | None = None
+        self._told: tuple[int, str] | None = None  # step and doing that were written last
         self._closed = False
         self._stale: StaleAttempt | None = None
         self._changed = threading.Condition()
@@ -85,13 +89,20 @@ class ProgressBoard:
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
 
+    def _is_due(self) -> bool:
+        """Whether somebody waits for the newest. Called with ``_changed`` held."""
+        newest = self._newest
+        return self._closed or (newest is not None and (newest.step, newest.doing) != self._told)
+
     def _write_all(self) -> None:
         while True:
             with self._changed:
+                self._changed.wait_for(self._is_due, timeout=LAZY_S)
                 self._changed.wait_for(lambda: self._closed or self._newest is not None)
                 progress, self._newest = self._newest, None
             if progress is None:
                 return
+            self._told = progress.step, progress.doing
             try:
                 self._fence.write([Put(self._runner.keys.progress, dumps(progress))])
             except StoreError as error:  # a store that refuses costs the view, not the run

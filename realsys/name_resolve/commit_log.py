@@ -31,14 +31,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from realsys.api.errors import ConfigError, StoreUnavailable
+from realsys.api.trial import fresh
+from realsys.name_resolve.folder_changes import OF_THIS_HOST, FolderChanges
 
 logger = logging.getLogger(__name__)
 
 FORMAT = b"realsys name-resolution store, layout 1\n"
 FOLDERS = ("log", "snapshots", "leases", "tmp")
 LOCK_TIMEOUT_S = 10.0
-NFS_REFRESH_S = 0.05
-NETWORK_FILE_SYSTEMS = ("nfs", "nfs4")
+# A name goes from the log when whoever reads must have seen the next one: file.py looks whether the one
+# that it knows is still there each 10 s.
+KEEP_S = 60.0
+NFS = ("nfs", "nfs4")
+_PIECE = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
@@ -53,10 +58,18 @@ class CommitLog:
         self.root, self._lock_timeout_s = root, lock_timeout_s
         self._folders: dict[str, int] = {}
         self._lock_fd, self._lock_pid, self._flock_works = -1, 0, True
-        self._refreshed_s, self._is_nfs = 0.0, False
+        self._counter_fds: dict[str, int] = {}  # of our own leases
+        self.file_system, self.changes = "", FolderChanges(-1, "")
 
     def open(self, empty_snapshot: bytes) -> None:
         """Opens the store, and makes it first if the folder is empty or not there."""
+        try:
+            self._open(empty_snapshot)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, empty_snapshot: bytes) -> None:
         with self._reported():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             strangers = set(os.listdir(self.root)) - {"FORMAT", "lock", *FOLDERS}
@@ -70,15 +83,17 @@ class CommitLog:
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
                 self._folders[name] = os.open(self.root / name, _READ | os.O_DIRECTORY)
             self._folders["."] = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._is_nfs = file_system_of(self.root) in NETWORK_FILE_SYSTEMS
+            self.file_system = file_system_of(self.root)
+            self.changes = FolderChanges(self._folders["log"], self.file_system)
             with self.exclusive():
                 self._make_once(empty_snapshot)
 
     def close(self) -> None:
-        for fd in (*self._folders.values(), self._lock_fd):
+        self.changes.close()
+        for fd in (*self._folders.values(), *self._counter_fds.values(), self._lock_fd):
             if fd >= 0:
                 os.close(fd)
-        self._folders, self._lock_fd = {}, -1
+        self._folders, self._counter_fds, self._lock_fd = {}, {}, -1
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -96,6 +111,12 @@ class CommitLog:
             if self._flock_works:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
+    def has_changed(self, known: int) -> bool:
+        """Whether processes of this host have written revisions after ``known``, or removed any, since
+        the last call. Asks the kernel, not the file system."""
+        changes = self.changes.take()
+        return changes.others or changes.newest > _name(known)
+
     def has(self, revision: int) -> bool:
         return os.access(_name(revision), os.F_OK, dir_fd=self._folders["log"])
 
@@ -109,14 +130,10 @@ class CommitLog:
             return self._publish(commit, "log", _name(revision))
 
     def refresh(self) -> None:
-        """Makes the next look at the log a fresh one.
-
-        An NFS client remembers for up to a minute that a file was not there, unless it sees the
-        folder change: touching it fetches its attributes. Done at most each 50 ms.
-        """
-        if self._is_nfs and (now_s := time.monotonic()) - self._refreshed_s > NFS_REFRESH_S:
-            self._refreshed_s = now_s
-            os.utime(self._folders["log"])
+        """Makes the next look at the log a fresh one: see ``fresh`` in realsys/api/trial.py."""
+        if self.file_system in NFS:
+            with self._reported():
+                fresh("log", dir_fd=self._folders["."])
 
     def load_snapshot(self) -> bytes:
         """The older of the snapshots kept, so that the log after it gives watchers a history."""
@@ -139,22 +156,26 @@ class CommitLog:
         """
         with self._reported():
             self._publish(snapshot, "snapshots", _name(revision))
-            keep = sorted(os.listdir(self._folders["snapshots"]))[-2:]
-            self._remove("snapshots", lambda name: name < keep[0])
-            self._remove("log", lambda name: name <= keep[0])
+            oldest = self._oldest_needed()
+            self._remove("snapshots", lambda name: name < oldest)
+            self._remove("log", lambda name: name <= oldest)
             self._remove("leases", lambda name: not is_lease(name))
             if self._flock_works:  # then nobody else is writing: these are of killed writers
                 self._remove("tmp", lambda name: True)
 
     def write_counter(self, lease_id: str, counter: int, *, create: bool = False) -> None:
-        """Written in place: readers only ask whether it changed, so a torn counter does no harm."""
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        """Written in place: readers only ask whether it changed, so a torn counter does no harm.
+
+        It stays open for the next renewal. Where other hosts read it, it is on the server when this
+        returns (O_SYNC), and opening it reads it there.
+        """
         with self._reported():
-            fd = os.open(lease_id, flags, 0o600, dir_fd=self._folders["leases"])
-            try:
-                os.pwrite(fd, b"%016d" % counter, 0)
-            finally:
-                os.close(fd)  # on NFS closing writes it to the server, and opening reads it there
+            if lease_id not in self._counter_fds:
+                flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+                flags |= 0 if self.file_system in OF_THIS_HOST else os.O_SYNC
+                fd = os.open(lease_id, flags, 0o600, dir_fd=self._folders["leases"])
+                self._counter_fds[lease_id] = fd
+            os.pwrite(self._counter_fds[lease_id], b"%016d" % counter, 0)
 
     def read_counter(self, lease_id: str) -> bytes | None:
         return self._read("leases", lease_id)
@@ -167,6 +188,8 @@ class CommitLog:
             return None
 
     def remove_counter(self, lease_id: str) -> None:
+        if (fd := self._counter_fds.pop(lease_id, -1)) >= 0:
+            os.close(fd)
         self._remove("leases", lambda name: name == lease_id)
 
     def _make_once(self, empty_snapshot: bytes) -> None:
@@ -223,9 +246,28 @@ class CommitLog:
             os.link(tmp, name, src_dir_fd=tmp_fd, dst_dir_fd=self._folders[folder])
             return True
         except FileExistsError:
-            return False
+            return self._has_two_names(tmp)
         finally:
             os.unlink(tmp, dir_fd=tmp_fd)
+
+    def _has_two_names(self, tmp: str) -> bool:
+        """Whether the link was made although it was said to be there: over NFS a request whose answer
+        was lost is sent again. Opening it asks the server."""
+        fd = os.open(tmp, _READ, dir_fd=self._folders["tmp"])
+        try:
+            return os.fstat(fd).st_nlink == 2
+        finally:
+            os.close(fd)
+
+    def _oldest_needed(self) -> str:
+        """The snapshot from which on everything is kept: of the last two at least the older one, and one
+        that has been there for ``KEEP_S``, by the file system's own clock."""
+        names = sorted(os.listdir(self._folders["snapshots"]))
+        made_s = [os.stat(n, dir_fd=self._folders["snapshots"]).st_mtime for n in names]
+        old = [
+            n for n, at_s in zip(names[:-1], made_s, strict=False) if made_s[-1] - at_s >= KEEP_S
+        ]
+        return old[-1] if old else names[0]
 
     def _read(self, folder: str, name: str) -> bytes | None:
         try:
@@ -235,10 +277,14 @@ class CommitLog:
         except OSError as error:
             raise self._unavailable(error) from error
         try:
-            with os.fdopen(fd, "rb") as file:
-                return file.read()
+            pieces = [os.read(fd, _PIECE)]
+            while len(pieces[-1]) == _PIECE:  # a shorter one ends the file
+                pieces.append(os.read(fd, _PIECE))
+            return b"".join(pieces)
         except OSError as error:
             raise self._unavailable(error) from error
+        finally:
+            os.close(fd)
 
     def _remove(self, folder: str, is_old: Callable[[str], bool]) -> None:
         for name in sorted(filter(is_old, os.listdir(self._folders[folder]))):

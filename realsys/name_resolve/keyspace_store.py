@@ -57,6 +57,10 @@ class KeySpaceStore(ABC):
     def current(self) -> KeySpace:
         """The KeySpace, up to date. Called with ``lock`` held."""
 
+    def glance(self) -> KeySpace:
+        """The KeySpace as somebody who keeps looking may see it. Called with ``lock`` held."""
+        return self.current()
+
     @abstractmethod
     def write(self, decide: Decide) -> int:
         """Makes happen what ``decide`` returns for the newest contents; returns the revision.
@@ -77,8 +81,8 @@ class KeySpaceStore(ABC):
         """See NameResolve."""
 
     @abstractmethod
-    def pause(self, longest_s: float) -> None:
-        """Waits until something may have changed."""
+    def pause(self, longest_s: float, *, seen: int) -> None:
+        """Waits until something may have changed since revision ``seen``."""
 
     def close(self) -> None:
         self._closed = True
@@ -181,10 +185,12 @@ class KeySpaceStore(ABC):
     ) -> dict[str, bytes]:
         keys = [canonical(key) for key in keys]
         began_s = announced_s = time.monotonic()
+        self.revision()  # a fresh look first
         while True:
-            self._end_dead_leases_of(keys)
+            self._end_dead_leases_of(keys, look=self.watched)
             with self.lock:
-                entries = self.opened().entries
+                space = self.watched()
+                entries, seen = space.entries, space.revision
                 found = {key: entries[key].value for key in keys if key in entries}
             if len(found) == len(set(keys)):
                 return found
@@ -201,7 +207,7 @@ class KeySpaceStore(ABC):
             if now_s - announced_s >= refusals.ANNOUNCE_EVERY_S:
                 announced_s = now_s
                 refusals.announce(missing, keys, timeout_s=timeout_s)
-            self.pause(timeout_s - (now_s - began_s))
+            self.pause(timeout_s - (now_s - began_s), seen=seen)
 
     def watch(self, *prefixes: str, from_revision: int | None = None) -> KeySpaceWatch:
         return KeySpaceWatch(self, check_prefixes(prefixes), from_revision)
@@ -217,12 +223,23 @@ class KeySpaceStore(ABC):
             raise refusals.closed(where=self.where)
         return self.current()
 
+    def watched(self) -> KeySpace:
+        if self._closed:
+            raise refusals.closed(where=self.where)
+        return self.glance()
+
     def _at(self, key: str) -> str:
         return f"key {key!r} in {self.where}"
 
-    def _end_dead_leases_of(self, keys: Iterable[str], *, at_once: bool = False) -> bool:
+    def _end_dead_leases_of(
+        self,
+        keys: Iterable[str],
+        *,
+        at_once: bool = False,
+        look: Callable[[], KeySpace] | None = None,
+    ) -> bool:
         with self.lock:
-            entries = self.opened().entries
+            entries = (look or self.opened)().entries
             held = [entries[key].lease_id for key in keys if key in entries]
         lease_ids = {lease_id for lease_id in held if lease_id is not None}
         return self.end_dead(lease_ids, at_once=at_once)
@@ -230,7 +247,7 @@ class KeySpaceStore(ABC):
     def end_dead(self, lease_ids: Iterable[str], *, at_once: bool = False) -> bool:
         """Writes the end of those leases that are over; returns whether any was."""
         with self.lock:
-            leases = self.opened().leases
+            leases = self.watched().leases
             asked = [leases[i] for i in lease_ids if i in leases]
             dead = [lease.lease_id for lease in asked if self.is_dead(lease, at_once=at_once)]
         if dead:

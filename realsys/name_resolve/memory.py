@@ -64,9 +64,10 @@ class MemoryStore(KeySpaceStore):
             renewed_s = self._shared.renewed_s.get(lease_id)
             return None if renewed_s is None else max(0.0, self.clock() - renewed_s)
 
-    def pause(self, longest_s: float) -> None:
+    def pause(self, longest_s: float, *, seen: int) -> None:
         with self.lock:
-            self._shared.changed.wait(min(longest_s, POLL_S))
+            if self._shared.space.revision <= seen:
+                self._shared.changed.wait(min(longest_s, POLL_S))
 
     def _note_renewals(self, operations: Sequence[Operation]) -> None:
         for operation in operations:

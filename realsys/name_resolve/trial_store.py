@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from realsys.api.errors import StoreUnavailable
+from realsys.api.trial import fresh
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
 
@@ -58,6 +59,8 @@ def open_store_at(
 
     if url != JOB_ETCD:
         return open_store(url, access=EtcdAccess.from_spec(endpoints_of(url), etcd()))
+    if access_file is not None:
+        fresh(access_file.parent)  # its supervisor, on another host, may just have written it
     if access_file is None or not access_file.exists():
         raise StoreUnavailable(
             "the job's own etcd has not started yet",

@@ -38,7 +38,7 @@ class KeySpaceWatch:
                 return events
             if (left_s := deadline_s - time.monotonic()) <= 0:
                 break
-            self._store.pause(left_s)
+            self._store.pause(left_s, seen=self._next - 1)
         return []
 
     @property
@@ -60,11 +60,11 @@ class KeySpaceWatch:
 
     def _take(self) -> list[Event]:
         with self._store.lock:
-            space = self._store.opened()
+            space = self._store.watched()
             leases = {i for prefix in self._prefixes for i in space.leases_under(prefix)}
         self._store.end_dead(leases)
         with self._store.lock:
-            space = self._store.opened()
+            space = self._store.watched()
             events = space.events_from(self._next)
             if events is None:
                 events = difference(self._known, self._entries(space), revision=space.revision)

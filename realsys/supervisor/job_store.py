@@ -12,9 +12,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 PREFIX = "realsys-etcd-"
 NEW_S = 60.0
+RESTARTS, WITHIN_S = 5, 60.0  # of our server: more in that time do not help it
+FIRST_PAUSE_S = 0.5
 # etcd syncs each write and locks its files: it must not sit on what other hosts share.
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
 
@@ -48,6 +50,7 @@ class JobStore:
     server: PrivateEtcd | None = None
     _folder: Path | None = None
     _lock_fd: int = -1  # of the folder: says to other supervisors that it is in use
+    _restarted_s: list[float] = field(default_factory=list)
 
     @classmethod
     def open(cls, plan: LaunchPlan, nodes: str) -> JobStore:
@@ -95,9 +98,21 @@ class JobStore:
 
     def look_after(self) -> None:
         """Starts our server again if it has ended: Slurm's signals may reach every process of a job.
-        Its data stay, and leases begin anew. From the main thread, with which the server dies."""
-        if self.server is not None and (code := self.server.poll()) is not None:
+        Its data stay, and leases begin anew. From the main thread, with which the server dies.
+
+        Raises:
+            ClusterError: it has ended too often; says what it said last.
+        """
+        if self.server is None or (code := self.server.poll()) is None:
+            return
+        now_s = time.monotonic()
+        pause_s = pause_before_restart(self._restarted_s, now_s)
+        if pause_s is None:
+            what = f"etcd ended {RESTARTS + 1} times in {WITHIN_S:g} s, last with status {code}"
+            raise self.server.failure(what)
+        if pause_s <= 0:
             logger.warning("own etcd ended code=%d; starting it again", code)
+            self._restarted_s.append(now_s)
             self.server.restart()
 
     def close(self) -> None:
@@ -108,6 +123,17 @@ class JobStore:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock_fd)
+
+
+def pause_before_restart(restarted_s: Sequence[float], now_s: float) -> float | None:
+    """How long to wait before a server that has ended is started again, twice as long each time; None
+    when it was tried often enough. Times are of one clock, oldest first. Pure."""
+    recent = [at_s for at_s in restarted_s if now_s - at_s < WITHIN_S]
+    if len(recent) >= RESTARTS:
+        return None
+    if not recent:
+        return 0.0
+    return float(recent[-1] + FIRST_PAUSE_S * 2 ** len(recent) - now_s)
 
 
 def _local_place() -> Path:

@@ -32,6 +32,8 @@ class Sight(Generic[T]):
 class Looks(Generic[T]):
     """Calls ``look`` every ``every_s`` between ``start`` and ``stop``; StoreError means no answer.
 
+    All of a process look at the same moments, so that a store in a folder asks its server once for all.
+
     Args:
         name: of the thread, and of what can't be read.
     """
@@ -79,4 +81,4 @@ class Looks(Generic[T]):
                 value = None
             with self._lock:
                 self._newest = Sight(asked_s, time.monotonic(), value)
-            self._ended.wait(self._every_s)
+            self._ended.wait(self._every_s - time.monotonic() % self._every_s)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from realsys.api.errors import ClusterError, KeyNotFound, RealsysError, StoreError
 from realsys.api.plan import LaunchPlan
-from realsys.api.trial import AttemptRecord, TrialFiles, dumps, loads
+from realsys.api.trial import AttemptRecord, TrialFiles, dumps, fresh, loads
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.supervisor.attempt import LEASE_SLACK_S, Job
@@ -135,6 +135,7 @@ class OrderFollower:
 
     def _is_over(self) -> bool:
         """True when the attempt has its exit marker, or is not the newest."""
+        fresh(self.files.attempt(self.number).root)
         if self.files.attempt(self.number).exit.exists():
             return True
         try:

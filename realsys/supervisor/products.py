@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from realsys.api.trial import AttemptRecord, PhaseFiles, TrialFiles, read_record
+from realsys.api.trial import AttemptRecord, PhaseFiles, TrialFiles, fresh, read_record
 from realsys.supervisor.first_failure import log_tail
 
 logger = logging.getLogger(__name__)
@@ -16,8 +16,10 @@ logger = logging.getLogger(__name__)
 
 def is_done(files: TrialFiles, attempt: AttemptRecord, phase: str) -> bool:
     """True when the attempt's master has said so, with the attempt's token."""
+    path = files.attempt(attempt.number).done(phase)
+    fresh(path.parent)  # the master writes it on another host
     try:
-        marker = json.loads(files.attempt(attempt.number).done(phase).read_text())
+        marker = json.loads(path.read_text())
     except (OSError, ValueError):
         return False
     return bool(marker.get("token") == attempt.token)

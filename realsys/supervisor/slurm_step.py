@@ -6,17 +6,19 @@ srun's log names the tasks that failed, at once; how exactly, each task's parent
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from dataclasses import dataclass, field
 
 from realsys.api.job import StepPlan
 from realsys.api.plan import PhasePlan
-from realsys.api.trial import AttemptFiles, WorkerExit, read_record
+from realsys.api.trial import AttemptFiles, WorkerExit, read_fresh
 from realsys.slurm.step_command import Again, srun_log
 from realsys.supervisor.srun_messages import failed_tasks, last_trouble
 
 REFRESH_S = 0.05
+LOOK_S = 0.5  # at files, while srun runs: they are on a file system that all share
 STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
 
 
@@ -60,7 +62,12 @@ class Step:
     again: Again | None = None
     tasks: list[SlurmTask] = field(default_factory=list)
     _next_refresh: float = 0.0
+    _next_look: float = 0.0
     _over: bool = False
+    _log_fd: int = -1
+    _read: int = 0  # where in the log we are
+    _unread: bytes = b""  # the last line, as far as it was written
+    _trouble: str = ""  # srun's last complaint
 
     def refresh(self) -> None:
         """Brings the tasks' return codes up to date."""
@@ -68,7 +75,11 @@ class Step:
             return
         self._next_refresh = time.monotonic() + REFRESH_S
         ended = self.process.poll()  # before the log is read: what srun said last is in it then
-        text = self._log()
+        if ended is None and time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_S
+        text = self._news(is_last=ended is not None)
+        self._trouble = last_trouble(text) or self._trouble
         for index, (host, code, how) in failed_tasks(text).items():
             if index < len(self.tasks) and self.tasks[index].returncode is None:
                 self._settle(self.tasks[index], code, hint=f"srun: {how} on {host}")
@@ -77,7 +88,7 @@ class Step:
                 self._settle_if_told(task)
         if ended is not None:
             self._over = True
-            self._settle_all(ended, last_trouble(text))
+            self._settle_all(ended, self._trouble)
 
     def _settle_all(self, srun_code: int, trouble: str) -> None:
         """srun has ended, so have all tasks: by their own records, else by its code."""
@@ -103,17 +114,28 @@ class Step:
         return False
 
     def _settle_if_told(self, task: SlurmTask) -> bool:
-        record = read_record(WorkerExit, self.attempt.exit_of(task.worker))
+        record = read_fresh(WorkerExit, self.attempt.exit_of(task.worker))
         if record is None:
             return False
         task.returncode, task.host, task.pid = record.returncode, record.host, record.pid
         task.ended_at, task.hint = record.at, record.hint
         return True
 
-    def _log(self) -> str:
+    def _news(self, *, is_last: bool) -> str:
+        """What srun has said since the last call, in whole lines."""
         try:
-            with srun_log(self.attempt, self.plan, self.again).open("rb") as file:
-                file.seek(self.log_start)
-                return file.read().decode("utf-8", "replace")
+            if self._log_fd < 0:
+                self._log_fd = os.open(srun_log(self.attempt, self.plan, self.again), os.O_RDONLY)
+                self._read = self.log_start
+            if (grown := os.fstat(self._log_fd).st_size - self._read) > 0:
+                data = os.pread(self._log_fd, grown, self._read)
+                self._read, self._unread = self._read + len(data), self._unread + data
         except OSError:
-            return ""
+            pass
+        lines, newline, rest = self._unread.rpartition(b"\n")
+        if is_last:
+            lines, newline, rest = self._unread, b"", b""
+            if self._log_fd >= 0:
+                os.close(self._log_fd)
+        self._unread = rest
+        return (lines + newline).decode("utf-8", "replace")

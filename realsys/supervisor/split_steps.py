@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan, PhasePlan
-from realsys.api.trial import AttemptFiles, TrialFiles, WorkerExit, read_record, write_record
+from realsys.api.trial import AttemptFiles, TrialFiles, WorkerExit, read_fresh, write_record
 from realsys.supervisor.attempt import LEASE_SLACK_S
 from realsys.supervisor.cancel import cancel_jobs
 from realsys.supervisor.component_board import ComponentBoard, submitted_job_ids
@@ -304,7 +304,7 @@ class SplitSteps:
         for number, task in enumerate(running):
             task.end = TaskEnd(returncode=exit_codes.FAILED, ended_at=time.time(), hint=hint)
             path = self.attempt_files.exit_of(task.worker)
-            if number < STRICT_TASKS and (told := read_record(WorkerExit, path)) is not None:
+            if number < STRICT_TASKS and (told := read_fresh(WorkerExit, path)) is not None:
                 task.end = TaskEnd(
                     returncode=told.returncode, host=told.host, pid=told.pid, ended_at=told.at
                 )

@@ -10,10 +10,10 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from realsys.api.errors import KeyNotFound
+from realsys.api.errors import KeyNotFound, StoreError
 from realsys.api.trial import AttemptRecord, StopRequest, dumps, loads
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.store import EventKind, NameResolve, Watch
 from realsys.supervisor.looks import Looks
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class StopWatch:
     _by_signal: StopRequest | None = None
     _is_passed_on: bool = False
     _deadline_s: float | None = None
+    _watch: Watch | None = None
+    _newest: bytes | None = None  # of the key
     _looks: Looks[StopRequest | None] = field(init=False)
 
     def start(self) -> None:
@@ -38,6 +40,8 @@ class StopWatch:
 
     def stop(self) -> None:
         self._looks.stop()
+        if self._watch is not None:
+            self._watch.close()
 
     def request(self, by: str, *, grace_s: float) -> bool:
         """Asks for a stop (from a signal handler: sets, no I/O). False when somebody was first."""
@@ -71,9 +75,26 @@ class StopWatch:
         if self._by_signal is not None and not self._is_passed_on:
             self.store.add(self.keys.stop, dumps(self._by_signal), replace=True)
             self._is_passed_on = True
-        try:
-            entry = self.store.get(self.keys.stop)
-        except KeyNotFound:
+        value = self._value()
+        if value is None:
             return None
-        request = loads(StopRequest, entry.value, where=self.keys.stop)
+        request = loads(StopRequest, value, where=self.keys.stop)
         return request if request.attempt == self.attempt.number else None
+
+    def _value(self) -> bytes | None:
+        """What the key holds. It is watched: that costs the store nothing while nothing happens."""
+        if self._watch is None:
+            revision = self.store.revision()
+            try:
+                self._newest = self.store.get(self.keys.stop).value
+            except KeyNotFound:
+                self._newest = None
+            self._watch = self.store.watch(self.keys.stop, from_revision=revision + 1)
+        try:
+            for event in self._watch.poll(0.0):
+                self._newest = event.value if event.kind is EventKind.PUT else None
+        except StoreError:
+            self._watch.close()
+            self._watch = None
+            raise
+        return self._newest

@@ -25,7 +25,7 @@ from realsys.api.trial import (
     TrialFiles,
     WorkerExit,
     WorkerStatus,
-    read_record,
+    read_fresh,
 )
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
@@ -259,7 +259,7 @@ class Supervisor:
 
     def _has_left(self, task: Task) -> bool:
         """Whether its parent says that it left well: srun does not, until the last of its tasks ends."""
-        told = read_record(WorkerExit, self.attempt_files.exit_of(task.worker))
+        told = read_fresh(WorkerExit, self.attempt_files.exit_of(task.worker))
         return told is not None and told.returncode == exit_codes.DONE
 
     def _wait_for_evaluators(self, tasks: list[Task], *, timeout_s: float) -> None:

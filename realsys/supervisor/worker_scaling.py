@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from realsys.api.errors import ClusterError, RealsysError
 from realsys.api.plan import PhasePlan
-from realsys.api.trial import AttemptFiles, AttemptRecord, WorkerExit, read_record
+from realsys.api.trial import AttemptFiles, AttemptRecord, WorkerExit, read_fresh
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.jsonl import JsonlAppender
@@ -184,7 +184,7 @@ class WorkerScaling:
         """How it ended, by its parent's record too: srun says it when the last of its tasks ends."""
         if (code := task.poll()) is not None:
             return code
-        told = read_record(WorkerExit, self.files.exit_of(task.worker))
+        told = read_fresh(WorkerExit, self.files.exit_of(task.worker))
         return None if told is None else told.returncode
 
     # ---- the outside ------------------------------------------------------------------------

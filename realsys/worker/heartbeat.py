@@ -69,6 +69,9 @@ logger = logging.getLogger("realsys.worker.heartbeat")  # it runs as __main__
 
 LOOK_S = 0.5
 PUBLISH_EVERY_S = 0.2
+# A status is a file in a store that is a folder: what a worker computes is told at most so often; that its
+# state has changed, that it stands still or has carried out a command, at once.
+LAZY_S = 1.0
 EXIT_IN_S = 2.0  # how long a worker that must end may take
 BURY_IN_S = 2.5  # how long telling its end may take
 GONE = "its process ended without a word"
@@ -85,6 +88,7 @@ class HeartbeatProcess:
         self._status = WorkerStatus(state=WorkerState.STARTING.value)  # newest that we were told
         self._changed = threading.Condition()  # of that, and of what follows
         self._is_published = True
+        self._published: tuple[object, ...] = ()  # what was told at once, the last time
         self._keys: WorkerKeys | None = None
         self._keeper: LeaseKeeper | None = None
         self._watcher: KeyWatcher | None = None
@@ -300,10 +304,12 @@ class HeartbeatProcess:
         """Writes the newest status, at most five times a second, whenever the store answers."""
         while True:
             with self._changed:
+                self._changed.wait_for(self._is_urgent, timeout=LAZY_S - PUBLISH_EVERY_S)
                 self._changed.wait_for(lambda: self._keeper is not None and not self._is_published)
                 if self._leaving:
                     return
                 status, keeper, self._is_published = self._told_status(), self._keeper, True
+                self._published = _told_at_once(status)
             assert keeper is not None
             try:
                 self._open_keys().publish(status, keeper.lease)
@@ -316,10 +322,21 @@ class HeartbeatProcess:
                 logger.exception("status not published")
             time.sleep(PUBLISH_EVERY_S)
 
+    def _is_urgent(self) -> bool:
+        """Whether the newest status says what others wait for. Called with ``_changed`` held."""
+        is_new = self._published != _told_at_once(self._told_status())
+        return self._leaving or (self._keeper is not None and not self._is_published and is_new)
+
     def _put_back(self) -> None:
         with self._changed:
             self._is_published = False
         time.sleep(RETRY_S)
+
+
+def _told_at_once(status: WorkerStatus) -> tuple[object, ...]:
+    """What others wait for. Between two calls a worker is ready, a dozen times a step."""
+    state = "up" if status.state in (WorkerState.READY, WorkerState.RUNNING) else status.state
+    return state, status.reason, status.last_command, status.command_refused, status.stalled_s > 0
 
 
 def _open_store(begin: Begin) -> NameResolve:

@@ -85,8 +85,8 @@ class KeyWatcher:
             keys.store.watch(*first, from_revision=revision + 1) as one,
             keys.store.watch(*second, from_revision=revision + 1) as other,
         ):
-            while not self._ended.wait(POLL_S):
-                for event in (*one.poll(0.0), *other.poll(0.0)):
+            while not self._ended.is_set():
+                for event in (*one.poll(0.0), *other.poll(POLL_S)):
                     self._changed(event)
                 if other.is_connected:
                     self._look_for_orphans()

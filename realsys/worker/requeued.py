@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import time
 
-from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, read_record
+from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, read_fresh, read_record
 
 LINGER_S = 24 * 3600.0
 
 
 def newer_attempt_of_same_job(files: TrialFiles, attempt: int) -> AttemptRecord | None:
     """The newest attempt, if it is another one than ``attempt`` in the same Slurm job."""
-    ours = read_record(AttemptRecord, files.attempt(attempt).record)
     newest = files.all_attempts()[-1]
-    if ours is None or not ours.job_id or newest.number <= attempt:
+    if newest.number <= attempt:
         return None
-    record = read_record(AttemptRecord, newest.record)
+    ours = read_record(AttemptRecord, files.attempt(attempt).record)
+    if ours is None or not ours.job_id:
+        return None
+    record = read_fresh(AttemptRecord, newest.record)  # written by another host, after its folder
     return record if record is not None and record.job_id == ours.job_id else None
 
 

@@ -27,7 +27,7 @@ from realsys.api.errors import ClusterError, RealsysError
 from realsys.api.job import StepPlan
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.scheduling import RESTARTED_ALONE
-from realsys.api.trial import Failure, TrialFiles, WorkerExit, read_record, write_record
+from realsys.api.trial import Failure, TrialFiles, WorkerExit, fresh, read_record, write_record
 from realsys.slurm.gpus import own_devices
 from realsys.worker import exit_codes
 from realsys.worker.environment import task_environment
@@ -41,7 +41,7 @@ from realsys.worker.task_place import TaskPlace, devices_at, keep_to_cpus, place
 # Slurm kills what is left of a step when its tasks have ended: the worker's heartbeat process (which
 # takes three seconds at most) must have told name resolution by then that the worker is gone.
 HEARTBEAT_ENDS_IN_S = 4.0
-LOOK_S = 1.0  # for the file that asks for a worker's end
+LOOK_S = 2.0  # for the file that asks for a worker's end
 
 
 def main() -> int:
@@ -109,10 +109,15 @@ def _wait(child: subprocess.Popen[bytes], end: Path, worker_type: str) -> int:
     if worker_type in RESTARTED_ALONE:
         poll = select.poll()
         poll.register(os.pidfd_open(child.pid), select.POLLIN)
-        while not poll.poll(LOOK_S * 1000) and not end.exists():
+        while not poll.poll(LOOK_S * 1000) and not _is_there(end):
             pass
         child.kill()  # nothing if it has ended
     return child.wait()
+
+
+def _is_there(path: Path) -> bool:
+    fresh(path.parent)  # the supervisor makes it on another host
+    return path.exists()
 
 
 def _gpus(step: StepPlan, args: argparse.Namespace, told: Path) -> dict[str, str]:

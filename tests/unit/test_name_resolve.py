@@ -6,6 +6,7 @@ The cases are in tests/name_resolve_cases.py. ``clock`` judges the leases here a
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from realsys.api.errors import (
     LeaseLost,
     StoreUnavailable,
 )
+from realsys.name_resolve import commit_log, folder_changes
 from realsys.name_resolve import file as file_store
 from realsys.name_resolve.commit_log import file_system_of
 from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
@@ -28,10 +30,11 @@ from realsys.name_resolve.file import FileStore
 from realsys.name_resolve.keys import KEY_TABLE, TrialKeys
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS
 from realsys.name_resolve.keyspace_store import KeySpaceStore
+from realsys.name_resolve.looking import Looking
 from realsys.name_resolve.memory import MemoryStore, SharedMemory
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.process_identity import is_known_dead, this_process
-from realsys.name_resolve.store import EventKind, Lease, NameResolve, canonical
+from realsys.name_resolve.store import Compare, EventKind, Lease, NameResolve, Put, canonical
 
 ROOT = "realsys/v1/site/anna/ppo-math/run1"
 PUT, DELETE = EventKind.PUT, EventKind.DELETE
@@ -190,6 +193,7 @@ def test_a_watcher_far_behind_gets_the_difference(store: NameResolve):
 
 def test_snapshots_replace_old_files_and_readers_follow(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(file_store, "SNAPSHOT_EVERY", 8)
+    monkeypatch.setattr(commit_log, "KEEP_S", 0.0)
     root = tmp_path / "store"
     early, writer = FileStore(root), FileStore(root)
     early.add(f"{ROOT}/first", b"x")
@@ -304,6 +308,93 @@ def test_without_locks_one_writer_still_wins(tmp_path: Path):
     for store in stores:
         assert store.revision() == 50
         store.close()
+
+
+def test_a_store_that_can_not_be_opened_keeps_no_descriptors(tmp_path: Path):
+    root = tmp_path / "store"
+    FileStore(root).close()
+    (root / "FORMAT").write_text("layout 99")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(ConfigError, match="layout 99"):
+            FileStore(root)
+    (root / "FORMAT").write_bytes(commit_log.FORMAT)
+    (root / "snapshots" / f"{0:016d}").write_bytes(b"\xc1 no msgpack")
+    for _ in range(20):
+        with pytest.raises(StoreUnavailable, match="snapshot"):
+            FileStore(root)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_commit_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch):
+    store = FileStore(tmp_path / "store")
+
+    def link_twice(*args: object, **where: object) -> None:  # as NFS sends a request again
+        link(*args, **where)
+        link(*args, **where)
+
+    link = os.link
+    monkeypatch.setattr(os, "link", link_twice)
+    store.add(f"{ROOT}/a", b"x")
+    assert store.transaction([Compare.absent(f"{ROOT}/b")], puts=[Put(f"{ROOT}/b", b"y")])
+    assert store.revision() == 2
+    store.close()
+
+
+@pytest.mark.parametrize("inotify", [True, False])
+@pytest.mark.parametrize("file_system", ["ext4", "lustre", "nfs4"])
+def test_watches_and_reads_see_what_others_write(
+    tmp_path: Path, monkeypatch, file_system: str, inotify: bool
+):
+    monkeypatch.setattr(commit_log, "file_system_of", lambda path: file_system)
+    if not inotify:
+        monkeypatch.setattr(folder_changes, "_watch", lambda path: -1)
+    reader, writer = FileStore(tmp_path / "store"), FileStore(tmp_path / "store")
+    with reader.watch(ROOT) as watch:
+        assert watch.poll(0.3) == []
+        for i in range(5):
+            writer.add(f"{ROOT}/k{i}", b"x")
+            assert [event.key for event in watch.poll(20)] == [f"{ROOT}/k{i}"]
+    writer.add(f"{ROOT}/last", b"x")
+    if file_system != "ext4" and not inotify:
+        time.sleep(file_store.POLL_S)
+    assert reader.get(f"{ROOT}/last").value == b"x"
+    reader.close()
+    writer.close()
+
+
+def test_a_thread_that_waits_hears_of_a_write_by_another_thread_of_its_store(tmp_path: Path):
+    store, waits, found = FileStore(tmp_path / "store"), threading.Event(), []
+
+    def wait() -> None:
+        with store.watch(ROOT) as watch:
+            waits.set()
+            found.extend(watch.poll(20))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waits.wait(10)
+    store.add(f"{ROOT}/a", b"x")
+    thread.join(20)
+    assert [event.key for event in found] == [f"{ROOT}/a"]
+    store.close()
+
+
+def test_who_looks_waits_at_most_a_tenth_longer_than_he_must():
+    looking = Looking(0.05)
+    assert looking.due_in_s(0.0) <= 0
+    looking.looked(100.0, found=True)
+    pauses, now_s = [], 100.0
+    while now_s < 160.0:
+        pause_s = looking.due_in_s(now_s)
+        now_s += pause_s
+        pauses.append(pause_s)
+        looking.looked(now_s, found=False)
+        assert pause_s <= max(0.05, 0.1 * (now_s - 100.0))
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (pytest.approx(0.05), pytest.approx(2.0))
+    looking.looked(now_s, found=True)
+    assert looking.due_in_s(now_s) == pytest.approx(0.05)
 
 
 def test_this_process_lives_and_a_reused_pid_is_another():
