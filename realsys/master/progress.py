@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from realsys.api.errors import StaleAttempt, StoreError
+from realsys.api.errors import StaleAttempt, StoreError, StoreUnavailable
 from realsys.api.trial import Progress, dumps
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.store import Put
@@ -16,6 +16,7 @@ from realsys.worker.runner import WorkerRunner
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
+RETRY_S = 1.0
 _SMOOTHING = 0.9  # of the step time that the ETA is made from
 
 
@@ -86,6 +87,7 @@ class ProgressBoard:
         self._thread.join(CLOSE_S)
 
     def _write_all(self) -> None:
+        is_away = False
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._newest is not None)
@@ -94,6 +96,16 @@ class ProgressBoard:
                 return
             try:
                 self._fence.write([Put(self._runner.keys.progress, dumps(progress))])
+                is_away = False
+            except StoreUnavailable as error:
+                if not is_away:
+                    logger.warning("progress waits for the store error=%s", error.what)
+                is_away = True
+                with self._changed:
+                    self._newest = self._newest or progress  # the newest is told when it is back
+                    self._changed.wait_for(lambda: self._closed, timeout=RETRY_S)
+                    if self._closed:
+                        return
             except StoreError as error:  # a store that refuses costs the view, not the run
                 logger.warning("progress not published error=%s", error.what)
             except StaleAttempt as error:

@@ -41,14 +41,6 @@ class AttemptFence:
             self.check()  # names who took over
             self.write(puts, deletes=deletes)
 
-    def publish(self, puts: Sequence[Put], *, timeout_s: float, what: str) -> None:
-        """As ``write``, for what must not be lost: tries again while the store is away.
-
-        Raises:
-            StaleAttempt, or StoreUnavailable when it was away for all of ``timeout_s``.
-        """
-        patiently(lambda: self.write(puts), timeout_s=timeout_s, what=f"publishing the {what}")
-
     def check_patiently(self, *, timeout_s: float) -> None:
         """As ``check``; tries again while the store is away."""
         patiently(self.check, timeout_s=timeout_s, what="looking whether the attempt is ours")

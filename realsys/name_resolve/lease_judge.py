@@ -24,7 +24,7 @@ RENEWALS_PER_TTL = (
     7.5  # a store that is back after 10 s must be reached before 0.8 of 15 s are over
 )
 SUSPEND_AT = 0.8
-GIVE_UP_S = 120.0
+GIVE_UP_S = 1800.0  # a site's store_patience_seconds, where nothing else is said
 
 
 class Standing(StrEnum):

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 ARGV = (sys.executable, "-m", "realsys.worker.heartbeat")
 BEHIND_S = 0.2  # how often a status is offered again to a heartbeat process that is behind
 WATCH_S = 1.0
+STILL_S = 120.0  # a heartbeat process that does not look for so long is not coming back
 CHECK_EVERY_S = 0.05
 ANSWER_S = 5.0  # beyond its own deadline, for an answer to come
 
@@ -71,6 +72,7 @@ class Heartbeat:
         self._unsent: Tell | None = None  # the newest status, while the other side is behind
         self._sending = threading.Lock()
         self._registered = self._leaving = False
+        self._looks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
         self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
 
     @classmethod
@@ -90,7 +92,8 @@ class Heartbeat:
             on_over: called before this process exits by ``os._exit``: last words.
         """
         here, there = Line.pair()
-        pulse, stacks_fd, worker_fd = Pulse.make(), arm(), os.pidfd_open(os.getpid())
+        pulse = Pulse.make(give_up_s=begin.patience_s)
+        stacks_fd, worker_fd = arm(), os.pidfd_open(os.getpid())
         fds = {
             "line": there.fileno(),
             "pulse": pulse.fd,
@@ -248,9 +251,18 @@ class Heartbeat:
                 self._heard(message)
             with self._sending:
                 self._send_newest()
-            if self._registered and self.standing is Standing.OVER:
+            if self._registered and (self._stands_still() or self.standing is Standing.OVER):
                 why = "its heartbeat process stands still and could not renew the lease"
                 self._over(Over(code=exit_codes.FENCED, kind="Fenced", why=why))
+
+    def _stands_still(self) -> bool:
+        """Whether the heartbeat process has not looked for too long. Only time in which this thread was
+        awake counts: whoever stops us both stops that clock too."""
+        now_s, looks = time.monotonic(), self._pulse.looks
+        awake_s, self._turned_s = min(now_s - self._turned_s, 2 * WATCH_S), now_s
+        self._still_s = self._still_s + awake_s if looks == self._looks else 0.0
+        self._looks = looks
+        return self._still_s > STILL_S
 
     def _heard(self, message: ToWorker) -> None:
         try:

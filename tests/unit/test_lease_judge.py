@@ -67,7 +67,7 @@ def test_the_next_change_is_when_the_standing_changes():
 
 
 def test_it_is_never_given_up_before_the_ttl():
-    assert LeaseJudge(300.0, granted_s=0.0).give_up_s == 300.0
+    assert LeaseJudge(300.0, granted_s=0.0, give_up_s=60.0).give_up_s == 300.0
     assert LeaseJudge(15.0, granted_s=0.0).give_up_s == GIVE_UP_S
 
 
