@@ -79,11 +79,14 @@ class Outcome:
         return found + self.violations + ([] if self.attempts == 1 else ["more than one attempt"])
 
     def _is_true(self, look: Look) -> bool:
-        """A run goes on, and no step is told that has not been done, nor fewer than were shown before."""
+        """It runs; and the step told is one that it had done by then and not an older one than was told
+        before, or it is said that the store does not answer."""
         if look.state != State.RUNNING:
             return False
+        if not look.step:
+            return "did not answer" in look.notes
         done = self.step_when_it_went + self.steps_done_meanwhile + 1
-        return look.step is None or self.step_when_it_went <= look.step <= done
+        return self.step_when_it_went - 1 <= look.step <= done
 
     def to_json(self) -> dict[str, object]:
         """For a committed result."""
@@ -133,7 +136,7 @@ def play(
     began = time.time()
     etcd.kill()
     while (after_s := time.time() - began) < away_s:
-        status = trials.status_json(shaken)
+        status = trials.status_json(shaken)["trial"]
         looked = Look(round(after_s, 1), status["state"], status.get("step"), _notes(status))
         outcome.looks.append(looked)
         time.sleep(max(0.0, min(look_every_s, away_s - (time.time() - began))))

@@ -259,7 +259,9 @@ class MasterWorkerLoop:
                 what=f"save {model} after step {self.step}",
             )
             publish = partial(self.publisher.model, model.role, self.step, written=folder)
-            self.outbox.put(f"{model.role} of step {self.step}", partial(asyncio.to_thread, publish))
+            self.outbox.put(
+                f"{model.role} of step {self.step}", partial(asyncio.to_thread, publish)
+            )
         self._note_when_published("save", started)
         await self.outbox.flush()
 
