@@ -99,9 +99,10 @@ class Outbox:
         deadline_s = time.monotonic() + self.patience_s
         while not await self.flush():
             if time.monotonic() > deadline_s:
+                more = f" and {len(self) - 1} more" if len(self) > 1 else ""
                 raise WaitTimeout(
-                    f"{len(self)} publications waited for {self.patience_s:g} s, first "
-                    f"{self._waiting[0].what}: {self._trouble}",
+                    f"{self._waiting[0].what}{more} could not be published for "
+                    f"{self.patience_s:g} s: {self._trouble}",
                     where="the master",
                     fix="look whether the name-resolution store answers (realsys doctor), then resume",
                 )

@@ -26,7 +26,7 @@ from realsys.name_resolve.open import open_store
 from realsys.name_resolve.patience import patiently
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
-from realsys.worker.network import listening_address, ports
+from realsys.worker.network import allow_many_files, entrance_address, ports
 
 if TYPE_CHECKING:
     from realsys.supervisor.private_etcd import PrivateEtcd
@@ -66,13 +66,14 @@ class JobStore:
 
         place = _local_place()
         _remove_left_over(place)
+        allow_many_files()  # Slurm hands on the submitting shell's limit; a connection a worker and more
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         try:
             server = PrivateEtcd.start(
                 folder,
-                host=listening_address(plan.cluster, nodes),
+                host=entrance_address(plan.cluster, nodes),
                 timeout_s=START_TIMEOUT_S,
                 ports=ports(plan.cluster),
             )

@@ -11,7 +11,6 @@ import gc
 import importlib
 import logging
 import os
-import resource
 import socket
 import sys
 import time
@@ -33,6 +32,7 @@ from realsys.observability.logs import configure_logging
 from realsys.worker import exit_codes
 from realsys.worker.heartbeat_messages import Over
 from realsys.worker.lifecycle import FINAL, WorkerEvent
+from realsys.worker.network import allow_many_files
 from realsys.worker.parent import PARENT_PID_VARIABLE, die_with_parent
 from realsys.worker.runner import WorkerRunner
 
@@ -80,7 +80,7 @@ def command(
 def main() -> int:
     """Runs one worker; returns its exit code."""
     args = _parse()
-    _raise_limits()
+    allow_many_files()
     if parent := os.environ.get(PARENT_PID_VARIABLE):
         die_with_parent(int(parent))
     name = f"{args.worker_type}/{args.index}"
@@ -126,13 +126,6 @@ def import_role(worker_type: str, plugins: Sequence[str]) -> Callable[[WorkerRun
         gc.freeze()
         gc.enable()
     return run
-
-
-def _raise_limits() -> None:
-    """As many open files as we may have: a socket a peer, and strangers who connect and say nothing must
-    not keep a checkpoint from being opened."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parse() -> argparse.Namespace:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
-from realsys.supervisor.job_store import NEW_S, PREFIX, _remove_left_over
+import pytest
+
+from realsys.api.cluster import ClusterSpec
+from realsys.supervisor.job_store import NEW_S, PREFIX, JobStore, _remove_left_over
+from realsys.supervisor.private_etcd import PrivateEtcd
 
 
 def folder(place: Path, name: str, *, age_s: float = NEW_S + 1) -> Path:
@@ -36,3 +42,27 @@ def test_only_what_nobody_holds_any_more_is_removed(tmp_path: Path) -> None:
     assert held.exists()
     assert new.exists()
     assert other.exists()
+
+
+def test_it_may_open_as_many_files_as_the_supervisor_might(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm hands on the soft limit of the shell that submitted, 1,024: an older etcd takes no more than
+    874 connections then."""
+    limits: list[tuple[int, int]] = []
+
+    def start(*args: object, **options: object) -> None:
+        limits.append(resource.getrlimit(resource.RLIMIT_NOFILE))
+        raise InterruptedError
+
+    monkeypatch.setattr(PrivateEtcd, "start", start)
+    monkeypatch.setattr("realsys.supervisor.job_store._local_place", lambda: tmp_path)
+    plan = SimpleNamespace(name_resolve_url="etcd+job://", cluster=ClusterSpec())
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+        with pytest.raises(InterruptedError):
+            JobStore.open(plan, "")  # type: ignore[arg-type]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert limits == [(before[1], before[1])]
