@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from realsys.api.errors import KeyExists, StoreError
+from realsys.api.errors import KeyExists, StaleAttempt, StoreError
 from realsys.api.trial import AttemptRecord, StopRequest, TrialFiles, dumps, loads
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.store import NameResolve, Put
 from realsys.supervisor.components import Action, ComponentRecord, Order, Report
 from realsys.supervisor.membership import Membership
 
@@ -36,6 +37,7 @@ class ComponentBoard:
     keys: TrialKeys
     nodes: str
     _member: Membership = field(init=False)
+    _fence: AttemptFence = field(init=False)
     _stop_passed_on: bool = False
     _silent: bool = False  # the store, when last asked
 
@@ -49,7 +51,8 @@ class ComponentBoard:
             attempt=self.attempt.number,
             token=self.attempt.token,
         )
-        self._member = Membership(self.store, self.keys.component(0), record)
+        self._fence = AttemptFence(self.store, self.keys, self.attempt, may_have_ended=True)
+        self._member = Membership(self.store, self._fence, self.keys.component(0), record)
 
     def open(self) -> Self:
         """The supervisor is here: agents register from now on. Raises StoreError."""
@@ -91,7 +94,10 @@ class ComponentBoard:
     def order(
         self, action: Action, sequence: int, agents: Mapping[int, str], phase: str = ""
     ) -> bool:
-        """Writes an order; False for no answer: try again."""
+        """Writes an order; False for no answer: try again.
+
+        One of a superseded attempt is not written: nobody of ours is left to follow it.
+        """
         order = Order(
             attempt=self.attempt.number,
             token=self.attempt.token,
@@ -101,10 +107,13 @@ class ComponentBoard:
             agents={str(index): agent for index, agent in agents.items()},
         )
         try:
-            self.store.add(self.keys.component_order, dumps(order), replace=True)
+            self._fence.write([Put(self.keys.component_order, dumps(order))])
         except StoreError as error:
             logger.warning("order not written action=%s error=%s", action, error.what)
             return False
+        except StaleAttempt as error:
+            logger.error("order not written action=%s why=%s", action, error.what)
+            return True
         logger.info("order written action=%s sequence=%d phase=%s", action, sequence, phase)
         return True
 
@@ -127,9 +136,10 @@ class ComponentBoard:
             attempt=self.attempt.number,
         )
         try:
+            self._fence.check()
             self.store.add(self.keys.stop, dumps(request))
-        except KeyExists:
-            pass  # somebody asked before
+        except (KeyExists, StaleAttempt):
+            pass  # somebody asked before; or it is not ours to ask any more
         except StoreError as error:
             logger.warning("stop not passed on error=%s", error.what)
             return

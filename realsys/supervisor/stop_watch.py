@@ -10,10 +10,11 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from realsys.api.errors import KeyNotFound
+from realsys.api.errors import KeyNotFound, StaleAttempt
 from realsys.api.trial import AttemptRecord, StopRequest, dumps, loads
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.store import NameResolve, Put
 from realsys.supervisor.looks import Looks
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,11 @@ class StopWatch:
     def _look(self) -> StopRequest | None:
         """On the looking thread. Raises StoreError."""
         if self._by_signal is not None and not self._is_passed_on:
-            self.store.add(self.keys.stop, dumps(self._by_signal), replace=True)
+            fence = AttemptFence(self.store, self.keys, self.attempt)
+            try:
+                fence.write([Put(self.keys.stop, dumps(self._by_signal))])
+            except StaleAttempt:  # a newer attempt's stop is not ours to write
+                logger.warning("stop not passed on: another attempt runs")
             self._is_passed_on = True
         try:
             entry = self.store.get(self.keys.stop)

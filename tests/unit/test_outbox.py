@@ -134,7 +134,7 @@ def test_who_must_publish_waits_for_the_store_and_no_longer_than_it_may():
     async def run():
         outbox = site.outbox(patience_s=0.0)
         site.put(outbox, "the end")
-        with pytest.raises(WaitTimeout, match="^the end could not be published for 0 s: etcd did"):
+        with pytest.raises(WaitTimeout, match=r"^the end could not be published for 0 s: etcd did"):
             await outbox.drain()
         site.away = False
         await outbox.drain()
