@@ -262,16 +262,16 @@ class MasterWorkerLoop:
             self.outbox.put(
                 f"{model.role} of step {self.step}", partial(asyncio.to_thread, publish)
             )
-        self._note_when_published("save", started)
+        self._note_when_saved(started)
         await self.outbox.flush()
 
-    def _note_when_published(self, what: str, started: float) -> None:
+    def _note_when_saved(self, started: float) -> None:
         step, ended = self.step, time.time()
 
         async def record() -> None:
-            self.files.events.periodic(what, step, started, ended)
+            self.files.events.periodic("save", step, started, ended)
 
-        self.outbox.put(f"{what} of step {step}", record)
+        self.outbox.put(f"the save of step {step}", record)
 
     def _holders(self, model: ModelName) -> list[int]:
         return sorted(w for s, w in self.runner.config.msid2mwid if s.model_name == model)

@@ -20,7 +20,7 @@ from realsys.api.errors import StoreUnavailable, WaitTimeout
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
-Publish = Callable[[], Awaitable[None]]
+Publish = Callable[[], Awaitable[object]]
 
 
 @dataclass(eq=False)

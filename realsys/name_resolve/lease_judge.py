@@ -49,10 +49,11 @@ class LeaseJudge:
         self.ttl_s, self.give_up_s = ttl_s, max(give_up_s, ttl_s)
         self.renewed_s = granted_s
         self.reason = ""
+        self.trouble = ""  # what the store, or the way to it, said last
 
     def renewed(self, sent_s: float) -> None:
         """A renewal that was sent at ``sent_s`` was acknowledged."""
-        self.renewed_s = max(self.renewed_s, sent_s)
+        self.renewed_s, self.trouble = max(self.renewed_s, sent_s), ""
 
     def replaced(self, ttl_s: float, *, granted_s: float) -> None:
         """A new lease is held in its place."""
@@ -66,7 +67,8 @@ class LeaseJudge:
         """How the holder stands at ``now_s``."""
         unheard_s = now_s - self.renewed_s
         if not self.reason and unheard_s > self.give_up_s:
-            self.reason = f"the store has not answered for {unheard_s:.0f} s"
+            last = f"; last: {self.trouble}" if self.trouble else ""
+            self.reason = f"the store has not answered for {unheard_s:.0f} s{last}"
         if self.reason:
             return Standing.OVER
         return Standing.HELD if unheard_s < SUSPEND_AT * self.ttl_s else Standing.SUSPENDED

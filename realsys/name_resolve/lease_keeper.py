@@ -129,6 +129,7 @@ class LeaseKeeper:
             except StoreError as error:
                 # The store's trouble is not ours yet: the clock says when it is.
                 logger.warning("lease renewal failed name=%s error=%s", self.name, error.what)
+                self._judge.trouble = error.what
                 pause_s = min(RETRY_S, pause_s)
             except Exception as error:  # a thread that died silently would let the lease run out
                 logger.exception("lease renewal failed name=%s", self.name)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
-from realsys.api.errors import KeyExists, StaleAttempt, StoreError
+from realsys.api.errors import KeyExists, StaleAttempt, StoreError, TrialError
 from realsys.api.trial import AttemptRecord, StopRequest, TrialFiles, dumps, loads
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve, Put
+from realsys.name_resolve.store import Entry, NameResolve, Put
 from realsys.supervisor.components import Action, ComponentRecord, Order, Report
 from realsys.supervisor.membership import Membership
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -40,6 +41,7 @@ class ComponentBoard:
     _fence: AttemptFence = field(init=False)
     _stop_passed_on: bool = False
     _silent: bool = False  # the store, when last asked
+    _damaged: set[int] = field(default_factory=set)  # revisions of values that can't be understood
 
     def __post_init__(self) -> None:
         record = ComponentRecord(
@@ -74,7 +76,7 @@ class ComponentBoard:
             self._silent = True
             return None
         self._silent = False
-        records = (loads(ComponentRecord, e.value, where=e.key) for e in entries)
+        records = self._understood(ComponentRecord, entries)
         return {r.index: r for r in records if r.token == self.attempt.token}
 
     def reports(self, sequence: int, agents: Mapping[int, str]) -> dict[int, Report]:
@@ -83,7 +85,7 @@ class ComponentBoard:
             entries = self.store.get_subtree(self.keys.component_reports)
         except StoreError:
             return {}
-        reports = (loads(Report, e.value, where=e.key) for e in entries)
+        reports = self._understood(Report, entries)
         mine = (self.attempt.token, sequence)
         return {
             r.component: r
@@ -123,7 +125,20 @@ class ComponentBoard:
             entry = self.store.get(self.keys.stop)
         except StoreError:  # no such key, or no answer
             return False
-        return loads(StopRequest, entry.value, where=entry.key).attempt == self.attempt.number
+        found = self._understood(StopRequest, [entry])
+        return any(request.attempt == self.attempt.number for request in found)
+
+    def _understood(self, kind: type[T], entries: Sequence[Entry]) -> list[T]:
+        """The values; without damaged ones, each of which is told once."""
+        found = []
+        for entry in entries:
+            try:
+                found.append(loads(kind, entry.value, where=entry.key))
+            except TrialError as error:
+                if entry.revision not in self._damaged:
+                    logger.error("%s; %s", error.what, error.fix)
+                self._damaged.add(entry.revision)
+        return found
 
     def pass_on_end(self, component: ComponentRecord, name: str) -> None:
         """A job that Slurm is about to end stops the attempt, in good order while there is time."""

@@ -29,6 +29,7 @@ from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.worker.network import allow_many_files, entrance_address, ports
 
 if TYPE_CHECKING:
+    from realsys.supervisor.certificates import CertificateWatch
     from realsys.supervisor.private_etcd import PrivateEtcd
 
 logger = logging.getLogger(__name__)
@@ -46,22 +47,30 @@ class JobStore:
 
     store: NameResolve
     server: PrivateEtcd | None = None
+    certificates: CertificateWatch | None = None
     _folder: Path | None = None
     _lock_fd: int = -1  # of the folder: says to other supervisors that it is in use
 
     @classmethod
-    def open(cls, plan: LaunchPlan, nodes: str) -> JobStore:
+    def open(cls, plan: LaunchPlan, nodes: str, *, was_open_before: bool = False) -> JobStore:
         """Opens the store, after starting it if it is the job's own.
 
+        Args:
+            was_open_before: by an earlier attempt: one that does not answer, or does not let us in, is
+                away, and is waited for as long as in a run. Else it may well be a mistake.
         Raises:
             ClusterError: etcd is not installed here or does not start.
-            StoreUnavailable: the site's does not answer.
+            StoreUnavailable: the site's does not answer, or does not let us in.
         """
         if not has_job_etcd(plan):
+            patience_s = float(plan.cluster.store_patience_seconds)
             store = patiently(
-                lambda: open_trial_store(plan, None), timeout_s=START_TIMEOUT_S, what="opening it"
+                lambda: open_trial_store(plan, None),
+                timeout_s=patience_s if was_open_before else START_TIMEOUT_S,
+                what="opening it",
+                when_denied=was_open_before,
             )
-            return cls(store)
+            return cls(store, certificates=_watch_certificates(plan))
         from realsys.supervisor.private_etcd import PrivateEtcd
 
         place = _local_place()
@@ -87,7 +96,7 @@ class JobStore:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         logger.info("own etcd started at=%s folder=%s", server.url, folder)
-        return cls(store, server, folder, lock_fd)
+        return cls(store, server, _folder=folder, _lock_fd=lock_fd)
 
     def tell(self, attempt: AttemptFiles) -> None:
         """Writes down how to enter it, for the attempt's workers and for status."""
@@ -103,12 +112,25 @@ class JobStore:
 
     def close(self) -> None:
         """Closes the store and ends the server."""
+        if self.certificates is not None:
+            self.certificates.stop()
         self.store.close()
         if self.server is not None:
             self.server.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock_fd)
+
+
+def _watch_certificates(plan: LaunchPlan) -> CertificateWatch | None:
+    """Of the site's etcd, where it is entered by TLS."""
+    if not plan.name_resolve_url.startswith("etcd://"):
+        return None
+    from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
+    from realsys.supervisor.certificates import CertificateWatch
+
+    access = EtcdAccess.from_spec(endpoints_of(plan.name_resolve_url), plan.cluster.etcd)
+    return CertificateWatch(access).start() if access.is_encrypted else None
 
 
 def _local_place() -> Path:

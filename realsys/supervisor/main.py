@@ -48,7 +48,8 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     if plan.job is None:  # Slurm ends a batch script and its steps together; a laptop does not
         die_with_parent(os.getppid(), signal.SIGTERM)
     job = Job.from_environment(os.environ)
-    opened, keys = JobStore.open(plan, job.nodes), trial_keys(plan)
+    opened = JobStore.open(plan, job.nodes, was_open_before=bool(files.all_attempts()))
+    keys = trial_keys(plan)
     try:
         return _supervise(plan, plan_hash, files, job, opened, keys)
     finally:
@@ -65,7 +66,12 @@ def _supervise(
 ) -> int:
     store = opened.store
     record, attempt_files = take_attempt(
-        files, store, keys, job=job, former=former_store(plan, store)
+        files,
+        store,
+        keys,
+        job=job,
+        former=former_store(plan, store),
+        patience_s=float(plan.cluster.store_patience_seconds),
     )
     opened.tell(attempt_files)
     log_to(attempt_files.log("supervisor"), "supervisor")

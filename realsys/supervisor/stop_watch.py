@@ -10,7 +10,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from realsys.api.errors import KeyNotFound, StaleAttempt
+from realsys.api.errors import KeyNotFound, StaleAttempt, TrialError
 from realsys.api.trial import AttemptRecord, StopRequest, dumps, loads
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
@@ -32,6 +32,7 @@ class StopWatch:
     _by_signal: StopRequest | None = None
     _is_passed_on: bool = False
     _deadline_s: float | None = None
+    _damaged: int = 0  # revision of a request that can't be understood
     _looks: Looks[StopRequest | None] = field(init=False)
 
     def start(self) -> None:
@@ -80,5 +81,11 @@ class StopWatch:
             entry = self.store.get(self.keys.stop)
         except KeyNotFound:
             return None
-        request = loads(StopRequest, entry.value, where=self.keys.stop)
+        try:
+            request = loads(StopRequest, entry.value, where=self.keys.stop)
+        except TrialError as error:  # nobody of ours asked that
+            if entry.revision != self._damaged:
+                logger.error("%s; %s", error.what, error.fix)
+            self._damaged = entry.revision
+            return None
         return request if request.attempt == self.attempt.number else None

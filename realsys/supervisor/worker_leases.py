@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+from realsys.api.errors import TrialError
 from realsys.api.trial import AttemptRecord, WorkerRecord, WorkerStatus, loads
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import Entry, NameResolve
@@ -124,14 +125,14 @@ class WorkerLeases:
         records, leases, statuses = {}, {}, {}
         for entry in entries:
             record = self._decoded(WorkerRecord, entry)
-            if record.token == self.attempt.token:
+            if record is not None and record.token == self.attempt.token:
                 records[record.worker] = record
                 if entry.lease_id is not None:
                     leases[record.worker] = entry.lease_id
         prefix = self.keys.worker_statuses + "/"
         for entry in told:
             status = self._decoded(WorkerStatus, entry)
-            if status.token == self.attempt.token:
+            if status is not None and status.token == self.attempt.token:
                 statuses[entry.key.removeprefix(prefix)] = status
         return Found(records=records, leases=leases, statuses=statuses)
 
@@ -151,13 +152,18 @@ class WorkerLeases:
             statuses={w: s for w, s in found.statuses.items() if w not in gone},
         )
 
-    def _decoded(self, kind: type[T], entry: Entry) -> T:
-        """An entry's value; decoded once, since of thousands few have changed."""
+    def _decoded(self, kind: type[T], entry: Entry) -> T | None:
+        """An entry's value; decoded once, since of thousands few have changed. None, and a line in the
+        log, for one that can't be: it must not hide the others."""
         revision, value = self._known.get(entry.key, (0, None))
         if revision != entry.revision:
-            value = loads(kind, entry.value, where=entry.key)
+            try:
+                value = loads(kind, entry.value, where=entry.key)
+            except TrialError as error:
+                logger.error("%s; %s", error.what, error.fix)
+                value = None
             self._known[entry.key] = (entry.revision, value)
-        return cast(T, value)
+        return cast(T | None, value)
 
     def _forget_who_left(self, present: dict[str, str], running: dict[str, Task]) -> None:
         for worker in self.detector.hosts.keys() - present.keys():
