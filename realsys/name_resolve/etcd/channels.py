@@ -180,9 +180,8 @@ class Channels:
                 if self._read_files_again():
                     self._denied = None
                 elif self._denied is not None and time.monotonic() < self._denied_until_s:
-                    raise self._denied.with_traceback(
-                        None
-                    )  # a password costs etcd a tenth of a second each time
+                    # Each try costs etcd a tenth of a second.
+                    raise self._denied.with_traceback(None)
                 request = protocol.AuthenticateRequest(
                     name=self.access.user, password=self.access.password
                 )
