@@ -58,7 +58,9 @@ class Outcome:
     patience_s: int
     step_when_it_went: int
     steps_done_meanwhile: int = 0
-    longest_pause_s: float = 0.0  # between two steps of these, or before the first or after the last
+    longest_pause_s: float = (
+        0.0  # between two steps of these, or before the first or after the last
+    )
     looks: list[Look] = field(default_factory=list)
     attempts: int = 0
     same_metrics: bool = False
@@ -70,7 +72,9 @@ class Outcome:
     def problems(self) -> list[str]:
         """What did not hold; empty when all did."""
         found = [f"status said {look}" for look in self.looks if not self._is_true(look)]
-        if self.longest_pause_s > self.away_s / 2:  # who waits for the store does one step and no more
+        if (
+            self.longest_pause_s > self.away_s / 2
+        ):  # who waits for the store does one step and no more
             found.append(f"it stood still for {self.longest_pause_s:.1f} of {self.away_s:g} s")
         found += [
             f"not the same {what}"
@@ -104,6 +108,13 @@ def site(trials: Trials, url: str, patience_s: int) -> str:
     return str(path)
 
 
+def slow(trials: Trials, step_s: float) -> list[str]:
+    """Words of a launch: each step takes so long, or somewhat longer."""
+    rule = trials.file_root.parent / "slow_rule.py"
+    rule.write_text(REWARD.format(pause_s=step_s / SEQUENCES))
+    return ["--import", str(rule), "reward=slow"]
+
+
 def play(
     trials: Trials,
     policy: Path,
@@ -123,17 +134,15 @@ def play(
         "exp_ctrl.save_freq_steps=8",
     ]
     calm = trials.launch("ppo-math", "calm", *words)
-    rule = trials.file_root.parent / "slow_rule.py"
-    rule.write_text(REWARD.format(pause_s=step_s / SEQUENCES))
     cluster = site(trials, "etcd://" + ",".join(etcd.endpoints), patience_s)
     shaken = trials.launch(
-        "ppo-math", "shaken", "--cluster", cluster, "--import", str(rule), "reward=slow", *words
+        "ppo-math", "shaken", "--cluster", cluster, *slow(trials, step_s), *words
     )
     view = trials.wait(calm, timeout_s=600)
     assert view.state is State.COMPLETED, explain(calm, view)
     trials.wait_for_step(shaken, 3, timeout_s=300 + 10 * step_s)
 
-    outcome = Outcome(epochs * STEPS_AN_EPOCH, step_s, away_s, patience_s, _steps(shaken)[-1][0])
+    outcome = Outcome(epochs * STEPS_AN_EPOCH, step_s, away_s, patience_s, steps_of(shaken)[-1][0])
     began = time.time()
     etcd.kill()
     while (after_s := time.time() - began) < away_s:
@@ -143,7 +152,7 @@ def play(
         time.sleep(max(0.0, min(look_every_s, away_s - (time.time() - began))))
     ended = time.time()
     etcd.restart()
-    meanwhile = [at for _, at in _steps(shaken) if began < at < ended]
+    meanwhile = [at for _, at in steps_of(shaken) if began < at < ended]
     outcome.steps_done_meanwhile = len(meanwhile)
     outcome.longest_pause_s = max(b - a for a, b in pairwise([began, *meanwhile, ended]))
     view = trials.wait(shaken, timeout_s=300 + 4 * STEPS_AN_EPOCH * step_s)
@@ -158,7 +167,7 @@ def play(
     return outcome
 
 
-def _steps(files: TrialFiles) -> list[tuple[int, float]]:
+def steps_of(files: TrialFiles) -> list[tuple[int, float]]:
     """Steps that the master says it has done, with the time."""
     text = files.attempt(1).log("master_worker/0").read_text()
     found = [datetime.fromisoformat(at).timestamp() for at, _ in _STEP_DONE.findall(text)]
