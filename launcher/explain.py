@@ -82,7 +82,7 @@ def _what_they_say(view: TrialView) -> Iterator[str]:
     silent = [w for w in view.workers if w.state == "not started"]
     if logged := [w.worker for w in silent if w.has_log]:
         yield f"  what they say: realsys logs {view.trial} '{logged[0]}'"
-    if unstarted := [w for w in silent if not w.has_log]:
+    if unstarted := [w for w in silent if w.is_not_started]:
         names = _names([w.worker for w in unstarted])
         why = next((f": {w.reason}" for w in unstarted if w.reason), "")
         yield f"  have not been started: {names}{why}"

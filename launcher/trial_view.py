@@ -109,6 +109,11 @@ class WorkerView:
     restart_why: str = ""  # why it ended the last time
     has_log: bool = True
 
+    @property
+    def is_not_started(self) -> bool:
+        """Nothing is seen of it: it has no log."""
+        return self.state == "not started" and not self.has_log
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialView:
@@ -242,6 +247,8 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         return _unread(state, records)
     if records.step_waits and state in (State.STARTING, State.RUNNING):
         return _step_waits(records.step_waits)
+    if state is State.STARTING and (silent := _silent_steps(records)):
+        return silent
     if records.submission is not None and records.submission.on_slurm:
         told = explain_job(state, records)
         if told is not None:
@@ -276,6 +283,8 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     return "", ""
 
 
+SILENT_S = 30.0
+_EXPECT = "the run ends by itself when a step can't be started"
 _UNREAD_MATTERS = frozenset(
     {State.STARTING, State.RUNNING, State.STOPPING, State.PAUSED, State.UNKNOWN}
 )
@@ -308,6 +317,22 @@ def _step_waits(waits: Mapping[str, str]) -> tuple[str, str]:
     why = f"srun can't start {', '.join(waits)} yet: {sentence}"
     until = f"the run ends by itself if that lasts {duration(patience_s(sentence))}"
     return why, "; ".join(filter(None, (until, what_to_do(sentence))))
+
+
+def _silent_steps(records: Records) -> tuple[str, str] | None:
+    """Steps of which nothing is seen: srun waits for two minutes before it says what for."""
+    on_slurm = records.submission is not None and records.submission.on_slurm
+    if not on_slurm or records.attempt is None or records.progress is not None:
+        return None
+    age_s = records.now - records.attempt.started_at
+    silent = [
+        w.worker for w in _workers(records, _current_phase(records, None)) if w.is_not_started
+    ]
+    if not silent or age_s < SILENT_S:
+        return None
+    kinds = ", ".join(dict.fromkeys(worker.partition("/")[0] for worker in silent))
+    why = f"srun has not started {kinds} for {duration(age_s)}, and does not say yet what it waits for"
+    return why, f"wait, or look what the job's steps hold: realsys plan, squeue --steps; {_EXPECT}"
 
 
 def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | None:

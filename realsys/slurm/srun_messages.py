@@ -2,7 +2,8 @@
 
 srun prints a line for a task that failed as soon as it hears of it, long before its own end: the
 quickest way to know, and the only one when the node is gone. It says nothing of tasks that ended well. A
-step for which nothing is free it tries to start again and again, for ever.
+step for which nothing is free it tries to start again and again, for ever, and says so only after
+SlurmctldTimeout (120 s by default, and up to 10 more).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _WAITS = re.compile(r"srun: (?P<text>.*step creation (?:temporarily|still) disab
 _CREATED = re.compile(r"srun: Step created for ")
 _NOTICE = re.compile(  # of srun, about nothing that went wrong
     r"srun: (?:launch/slurm: |Step created|Cancelled pending|Terminating|Force Terminated|job \d+ |"
-    r"Job step aborted|interrupt|.*step creation )|Try \"srun"
+    r"Job step aborted|interrupt|.*step creation |cluster configuration lacks)|Try \"srun"
 )
 _SIGNALS = {  # strsignal(3)
     "Hangup": signal.SIGHUP,

@@ -134,5 +134,5 @@ def _why(task: Task) -> str:
     if returncode == exit_codes.NOT_STARTED:
         return f"was not started: {task.hint}"
     if returncode == exit_codes.DONE:
-        return "left without finishing its work"
+        return "ended with exit code 0 before its work was done: code in it, or in a library, exits"
     return describe_exit(returncode) + (f" ({task.hint})" if task.hint else "")

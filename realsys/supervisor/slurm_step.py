@@ -62,7 +62,8 @@ class Step:
     tasks: list[SlurmTask] = field(default_factory=list)
     _next_refresh: float = 0.0
     _over: bool = False
-    _waits_since_s: float | None = None
+    _began_s: float = field(default_factory=time.monotonic)
+    _is_up: bool = False  # some task of it was seen to have a log
 
     def refresh(self) -> None:
         """Brings the tasks' return codes up to date."""
@@ -85,15 +86,17 @@ class Step:
 
     def _look_at_wait(self, sentence: str) -> None:
         """Gives up a step that srun has tried to start for too long."""
-        now_s = time.monotonic()
-        if not sentence or self._waits_since_s is None:
-            self._waits_since_s = now_s if sentence else None
-        elif now_s - self._waits_since_s > (limit_s := patience_s(sentence)):
-            self.process.terminate()  # or it would start them when nobody expects them any more
-            for task in self.tasks:
-                if task.returncode is None:
-                    hint = f"srun could not start its step for {limit_s:.0f} s: {sentence}"
-                    self._settle(task, self._not_started(exit_codes.FAILED), hint=hint)
+        limit_s = patience_s(sentence)
+        if self._is_up or time.monotonic() - self._began_s < limit_s:
+            return
+        if not sentence and any(self.attempt.log(t.worker).exists() for t in self.tasks):
+            self._is_up = True
+            return
+        self.process.terminate()  # or it would start them when nobody expects them any more
+        hint = f"srun could not start its step for {limit_s:.0f} s: {sentence or 'it says nothing'}"
+        for task in self.tasks:
+            if task.returncode is None:
+                self._settle(task, self._not_started(exit_codes.FAILED), hint=hint)
 
     def _not_started(self, code: int) -> int:
         """For the first start. One that is made again may be tried once more: slurmctld may be away."""

@@ -523,15 +523,34 @@ def test_a_step_for_which_nothing_is_free_is_given_up_with_sruns_sentence(make, 
 def test_a_step_that_started_after_a_wait_is_not_given_up(make, monkeypatch):
     monkeypatch.setattr(srun_messages, "BUSY_S", 0.2)
     started = "srun: Step created for StepId=7.1"
-    trial = make().srun(f"echo 'srun: {BUSY}'; sleep 0.1; echo '{started}'; {WHEN_TOLD}")
+    trial = make().srun(f"echo 'srun: {BUSY}'; echo '{started}'; {WHEN_TOLD}")
     trial.start()
-    wait_until(lambda: trial.tasks[0].poll() is None and started in trial.tasks[0].step._log())
     step = trial.tasks[0].step
-    wait_until(lambda: step.refresh() or step._waits_since_s is None)
+    wait_until(lambda: started in step._log() and time.monotonic() > step._began_s + 0.4)
+    assert [task.poll() for task in trial.tasks] == [None, None]
     for index in range(2):
         trial.told(index, 0)
     trial.go()
     assert trial.ends() == [(0, ""), (0, "")]
+
+
+def test_a_step_of_which_nothing_is_heard_is_given_up_later(make, monkeypatch):
+    monkeypatch.setattr(srun_messages, "LONGEST_S", 0.3)
+    trial = make().srun(LATER)
+    first, second = trial.start()
+    wait_until(lambda: first.poll() is not None)
+    why = "srun could not start its step for 0 s: it says nothing"
+    assert (first.hint, second.returncode) == (why, exit_codes.NOT_STARTED)
+
+
+def test_a_step_whose_task_has_a_log_is_up_whatever_srun_does_not_say(make, monkeypatch):
+    monkeypatch.setattr(srun_messages, "LONGEST_S", 0.3)
+    trial = make().srun(LATER)
+    trial.start()
+    trial.files.log("model_worker/1").touch()
+    step = trial.tasks[0].step
+    wait_until(lambda: step.refresh() or step._is_up)
+    assert [task.poll() for task in trial.tasks] == [None, None]
 
 
 def test_of_an_option_that_srun_does_not_know_its_words_are_told(make):

@@ -84,6 +84,7 @@ STILL = "Job 7 step creation still disabled, retrying (Requested nodes are busy)
         ("/opt/site/bin/srun: line 3: module: command not found\n",) * 2,
         (f"srun: {WAIT}\nsrun: Step created for StepId=7.1\n", ""),
         ("srun: error: n2: task 2: Exited with exit code 8\n", ""),
+        ("srun: cluster configuration lacks support for cpu binding\n", ""),
         ("srun: launch/slurm: _step_signal: Terminating StepId=892002.0\n", ""),
     ],
 )

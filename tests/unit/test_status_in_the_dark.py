@@ -1,5 +1,5 @@
 """What `status` and `explain` say when the store, the plan or a record can't be read, or a step does not
-start: what is known, how old it is, and what is not known. Never that a run is starting which is at step 35.
+start: what is known, how old it is, and what is not known. Never that a run which is at step 35 starts.
 """
 
 from __future__ import annotations
@@ -242,7 +242,21 @@ def test_a_step_that_srun_cant_start_is_told_with_its_sentence(on_slurm: TrialFi
     # Started a moment later: nothing is left of it.
     with (logs / "srun-model_worker.log").open("a") as log:
         log.write("srun: Step created for StepId=7.1\n")
+    (logs / "model_worker-0.log").touch()
+    (logs / "model_worker-1.log").touch()
     assert look(on_slurm).reason == ""
+
+
+def test_a_step_of_which_nothing_is_seen_is_told_before_srun_says_a_word(
+    on_slurm: TrialFiles,
+) -> None:
+    begin(on_slurm, job_id="7", **ELSEWHERE)
+    on_slurm.attempt(1).logs.mkdir()
+    (on_slurm.attempt(1).logs / "master_worker-0.log").touch()
+    view = look(on_slurm)
+    assert view.reason.startswith("srun has not started model_worker for ")
+    assert view.reason.endswith("and does not say yet what it waits for")
+    assert not [line for line in explain(view) if "nothing; watch it" in line]
 
 
 def test_logs_of_a_worker_that_srun_has_not_started_points_to_sruns(
