@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from launcher.liveness import Liveness, liveness
 from launcher.logs import worker_of
@@ -44,7 +45,7 @@ from realsys.slurm.srun_messages import step_wait
 
 T = TypeVar("T")
 TAIL_BYTES = 65_536
-LEAST_FREE_BYTES = 1 << 20
+LEAST_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its last words
 STORE_UNREAD = "its store can't be read"
 
 
@@ -118,7 +119,7 @@ class TrialReader:
         self._store_is_away = False
         files, plan = self.files, self.plan
         submission = self._file(Submission, files.submission)
-        self._check_space()
+        full = self._check_space()
         attempt, supervisor, marker = self._last_attempt()
         job = self._job(submission, attempt, marker)
         if job is not None and job.state.has_ended and marker is None:
@@ -160,6 +161,7 @@ class TrialReader:
             known=known,
             logged=_logged(begun) if begun and progress is None and marker is None else frozenset(),
             step_waits=_step_waits(begun) if begun and progress is None and on_slurm else {},
+            full=full,
             batch_log=str(next(reversed(batch_logs(files, submission)), "")) if not begun else "",
             notes=tuple(self._notes),
         )
@@ -258,14 +260,23 @@ class TrialReader:
             self._note(problem)
         return found
 
-    def _check_space(self) -> None:
-        """A note when the disk of the trial is full: records that should be there may be missing."""
-        with suppress(OSError):
-            disk = os.statvfs(self.files.root)
-            if disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES:
-                self._note(
-                    f"no space left on the disk of {self.files.root}: free some, then resume"
-                )
+    def _check_space(self) -> str:
+        """A note when a disk of the trial is full: records that should be there may be missing."""
+        store = self._plan.name_resolve_url if self._plan else ""
+        folders = [str(self.files.root)]
+        folders += [unquote(store.removeprefix("file://"))] if store.startswith("file://") else []
+        for folder in folders:
+            with suppress(OSError):
+                disk = os.statvfs(folder)
+                free = disk.f_bavail * disk.f_frsize
+                no_files = disk.f_files > 0 and disk.f_favail == 0
+                if free < LEAST_FREE_BYTES or no_files:
+                    left = "room for another file" if no_files else "space"
+                    self._note(
+                        full := f"no {left} left on the disk of {folder}: free some, then resume"
+                    )
+                    return full
+        return ""
 
     def _published(self) -> frozenset[str]:
         phases = self._plan.phases if self._plan else ()

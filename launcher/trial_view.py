@@ -56,6 +56,7 @@ class Records:
         known: what is known all the same, if something is unread.
         logged: workers that have a log, while the run shows no progress.
         step_waits: worker type → srun's sentence while it can't start the step of that type.
+        full: which disk of the trial is full; "" if none is.
         batch_log: what the hand-over's process has written, while there is no attempt.
     """
 
@@ -85,6 +86,7 @@ class Records:
     known: Known | None = None
     logged: frozenset[str] = frozenset()
     step_waits: Mapping[str, str] = field(default_factory=dict)
+    full: str = ""
     batch_log: str = ""
 
 
@@ -262,6 +264,9 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     if state is State.LOST and _facts(records).pending is Liveness.DEAD:
         told = f"read {records.batch_log}, then {resume}" if records.batch_log else resume
         return "the supervisor ended before it could take an attempt", told
+    if state is State.LOST and attempt and records.full:
+        who = f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host})"
+        return f"{who} is gone without an exit marker, and there is {records.full}", resume
     if state is State.LOST and attempt:
         return (
             f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host}) is gone without an "

@@ -301,3 +301,54 @@ def test_the_batch_scripts_log_is_named_only_if_there_is_one(
     log = on_slurm.submitit / "7_0_log.err"
     log.write_text("module: command not found\n")
     assert look(on_slurm).fix == f"read {log}; realsys resume ppo-math/run1"
+
+
+# ---- disks ----------------------------------------------------------------------------------------
+
+
+class Disk:
+    """What statvfs says."""
+
+    f_frsize, f_bavail, f_files, f_favail = 4096, 1 << 20, 1000, 500
+
+    def __init__(self, **changes: int) -> None:
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.parametrize(
+    ("disk", "left"),
+    [
+        (Disk(), ""),
+        (Disk(f_bavail=0), "no space left"),
+        (Disk(f_bavail=300), "no space left"),  # what the supervisor has freed to end, and no more
+        (Disk(f_favail=0), "no room for another file left"),
+        (Disk(f_files=0, f_favail=0), ""),  # a file system that has no such number
+    ],
+)
+def test_a_run_that_was_lost_on_a_full_disk_says_so(
+    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch, disk: Disk, left: str
+) -> None:
+    files = write_plan(plan)
+    begin(files, host=ME["host"], supervisor_pid=1 << 22, supervisor_start=1)
+    monkeypatch.setattr("launcher.status.os.statvfs", lambda folder: disk)
+    view = look(files)
+    assert view.state is State.LOST
+    told = f"{left} on the disk of {files.root}: free some, then resume"
+    assert (told in view.reason) is bool(left)
+    assert (told in view.notes) is bool(left)
+    assert view.fix == "realsys resume ppo-math/run1"
+
+
+def test_a_full_disk_of_the_store_shows_while_the_run_lives(
+    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "other disk"
+    url = f"file://{str(place).replace(' ', '%20')}"
+    files = write_plan(replace(plan, cluster=replace(plan.cluster, name_resolve=url)))
+    begin(files, **ME)
+    full = {str(place): Disk(f_bavail=0)}
+    monkeypatch.setattr("launcher.status.os.statvfs", lambda folder: full.get(str(folder), Disk()))
+    view = look(files)
+    assert view.state in State.live()
+    assert f"no space left on the disk of {place}: free some, then resume" in view.notes
