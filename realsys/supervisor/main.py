@@ -94,9 +94,10 @@ def _supervise(
     finally:
         if isinstance(steps, SplitSteps):
             steps.close()  # whatever happened: the other jobs hold nodes
-    _write_keepsakes(files)
-    if marker.result is Result.STOPPED and requeue.is_set():
-        requeue_job(job.job_id)
+    is_to_come_back = marker.result is Result.STOPPED and requeue.is_set()
+    # First: what Slurm leaves may be over before a picture is drawn. The next incarnation draws them.
+    if not (is_to_come_back and requeue_job(job.job_id)):
+        _write_keepsakes(files)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
     return 0 if marker.result is Result.COMPLETED else 1

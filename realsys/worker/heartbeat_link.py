@@ -22,7 +22,7 @@ from contextlib import suppress
 from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
-from realsys.name_resolve.lease_judge import Standing
+from realsys.name_resolve.lease_judge import Naps, Standing
 from realsys.worker import exit_codes
 from realsys.worker.heartbeat_messages import (
     Begin,
@@ -73,6 +73,7 @@ class Heartbeat:
         self._sending = threading.Lock()
         self._registered = self._leaving = False
         self._looks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
+        self._naps, self._judging = Naps(time.monotonic(), every_s=WATCH_S), threading.Lock()
         self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
 
     @classmethod
@@ -185,7 +186,9 @@ class Heartbeat:
     @property
     def standing(self) -> Standing:
         """What this worker may do now."""
-        return self._pulse.standing(time.monotonic())
+        with self._judging:
+            self._naps.awake(now_s := time.monotonic())
+            return self._pulse.standing(now_s, self._naps)
 
     def check(self, *, timeout_s: float) -> None:
         """Before a side effect that others see: waits while the lease is in doubt.
@@ -251,7 +254,8 @@ class Heartbeat:
                 self._heard(message)
             with self._sending:
                 self._send_newest()
-            if self._registered and (self._stands_still() or self.standing is Standing.OVER):
+            standing = self.standing  # asked in any case: so it is known when we stood still
+            if self._registered and (self._stands_still() or standing is Standing.OVER):
                 why = "its heartbeat process stands still and could not renew the lease"
                 self._over(Over(code=exit_codes.FENCED, kind="Fenced", why=why))
 

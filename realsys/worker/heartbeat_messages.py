@@ -20,7 +20,7 @@ import msgspec
 
 from realsys.api.progress import count_in, ticks
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
-from realsys.name_resolve.lease_judge import GIVE_UP_S, LeaseJudge, Standing
+from realsys.name_resolve.lease_judge import GIVE_UP_S, LeaseJudge, Naps, Standing
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -225,10 +225,15 @@ class Pulse:
         """How often it has."""
         return int(_LOOKS.unpack_from(self._memory, _LOOKS_AT)[0])
 
-    def standing(self, now_s: float) -> Standing:
-        """How the worker stands at ``now_s``; suspended until it is registered."""
+    def standing(self, now_s: float, naps: Naps | None = None) -> Standing:
+        """How the worker stands at ``now_s``; suspended until it is registered.
+
+        Args:
+            naps: of the worker: a job that is suspended stops both.
+        """
         sent_s, ttl_s = _RENEWED.unpack_from(self._memory, _RENEWED_AT)
         if not ttl_s:
             return Standing.SUSPENDED
+        napped_s = naps.since(sent_s) if naps is not None else 0.0
         judge = LeaseJudge(ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
-        return judge.standing(now_s)
+        return judge.standing(now_s, napped_s=napped_s)
