@@ -231,3 +231,13 @@ def test_the_wait_for_the_store_has_an_end(store, flaky, fence):
     assert 0.2 <= time.monotonic() - began_s < 5.0
     assert flaky.calls > 2
     assert shown(store) == []
+
+
+def test_words_between_an_attempts_jobs_count_after_its_end_and_not_after_a_newer_one(store):
+    last = AttemptFence(store, KEYS, OURS, may_have_ended=True)
+    end(store)
+    last.write([Put(KEYS.component_order, b"leave")])
+    assert store.get(KEYS.component_order).value == b"leave"
+    take_over(store)
+    with pytest.raises(StaleAttempt, match="has taken over"):
+        last.write([Put(KEYS.component_order, b"leave again")])
