@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 PREFIX = "realsys-etcd-"
 NEW_S = 60.0
+# Between two starts of a server that ends again and again; one that lived for a minute begins anew.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0
 # etcd syncs each write and locks its files: it must not sit on what other hosts share.
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
 
@@ -50,6 +52,8 @@ class JobStore:
     certificates: CertificateWatch | None = None
     _folder: Path | None = None
     _lock_fd: int = -1  # of the folder: says to other supervisors that it is in use
+    _pause_s: float = 0.0  # after the last start of our server
+    _next_start_s: float = float("-inf")
 
     @classmethod
     def open(cls, plan: LaunchPlan, nodes: str, *, was_open_before: bool = False) -> JobStore:
@@ -105,10 +109,20 @@ class JobStore:
 
     def look_after(self) -> None:
         """Starts our server again if it has ended: Slurm's signals may reach every process of a job.
-        Its data stay, and leases begin anew. From the main thread, with which the server dies."""
-        if self.server is not None and (code := self.server.poll()) is not None:
-            logger.warning("own etcd ended code=%d; starting it again", code)
-            self.server.restart()
+        Its data stay, and leases begin anew. From the main thread, with which the server dies. One that
+        ends again at once (a full disk, its port taken) is started less and less often; the run goes on
+        without it as long as without any store."""
+        now_s = time.monotonic()
+        if self.server is None or now_s < self._next_start_s:
+            return
+        if (code := self.server.poll()) is None:
+            return
+        soon = now_s - self._next_start_s < STEADY_S
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if soon else FIRST_PAUSE_S
+        self._next_start_s = now_s + self._pause_s
+        said = self.server.log_tail(3)
+        logger.error("own etcd ended code=%d; starting it again; it said:\n%s", code, said)
+        self.server.restart()
 
     def close(self) -> None:
         """Closes the store and ends the server."""

@@ -66,3 +66,43 @@ def test_it_may_open_as_many_files_as_the_supervisor_might(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert limits == [(before[1], before[1])]
+
+
+class Ends:
+    """An etcd that ends; it lives for so long each time."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.lives_s, self.starts = clock, 0.0, [0.0]
+
+    def poll(self) -> int | None:
+        return 1 if self.clock[0] >= self.starts[-1] + self.lives_s else None
+
+    def restart(self) -> None:
+        self.starts.append(self.clock[0])
+
+    def log_tail(self, num_lines: int) -> str:
+        return "mvcc: no space left on device"
+
+
+def test_an_etcd_that_ends_again_and_again_is_started_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("realsys.supervisor.job_store.time.monotonic", lambda: clock[0])
+    server = Ends(clock)
+    opened = JobStore(None, server)  # type: ignore[arg-type]
+
+    def run(seconds: float) -> list[float]:
+        """Starts within the time, from its beginning."""
+        began, before = clock[0], len(server.starts)
+        while clock[0] < began + seconds:
+            opened.look_after()
+            clock[0] += 0.25
+        return [at - began for at in server.starts[before:]]
+
+    assert run(120.0) == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
+    assert "no space left on device" in caplog.text
+    server.lives_s = 600.0
+    assert run(500.0) == [], "the one started last lives"
+    assert len(run(200.0)) == 1
+    assert opened._pause_s == 0.5
