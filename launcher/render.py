@@ -19,7 +19,7 @@ from launcher.exit_codes import ExitCode
 from launcher.liveness import Liveness
 from launcher.logs import TrialLogs
 from launcher.status import TrialReader, tail_lines
-from launcher.submission import read_submission
+from launcher.submission import batch_logs, read_submission
 from launcher.text import duration, headline, times
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
@@ -80,11 +80,6 @@ def follow(
         return _lines(reader, stream, sleep)
 
 
-def is_over(view: TrialView) -> bool:
-    """Nothing more will happen by itself."""
-    return view.state not in State.live()
-
-
 # ---- in a pipe ------------------------------------------------------------------------------
 
 
@@ -97,7 +92,7 @@ def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) 
             shown, last_told = view, time.monotonic()
             stream.write(progress_line(view) + "\n")
             stream.flush()
-        if is_over(view):
+        if view.is_over:
             return view
         sleep(POLL_S)
 
@@ -127,7 +122,7 @@ def progress_line(view: TrialView) -> str:
         parts += [headline(progress.headline)] if progress.headline else []
         parts += [rates(view)] if progress.step else []
         parts += [progress.doing] if progress.doing else []
-    elif view.state in (State.QUEUED, State.HELD):
+    elif view.state in (State.QUEUED, State.HELD, State.UNKNOWN):
         parts += [view.reason]
     elif view.state in State.live():
         parts += [f"{w.worker} {w.state}" for w in view.workers[:4]]
@@ -164,7 +159,7 @@ def _screen(
         while True:
             warnings.extend(f"{line.worker} | {line.text}" for line in logs.read())
             live.update(picture(view, list(warnings)), refresh=True)
-            if is_over(view):
+            if view.is_over:
                 return view
             sleep(POLL_S)
             view = reader.view()
@@ -305,11 +300,8 @@ def _spent(view: TrialView) -> str:
 def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
     """The end of what the supervisor's process printed before it had a log of its own."""
     try:
-        submission = read_submission(files)
-        folder = Path(submission.folder) if submission and submission.folder else files.submitit
-        job = submission.job_id if submission else "*"  # of an array all elements' logs are there
-        logs = sorted(folder.glob(f"{job}_*_log.err"), key=lambda p: p.stat().st_mtime)
-    except (OSError, TrialError):
+        logs = batch_logs(files, read_submission(files))
+    except TrialError:
         return []
     return tail_lines(logs[-1])[-lines:] if logs else []
 

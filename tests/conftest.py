@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SLURM = "tests/slurm/"
 WITHOUT_TRIALS = ("tests/unit", "tests/simulation")
-pytest.register_assert_rewrite("live_runs", "name_resolve_cases", "real_trials")
+pytest.register_assert_rewrite("live_runs", "name_resolve_cases", "real_trials", "store_away")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor

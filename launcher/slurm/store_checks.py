@@ -6,16 +6,20 @@ can't succeed is refused for want of permission just as one that can.
 
 from __future__ import annotations
 
+import datetime
 import shutil
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from launcher import places
 from launcher.slurm.findings import Finding, of_error
 from realsys.api.cluster import ClusterSpec, EtcdSpec
 from realsys.api.errors import RealsysError
+
+if TYPE_CHECKING:
+    from realsys.name_resolve.etcd.access import EtcdAccess
 
 HERE, THERE = "name resolution", "name resolution there"
 ETCD, JOB_ETCD = "etcd://", "etcd+job://"
@@ -124,4 +128,14 @@ def _etcd(spec: ClusterSpec, url: str) -> Finding:
         return of_error(HERE, error)
     how = "by TLS" if access.is_encrypted else "without TLS"
     who = f"as {access.user}" if access.user else "without a user name"
+    if soon := _ending_soon(access):
+        return Finding(HERE, False, soon, "renew it under the same name: runs read it anew")
     return Finding(HERE, True, f"{url} answers {how}, {who}, and lets us write our keys")
+
+
+def _ending_soon(access: EtcdAccess) -> str:
+    """The most urgent of what is to be said of certificates that end; "" when none does within a week."""
+    from realsys.name_resolve.etcd.expiry import endings, warning_of
+
+    now = datetime.datetime.now(datetime.UTC)
+    return max((warning_of(ending, now) for ending in endings(access)), default=(0, ""))[1]

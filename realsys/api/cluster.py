@@ -121,6 +121,12 @@ class ClusterSpec:
         "first node), file:///folder; none: file://<file_root>/name_resolve",
     )
     etcd: EtcdSpec = option(EtcdSpec(), "how the site's etcd is entered")
+    store_patience_seconds: int = option(
+        1800,
+        "how long a run goes on while its store (name_resolve) does not answer, before it ends itself",
+        ge=30,
+        unit="s",
+    )
     cpu_image: str | None = option(None, "container image of workers without a GPU")
     gpu_image: str | None = option(None, "container image of workers with a GPU")
     gpu_infer_image: str | None = option(None, "container image of generation servers")

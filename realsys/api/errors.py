@@ -13,6 +13,7 @@ The class says who must act::
      ├─ StoreError           the name-resolution store
      │   ├─ KeyExists / KeyNotFound
      │   ├─ StoreUnavailable
+     │   │   └─ StoreDenied  it answers and does not let us in
      │   └─ LeaseLost        our own lease is gone: the holder must stop its side effects
      ├─ WaitTimeout          a deadline passed; says who was missing
      ├─ RemoteError          a request failed on another worker; carries that worker's traceback
@@ -118,6 +119,11 @@ class KeyNotFound(StoreError):
 
 class StoreUnavailable(StoreError):
     """The store does not answer. Says nothing about the workers registered in it."""
+
+
+class StoreDenied(StoreUnavailable):
+    """The store answers and does not let us in (any more). In a run that had been let in, it is waited
+    for as if it did not answer: a password is being changed, a role was revoked by mistake."""
 
 
 class LeaseLost(StoreError):

@@ -40,6 +40,7 @@ from realsys.api.errors import ConfigError, TrialError
 from realsys.api.plain import from_plain, to_plain
 
 T = TypeVar("T")
+KEY_PREFIX = "realsys/v1/"  # of every key in name resolution (realsys/name_resolve/keys.py)
 
 
 class _Under:
@@ -367,11 +368,24 @@ def loads(kind: type[T], data: bytes, *, where: str) -> T:
         what, place = (
             (error.what, error.where) if isinstance(error, ConfigError) else (error, where)
         )
+        if where.startswith(KEY_PREFIX):
+            raise _damaged_key(kind, where, what) from error
         raise TrialError(
             f"not a {kind.__name__}: {what}",
             where=place,
             fix="the file was damaged; see its folder",
         ) from error
+
+
+def _damaged_key(kind: type[Any], key: str, what: object) -> TrialError:
+    """The error of a value in name resolution that nobody of ours can have written."""
+    trial = "/".join(key.split("/")[4:6])
+    return TrialError(
+        f"the key {key!r} holds no {kind.__name__}: {what}",
+        where=key,
+        fix=f"`realsys resume {trial}` clears it and goes on; to remove it from a live etcd: "
+        f"etcdctl del '/{key}'",
+    )
 
 
 def write_record(path: Path, record: Any) -> None:

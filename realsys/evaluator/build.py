@@ -23,7 +23,6 @@ from realsys.worker.lifecycle import WorkerEvent
 from realsys.worker.runner import WorkerRunner
 
 LOAD_S = 1800.0  # a large checkpoint may take so long to be read, without a tick
-LEASE_TIMEOUT_S = 900.0
 
 
 def run(runner: WorkerRunner) -> int:
@@ -44,7 +43,7 @@ def run(runner: WorkerRunner) -> int:
             evaluate=_on(device, runner),
             world=Surroundings(
                 is_over=done.exists,
-                may_write=lambda: runner.check_lease(timeout_s=LEASE_TIMEOUT_S),
+                may_write=lambda: runner.check_lease(timeout_s=runner.patience_s),
                 begins=lambda checkpoint: _begins(runner, checkpoint),
                 ends=lambda: runner.move(WorkerEvent.FINISHED_CALL),
                 shows=shows,

@@ -61,7 +61,7 @@ async def _run(runner: WorkerRunner) -> int:
 
 
 async def _run_with(runner: WorkerRunner, side: RolloutSide | None) -> int:
-    revision = runner.store.revision()
+    revision = await asyncio.to_thread(runner.revision)
     records = await asyncio.to_thread(
         runner.peers,
         "model_worker",

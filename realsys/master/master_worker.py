@@ -13,6 +13,7 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from realsys.api.model import ModelName
@@ -23,6 +24,7 @@ from realsys.master.data_schedule import DataSchedule
 from realsys.master.function_executor import FunctionExecutor, StepReport
 from realsys.master.master_state import MasterState
 from realsys.master.model_workers import ModelWorkers
+from realsys.master.outbox import Outbox
 from realsys.master.periodic import Periodic
 from realsys.master.progress import ProgressBoard
 from realsys.master.publication import Publisher
@@ -80,6 +82,7 @@ class MasterWorkerLoop:
         self.runner, self.executor, self.workers = runner, executor, workers
         self.schedule, self.files, self.progress = schedule, files, progress
         self.publisher, self.rollouts = publisher, rollouts
+        self.outbox = Outbox(runner.may_publish, runner.patience_s)
         self.saved_models, self.evaluated = saved_models, evaluated
         self.total_steps, self.step = total_steps, step
         self.checkpointed_step = step  # of the checkpoint that we go on from, then of our newest
@@ -98,13 +101,18 @@ class MasterWorkerLoop:
 
     async def run(self) -> int:
         """Returns the master's exit code: all done, or stopped after a whole step."""
-        async with self.executor:
-            return await self._run()
+        publishing = asyncio.create_task(self.outbox.run(), name="outbox")
+        try:
+            async with self.executor:
+                return await self._run()
+        finally:
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
 
     async def _run(self) -> int:
         self._start_clocks()
         if self.step == 0 and self.evaluated:
-            self.files.metrics.write(0, {"epoch": 0, **await self.evaluate()})
+            await self._record_first(await self.evaluate())
         while self.step < self.total_steps:
             if self.stop_requested:
                 return await self.stop()
@@ -133,14 +141,28 @@ class MasterWorkerLoop:
         )
         if self._evaluation_due():
             row |= await self.evaluate()
-        await asyncio.to_thread(self.publisher.allow_step)
-        self._record(report, row)
-        await self._save_what_is_due()
-
-    def _record(self, report: StepReport, row: dict[str, float]) -> None:
-        """The step's lines in metrics, ledger and events; a line each, whole."""
         self.progress.headline = headline(row, self.progress.headline)
         self.progress.publish()
+        self.outbox.put(f"step {report.step}", partial(self._record, report, row))
+        await self.outbox.flush()
+        logger.info(
+            "step done seconds=%.3f %s",
+            report.wall_s,
+            " ".join(f"{k}={v:.4g}" for k, v in self.progress.headline.items()),
+        )
+        await self._save_what_is_due()
+
+    async def _record_first(self, evaluation: dict[str, float]) -> None:
+        """What the model could do before the first step."""
+
+        async def record() -> None:
+            self.files.metrics.write(0, {"epoch": 0, **evaluation})
+
+        self.outbox.put("step 0", record)
+        await self.outbox.flush()
+
+    async def _record(self, report: StepReport, row: dict[str, float]) -> None:
+        """The step's lines in metrics, ledger and events; a line each, whole."""
         for name, call in report.calls.items():
             for worker, reply in call.replies.items():
                 self.files.events.mfc(
@@ -171,11 +193,6 @@ class MasterWorkerLoop:
         self.files.metrics.write(report.step, row)
         point_to_newest(self._phase)
         self.publisher.step(report.step)
-        logger.info(
-            "step done seconds=%.3f %s",
-            report.wall_s,
-            " ".join(f"{k}={v:.4g}" for k, v in self.progress.headline.items()),
-        )
 
     # ---- what happens between steps ---------------------------------------------------------
 
@@ -210,13 +227,20 @@ class MasterWorkerLoop:
             timeout_s=EVALUATE_TIMEOUT_S,
             what=f"evaluate after step {self.step}",
         )
-        self.files.events.periodic("evaluate", self.step, started, time.time())
+        ended = time.time()
         stats: dict[str, float] = {}
         for reply in reversed(replies):  # the first worker's view wins: ranks agree
             for found in reply.stats.values():
                 stats |= {f"eval/{key}": value for key, value in found.items()}
-        for sample in next((r.samples for r in replies if r.samples), ()):
-            self.files.samples.append({"step": self.step, **sample})
+        samples = next((r.samples for r in replies if r.samples), ())
+        step = self.step
+
+        async def record() -> None:
+            self.files.events.periodic("evaluate", step, started, ended)
+            for sample in samples:
+                self.files.samples.append({"step": step, **sample})
+
+        self.outbox.put(f"evaluation of step {step}", record)
         return stats
 
     async def save(self) -> None:
@@ -234,8 +258,20 @@ class MasterWorkerLoop:
                 timeout_s=SAVE_TIMEOUT_S,
                 what=f"save {model} after step {self.step}",
             )
-            await asyncio.to_thread(self.publisher.model, model.role, self.step, written=folder)
-        self.files.events.periodic("save", self.step, started, time.time())
+            publish = partial(self.publisher.model, model.role, self.step, written=folder)
+            self.outbox.put(
+                f"{model.role} of step {self.step}", partial(asyncio.to_thread, publish)
+            )
+        self._note_when_saved(started)
+        await self.outbox.flush()
+
+    def _note_when_saved(self, started: float) -> None:
+        step, ended = self.step, time.time()
+
+        async def record() -> None:
+            self.files.events.periodic("save", step, started, ended)
+
+        self.outbox.put(f"the save of step {step}", record)
 
     def _holders(self, model: ModelName) -> list[int]:
         return sorted(w for s, w in self.runner.config.msid2mwid if s.model_name == model)
@@ -257,20 +293,37 @@ class MasterWorkerLoop:
             what=f"checkpoint after step {self.step}",
         )
         names = [record.worker for record in self.workers.records]
-        final = await asyncio.to_thread(
-            recover.commit,
+        await asyncio.to_thread(
+            recover.complete,
             folder,
             step=self.step,
             attempt=self.runner.attempt.number,
             saved=dict(zip(names, replies, strict=True)),
             state=None if state == MasterState() else state,
+        )
+        logger.info("checkpoint written folder=%s seconds=%.3f", folder, time.time() - started)
+        self.outbox.put(
+            f"checkpoint of step {self.step}",
+            partial(self._publish_checkpoint, folder, self.step, started, time.time()),
+            withdraw=partial(recover.withdraw, folder),
+        )
+        await self.outbox.flush()
+
+    async def _publish_checkpoint(
+        self, folder: Path, step: int, started: float, ended: float
+    ) -> None:
+        final = await asyncio.to_thread(
+            recover.publish,
+            folder,
+            step=step,
+            attempt=self.runner.attempt.number,
             keep=self.ckpt_keep,
             lineage=self.publisher.lineage,
-            allow=partial(self.publisher.allow_checkpoint, self.step),
+            allow=partial(self.publisher.allow_checkpoint, step),
         )
-        self.checkpointed_step = self.step
-        self.files.events.periodic("checkpoint", self.step, started, time.time())
-        logger.info("checkpoint written folder=%s seconds=%.3f", final, time.time() - started)
+        self.checkpointed_step = step
+        self.files.events.periodic("checkpoint", step, started, ended)
+        logger.info("checkpoint published folder=%s", final)
 
     @property
     def _phase(self) -> PhaseFiles:
@@ -281,15 +334,19 @@ class MasterWorkerLoop:
     async def stop(self) -> int:
         """Ends after a whole step: its checkpoint, if it has none yet, then goodbye."""
         logger.info("stopping after_step=%d of=%d", self.step, self.total_steps)
+        await self.outbox.drain()
         if self.step > self.checkpointed_step:
             await self.checkpoint()
+            await self.outbox.drain()
         await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
         return exit_codes.STOPPED
 
     async def finish(self) -> None:
         """All steps are done: the product, the marker, goodbye."""
         await self.save()
+        await self.outbox.drain()
         self.files.close()
-        await asyncio.to_thread(self.publisher.done, self.step)
+        self.outbox.put("the end", partial(asyncio.to_thread, self.publisher.done, self.step))
+        await self.outbox.drain()
         await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
         self.progress.publish("done")

@@ -47,7 +47,7 @@ class ModelWorkers:
         keypairs: TrialKeypairs,
     ) -> None:
         self.records = list(records)
-        self._context = client_context()
+        self._context = client_context(len(self.records))
         self._clients = [
             RequestClient(
                 record.control,

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from realsys.api.errors import KeyNotFound, StoreError
+from realsys.api.errors import RealsysError
 from realsys.api.trial import WorkerRecord, WorkerStatus, loads
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import Event, EventKind, NameResolve
@@ -60,7 +60,7 @@ class PeerWatch:
                 try:
                     for event in watch.poll(POLL_S):
                         self._take(event)
-                except StoreError as error:  # the supervisor sees the worker's end all the same
+                except RealsysError as error:  # the supervisor sees the worker's end all the same
                     logger.warning("peers not watched error=%s", error.what)
                     self._ended.wait(POLL_S)
 
@@ -81,5 +81,5 @@ class PeerWatch:
         key = f"{self._keys.worker_statuses}/{worker}"
         try:
             return loads(WorkerStatus, self._store.get(key).value, where=key)
-        except (KeyNotFound, StoreError):
+        except RealsysError:  # no such key, no answer, or a damaged value
             return None

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from realsys.api.errors import StaleAttempt, StoreError
+from realsys.api.errors import StaleAttempt, StoreError, StoreUnavailable
 from realsys.api.trial import Progress, dumps
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.store import Put
@@ -19,6 +19,7 @@ CLOSE_S = 5.0
 # Which call runs where changes a dozen times a step, and each write is a file in a store that is a folder:
 # a new step is told at once, all else at most so often.
 LAZY_S = 1.0
+RETRY_S = 1.0
 _SMOOTHING = 0.9  # of the step time that the ETA is made from
 
 
@@ -95,6 +96,7 @@ class ProgressBoard:
         return self._closed or (newest is not None and (newest.step, newest.doing) != self._told)
 
     def _write_all(self) -> None:
+        is_away = False
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_due, timeout=LAZY_S)
@@ -105,6 +107,16 @@ class ProgressBoard:
             self._told = progress.step, progress.doing
             try:
                 self._fence.write([Put(self._runner.keys.progress, dumps(progress))])
+                is_away = False
+            except StoreUnavailable as error:
+                if not is_away:
+                    logger.warning("progress waits for the store error=%s", error.what)
+                is_away = True
+                with self._changed:
+                    self._newest = self._newest or progress  # the newest is told when it is back
+                    self._changed.wait_for(lambda: self._closed, timeout=RETRY_S)
+                    if self._closed:
+                        return
             except StoreError as error:  # a store that refuses costs the view, not the run
                 logger.warning("progress not published error=%s", error.what)
             except StaleAttempt as error:

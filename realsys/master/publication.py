@@ -1,8 +1,8 @@
 """What the master shows to the world: models, checkpoints, the done mark; each by a fenced write first.
 
 The store says whether our attempt is still the newest, in the same transaction that notes the
-publication. Only then is anything renamed to where others look for it. While the store is away a
-publication waits: an outage of some seconds costs that time and nothing else.
+publication. Only then is anything renamed to where others look for it. While the store is away nothing is
+published (StoreUnavailable, at once) and everything can be called again: outbox.py does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from realsys.name_resolve.store import Put
 from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.worker.runner import WorkerRunner
 
-PUBLISH_TIMEOUT_S = 900.0
 WRITER = "realsys.json"  # in a saved model: which attempt wrote it
 
 
@@ -46,10 +45,6 @@ class Publisher:
         """Closes the history."""
         self._history.close()
 
-    def allow_step(self) -> None:
-        """Before a step's lines are written. Waits while our lease is in doubt; raises when it is over."""
-        self._runner.check_lease(timeout_s=PUBLISH_TIMEOUT_S)
-
     def step(self, step: int) -> None:
         """A step's lines have been written."""
         self._history.note(Op.STEP, step=step)
@@ -58,7 +53,7 @@ class Publisher:
         """Goes on from ``found``, or from nothing; what others write beyond it counts no more."""
         files, phase = self._runner.attempt_files, self._runner.phase.name
         step, of = (found.step, found.attempt) if found else (0, 0)
-        self._fence.check_patiently(timeout_s=PUBLISH_TIMEOUT_S)
+        self._fence.check_patiently(timeout_s=self._runner.patience_s)
         record = Resumed(attempt=files.number, phase=phase, step=step, of_attempt=of)
         write_record(files.resumed(phase), record)
         told = read_resumed(self._runner.trial_files, phase)
@@ -120,7 +115,7 @@ class Publisher:
         put = Put(key, json.dumps(told).encode())
         try:
             self._check_folder()
-            self._fence.publish([put], timeout_s=PUBLISH_TIMEOUT_S, what=op)
+            self._fence.write([put])
         except StaleAttempt:
             self._history.note(Op.REFUSED, step=step, what=op, **about)
             raise

@@ -77,16 +77,25 @@ def commit(
     state: MasterState | None = None,
     allow: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes the manifest, renames the folder into place, removes the oldest ones, and dead ones.
+    """``complete`` and ``publish`` at once. Args: as there. Returns the checkpoint's final folder."""
+    complete(folder, step=step, attempt=attempt, saved=saved, state=state)
+    return publish(folder, step=step, attempt=attempt, keep=keep, lineage=lineage, allow=allow)
+
+
+def complete(
+    folder: Path,
+    *,
+    step: int,
+    attempt: int,
+    saved: Mapping[str, RecoverSaved],
+    state: MasterState | None = None,
+) -> None:
+    """Writes the manifest: all that a checkpoint needs is on disk, but for its name.
 
     Args:
         folder: from ``begin``, with every worker's file in it.
         saved: worker name → what it wrote.
-        lineage: of the trial with this attempt as its head.
         state: what the master itself must remember.
-        allow: called when everything is on disk, right before the rename; raises to prevent it.
-    Returns:
-        The checkpoint's final folder.
     """
     manifest: dict[str, Any] = {
         "version": VERSION,
@@ -97,7 +106,6 @@ def commit(
             for worker, s in saved.items()
         },
     }
-    final = folder.parent / f"step-{step:06d}.{attempt}"
     try:
         if state is not None:
             write_state(folder / STATE, state)
@@ -105,6 +113,29 @@ def commit(
             manifest["files"][MASTER] = {**data, "bytes": (folder / STATE).stat().st_size}
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
+    except OSError as error:
+        raise _not_written(error, folder.parent / f"step-{step:06d}.{attempt}") from error
+
+
+def publish(
+    folder: Path,
+    *,
+    step: int,
+    attempt: int,
+    keep: int,
+    lineage: Lineage,
+    allow: Callable[[], None] = lambda: None,
+) -> Path:
+    """Renames a complete folder into place, removes the oldest ones, and dead ones.
+
+    Args:
+        lineage: of the trial with this attempt as its head.
+        allow: called right before the rename; raises to prevent it.
+    Returns:
+        The checkpoint's final folder.
+    """
+    final = folder.parent / f"step-{step:06d}.{attempt}"
+    try:
         allow()
         if final.is_dir():  # this attempt's, of this step: it says the same,
             shutil.rmtree(folder, ignore_errors=True)  # and must not be away for a moment
@@ -112,22 +143,38 @@ def commit(
             os.rename(folder, final)
         _sync_folder(folder.parent)
     except OSError as error:
-        raise ClusterError(
-            f"the checkpoint can't be written: {error}",
-            where=str(final),
-            fix="free space or repair the permissions, then realsys resume",
-        ) from error
-    for old in _no_longer_needed(final.parent, attempt, keep, lineage):
+        raise _not_written(error, final) from error
+    for old in _no_longer_needed(final.parent, step, attempt, keep, lineage):
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def _no_longer_needed(recover: Path, attempt: int, keep: int, lineage: Lineage) -> list[Path]:
+def withdraw(folder: Path) -> None:
+    """Removes a complete folder that never got its name: a newer one has taken its place."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _not_written(error: OSError, folder: Path) -> ClusterError:
+    return ClusterError(
+        f"the checkpoint can't be written: {error}",
+        where=str(folder),
+        fix="free space or repair the permissions, then realsys resume",
+    )
+
+
+def _no_longer_needed(
+    recover: Path, step: int, attempt: int, keep: int, lineage: Lineage
+) -> list[Path]:
     """Of this attempt and those before it: all but the newest ``keep`` that count. A newer attempt's are
-    not ours to judge: then it is we who do not count any more."""
+    not ours to judge: then it is we who do not count any more. Nor is what we write beyond ``step``: the
+    next one may be in the making while this one is published."""
     ours = [found for found in _folders(recover) if found.attempt <= attempt]
     counting = [f for f in ours if lineage.counts(f.attempt, f.step)]
-    half_done = [f for f in _folders(recover, prefix=".step-") if f.attempt <= attempt]
+    half_done = [
+        f
+        for f in _folders(recover, prefix=".step-")
+        if f.attempt < attempt or (f.attempt == attempt and f.step <= step)
+    ]
     return [f.path for f in (*ours, *half_done) if f not in counting[-keep:]]
 
 

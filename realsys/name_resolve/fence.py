@@ -20,10 +20,24 @@ logger = logging.getLogger(__name__)
 
 
 class AttemptFence:
-    """The border between this attempt and all others. ``attempt`` is ours."""
+    """The border between this attempt and all others.
 
-    def __init__(self, store: NameResolve, keys: TrialKeys, attempt: AttemptRecord) -> None:
+    Args:
+        attempt: ours.
+        may_have_ended: writes count after our supervisor has ended the attempt as well: words between
+            the attempt's jobs, which must all go then. They do not once there is another attempt.
+    """
+
+    def __init__(
+        self,
+        store: NameResolve,
+        keys: TrialKeys,
+        attempt: AttemptRecord,
+        *,
+        may_have_ended: bool = False,
+    ) -> None:
         self._store, self._keys, self._attempt = store, keys, attempt
+        self._may_have_ended = may_have_ended
         self._revision = 0  # of the attempt key, once it has been seen to be ours
 
     def write(self, puts: Sequence[Put], *, deletes: Sequence[str] = ()) -> None:
@@ -40,14 +54,6 @@ class AttemptFence:
             self._revision = 0
             self.check()  # names who took over
             self.write(puts, deletes=deletes)
-
-    def publish(self, puts: Sequence[Put], *, timeout_s: float, what: str) -> None:
-        """As ``write``, for what must not be lost: tries again while the store is away.
-
-        Raises:
-            StaleAttempt, or StoreUnavailable when it was away for all of ``timeout_s``.
-        """
-        patiently(lambda: self.write(puts), timeout_s=timeout_s, what=f"publishing the {what}")
 
     def check_patiently(self, *, timeout_s: float) -> None:
         """As ``check``; tries again while the store is away."""
@@ -72,7 +78,7 @@ class AttemptFence:
                 where=where,
                 fix="nothing: this process must exit, the newer attempt runs the trial",
             )
-        if newest.ended_at is not None:
+        if newest.ended_at is not None and not self._may_have_ended:
             raise StaleAttempt(
                 f"attempt {newest.number} was ended by its supervisor",
                 where=where,

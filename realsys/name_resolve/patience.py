@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from realsys.api.errors import StoreUnavailable
+from realsys.api.errors import StoreDenied, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -15,11 +15,12 @@ T = TypeVar("T")
 RETRY_S = 0.5
 
 
-def patiently(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
+def patiently(call: Callable[[], T], *, timeout_s: float, what: str, when_denied: bool = True) -> T:
     """What ``call`` returns.
 
     Args:
         what: told in the log while it is waited for, e.g. ``publishing the checkpoint``.
+        when_denied: also where the store answers and does not let us in: it did before.
     Raises:
         StoreUnavailable: the store was away for all of ``timeout_s``.
     """
@@ -28,7 +29,8 @@ def patiently(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
         try:
             return call()
         except StoreUnavailable as error:
-            if time.monotonic() > deadline_s:
+            is_vain = isinstance(error, StoreDenied) and not when_denied
+            if is_vain or time.monotonic() > deadline_s:
                 raise
             logger.warning("waiting for the store what=%s error=%s", what, error.what)
             time.sleep(RETRY_S)

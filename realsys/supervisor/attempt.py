@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from realsys.api.errors import KeyNotFound, StoreError, TrialIsLive
+from realsys.api.errors import KeyNotFound, StoreError, TrialError, TrialIsLive
 from realsys.api.trial import (
     AttemptFiles,
     AttemptRecord,
     ExitMarker,
     TrialFiles,
+    TrialRecord,
     dumps,
     is_alive,
     loads,
@@ -38,7 +39,7 @@ from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import MANY_TTL_S
 from realsys.name_resolve.patience import patiently
-from realsys.name_resolve.store import Compare, NameResolve, Put
+from realsys.name_resolve.store import Compare, Entry, NameResolve, Put
 from realsys.transport.keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
@@ -88,30 +89,24 @@ def take_attempt(
     *,
     job: Job,
     former: Callable[[AttemptFiles], NameResolve | None] | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> tuple[AttemptRecord, AttemptFiles]:
     """Takes attempt n + 1 and makes its folder.
 
     An attempt of another host that has left no exit marker is given the time that its workers' leases
-    take to end.
+    take to end. A key that can't be understood is overwritten: the folder says how far the trial is. So
+    is one of a trial of this name that was removed, whose other keys are cleared.
 
     Args:
+        patience_s: with a store that does not answer.
         former: the store in which an earlier attempt's workers are registered, where it is another
             one (closed here); it may return None when that one is gone.
     Raises:
         TrialIsLive: attempt n still runs, or somebody else took n + 1 at the same moment.
     """
-    old = files.all_attempts()
-    number = old[-1].number + 1 if old else 1
-    previous = read_record(AttemptRecord, old[-1].record) if old else None
-    try:
-        entry = _patiently(lambda: store.get(keys.attempt))
-        compare = Compare.at_revision(keys.attempt, entry.revision)
-        told = loads(AttemptRecord, entry.value, where=keys.attempt)
-        if previous is None or told.number >= previous.number:
-            previous, number = told, told.number + 1
-    except KeyNotFound:  # the store may be younger than the trial
-        compare = Compare.absent(keys.attempt)
-    if previous is not None:
+    insist = partial(patiently, timeout_s=patience_s, what="taking the attempt")
+    before = insist(lambda: _before(files, store, keys))
+    if (previous := before.attempt) is not None:
         found = former(files.attempt(previous.number)) if former else store
         try:
             _refuse_if_live(files, previous, job, found, keys)
@@ -119,7 +114,7 @@ def take_attempt(
             if found is not None and found is not store:
                 found.close()
     record = AttemptRecord(
-        number=number,
+        number=before.next_number,
         token=secrets.token_hex(16),
         host=socket.gethostname(),
         supervisor_pid=os.getpid(),
@@ -130,17 +125,65 @@ def take_attempt(
         nodes=job.nodes,
     )
     attempt = _claim_folder(files, record)
-    if not _patiently(lambda: _put(store, keys, compare, record)):
+    if not insist(lambda: _put(store, keys, before.compare, record)):
         shutil.rmtree(attempt.root)
-        raise _taken(files, number)
+        raise _taken(files, record.number)
     turn_link(files.latest, str(attempt.root.relative_to(files.root)))
-    _forget_older_attempts(store, keys, record)
-    logger.info("attempt taken number=%d host=%s pid=%d", number, record.host, os.getpid())
+    fence = AttemptFence(store, keys, record)  # a newer one may take over in this moment
+    left = insist(lambda: _left_behind(store, keys, all_of_it=before.is_of_removed_trial))
+    for start in range(0, len(left), MOST_AT_ONCE):
+        page = left[start : start + MOST_AT_ONCE]
+        insist(partial(fence.write, [], deletes=page))
+    logger.info("attempt taken number=%d host=%s pid=%d", record.number, record.host, os.getpid())
     return record, attempt
 
 
-def _patiently(call: Callable[[], T]) -> T:
-    return patiently(call, timeout_s=PATIENCE_S, what="taking the attempt")
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """What folder and store tell of earlier attempts.
+
+    Attributes:
+        compare: holds while the attempt's key is as it was seen.
+        is_of_removed_trial: the key is one of an earlier trial of the same name.
+    """
+
+    attempt: AttemptRecord | None
+    next_number: int
+    compare: Compare
+    is_of_removed_trial: bool = False
+
+
+def _before(files: TrialFiles, store: NameResolve, keys: TrialKeys) -> _Before:
+    old = files.all_attempts()
+    number = old[-1].number + 1 if old else 1
+    newest = read_record(AttemptRecord, old[-1].record) if old else None
+    try:
+        entry = store.get(keys.attempt)
+    except KeyNotFound:  # the store may be younger than the trial
+        return _Before(attempt=newest, next_number=number, compare=Compare.absent(keys.attempt))
+    compare, told = Compare.at_revision(keys.attempt, entry.revision), _understood(entry)
+    if told is None or (newest is not None and told.number < newest.number):
+        return _Before(attempt=newest, next_number=number, compare=compare)
+    removed = is_of_removed_trial(files, told)
+    next_number = number if removed else told.number + 1
+    return _Before(
+        attempt=told, next_number=next_number, compare=compare, is_of_removed_trial=removed
+    )
+
+
+def is_of_removed_trial(files: TrialFiles, told: AttemptRecord) -> bool:
+    """Whether an attempt that the store knows is older than this trial: a trial of this name was there
+    before, and its folder was removed."""
+    trial = read_record(TrialRecord, files.record)
+    return trial is not None and told.started_at < trial.created_at
+
+
+def _understood(entry: Entry) -> AttemptRecord | None:
+    try:
+        return loads(AttemptRecord, entry.value, where=entry.key)
+    except TrialError as error:
+        logger.error("a damaged key is overwritten why=%s", error.what)
+        return None
 
 
 def _put(store: NameResolve, keys: TrialKeys, compare: Compare, record: AttemptRecord) -> bool:
@@ -210,21 +253,25 @@ def _refuse_if_live(
 def _leases_end(store: NameResolve, keys: TrialKeys, *, timeout_s: float) -> bool:
     """Waits until no worker holds a lease; False when some still do after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
-    while store.get_subtree(keys.workers):
+    while patiently(
+        lambda: store.find_subtree(keys.workers), timeout_s=PATIENCE_S, what="leases to end"
+    ):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.5)
     return True
 
 
-def _forget_older_attempts(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:
-    """Deletes what they told; fenced, since a newer attempt may have taken over in this moment."""
-    fence = AttemptFence(store, keys, record)
-    told = (keys.workers, keys.worker_statuses, keys.commands, keys.progress, keys.stop, keys.done)
-    left = _patiently(lambda: [key for prefix in told for key in store.find_subtree(prefix)])
-    for start in range(0, len(left), MOST_AT_ONCE):
-        page = left[start : start + MOST_AT_ONCE]
-        _patiently(partial(fence.write, [], deletes=page))
+def _left_behind(store: NameResolve, keys: TrialKeys, *, all_of_it: bool) -> list[str]:
+    """Keys that earlier attempts left; ``all_of_it``: those that outlive an attempt as well."""
+    if all_of_it:
+        logger.warning("keys of a removed trial of this name are cleared root=%s", keys.root)
+        return [key for key in store.find_subtree(keys.root) if key != keys.attempt]
+    told = (
+        *(keys.workers, keys.worker_statuses, keys.commands, keys.progress, keys.stop, keys.done),
+        *(keys.scaling, keys.components, keys.component_order, keys.component_reports),
+    )
+    return [key for prefix in told for key in store.find_subtree(prefix)]
 
 
 def end_attempt(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:

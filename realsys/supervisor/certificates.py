@@ -1,17 +1,23 @@
 """A certificate authority for one run, and the certificates that it signs.
 
 For private_etcd.py. The authority lives in memory only: nobody can sign another certificate once it is
-forgotten, not even who reads every file of the run. Elliptic keys (P-256), as files in PEM.
+forgotten, not even who reads every file of the run. Elliptic keys (P-256), as files in PEM. Those of a
+site's etcd are watched here too: somebody must hear of it before one ends (job_store.py).
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import logging
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from realsys.name_resolve.etcd.access import EtcdAccess
+from realsys.name_resolve.etcd.expiry import endings, warning_of
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -20,6 +26,9 @@ if TYPE_CHECKING:
 # Clocks of nodes differ; a run is over before the other end.
 EARLY = datetime.timedelta(days=1)
 LIFE = datetime.timedelta(days=365)
+LOOK_EVERY_S = 3600.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,15 +45,20 @@ class KeyPair:
 
 
 class Authority:
-    """Signs certificates of one purpose; ``ca_pem`` is what others check them with."""
+    """Signs certificates of one purpose; ``ca_pem`` is what others check them with.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        life: of what it signs, and of itself, from now.
+    """
+
+    def __init__(self, name: str, *, life: datetime.timedelta = LIFE) -> None:
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
 
         self._key = ec.generate_private_key(ec.SECP256R1())
         key_id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
-        builder = _builder(name, name, self._key.public_key())
+        self._life = life
+        builder = _builder(name, name, self._key.public_key(), life)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         builder = builder.add_extension(_usage(signs=True), True).add_extension(key_id, False)
         self._cert = _signed(builder, self._key)
@@ -71,7 +85,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [Purpose.CLIENT_AUTH, *([Purpose.SERVER_AUTH] if hosts else [])]
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        builder = _builder(name, self._name, key.public_key())
+        builder = _builder(name, self._name, key.public_key(), self._life)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         builder = builder.add_extension(_usage(signs=False), True).add_extension(signer, False)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
@@ -93,7 +107,9 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _builder(subject: str, issuer: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: str, issuer: str, key: ec.EllipticCurvePublicKey, life: datetime.timedelta
+) -> x509.CertificateBuilder:
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
@@ -104,7 +120,7 @@ def _builder(subject: str, issuer: str, key: ec.EllipticCurvePublicKey) -> x509.
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLY)
-        .not_valid_after(now + LIFE)
+        .not_valid_after(now + life)
     )
 
 
@@ -150,3 +166,42 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+class CertificateWatch:
+    """Warns in the log when a certificate that the run's etcd is entered with is about to end: a week
+    before, a day before, and when it has. From a thread of its own, which asks the servers too.
+
+    Args:
+        access: read anew from its files for each look: a certificate may be renewed in the meantime.
+    """
+
+    def __init__(self, access: EtcdAccess, *, every_s: float = LOOK_EVERY_S) -> None:
+        self._access, self._every_s = access, every_s
+        self._told: dict[str, int] = {}  # certificate → how urgent it was when it was told last
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the thread after its look; does not wait for it."""
+        self._ended.set()
+
+    def look(self, now: datetime.datetime) -> None:
+        """Looks once. A certificate that was renewed is told again when its time comes."""
+        for ending in endings(self._access.reread()):
+            urgency, text = warning_of(ending, now)
+            if urgency > self._told.get(ending.what, 0):
+                logger.log(logging.WARNING if urgency == 1 else logging.ERROR, "%s", text)
+            self._told[ending.what] = urgency
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self.look(datetime.datetime.now(datetime.UTC))
+            except Exception:  # outermost frame: what only warns must not end anything
+                logger.exception("certificates not looked at")
+            self._ended.wait(self._every_s)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
-from realsys.api.errors import KeyExists, StoreError
+from realsys.api.errors import KeyExists, StaleAttempt, StoreError, TrialError
 from realsys.api.trial import AttemptRecord, StopRequest, TrialFiles, dumps, loads
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.store import Entry, NameResolve, Put
 from realsys.supervisor.components import Action, ComponentRecord, Order, Report
 from realsys.supervisor.membership import Membership
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -36,8 +38,10 @@ class ComponentBoard:
     keys: TrialKeys
     nodes: str
     _member: Membership = field(init=False)
+    _fence: AttemptFence = field(init=False)
     _stop_passed_on: bool = False
     _silent: bool = False  # the store, when last asked
+    _damaged: set[int] = field(default_factory=set)  # revisions of values that can't be understood
 
     def __post_init__(self) -> None:
         record = ComponentRecord(
@@ -49,7 +53,8 @@ class ComponentBoard:
             attempt=self.attempt.number,
             token=self.attempt.token,
         )
-        self._member = Membership(self.store, self.keys.component(0), record)
+        self._fence = AttemptFence(self.store, self.keys, self.attempt, may_have_ended=True)
+        self._member = Membership(self.store, self._fence, self.keys.component(0), record)
 
     def open(self) -> Self:
         """The supervisor is here: agents register from now on. Raises StoreError."""
@@ -71,7 +76,7 @@ class ComponentBoard:
             self._silent = True
             return None
         self._silent = False
-        records = (loads(ComponentRecord, e.value, where=e.key) for e in entries)
+        records = self._understood(ComponentRecord, entries)
         return {r.index: r for r in records if r.token == self.attempt.token}
 
     def reports(self, sequence: int, agents: Mapping[int, str]) -> dict[int, Report]:
@@ -80,7 +85,7 @@ class ComponentBoard:
             entries = self.store.get_subtree(self.keys.component_reports)
         except StoreError:
             return {}
-        reports = (loads(Report, e.value, where=e.key) for e in entries)
+        reports = self._understood(Report, entries)
         mine = (self.attempt.token, sequence)
         return {
             r.component: r
@@ -91,7 +96,10 @@ class ComponentBoard:
     def order(
         self, action: Action, sequence: int, agents: Mapping[int, str], phase: str = ""
     ) -> bool:
-        """Writes an order; False for no answer: try again."""
+        """Writes an order; False for no answer: try again.
+
+        One of a superseded attempt is not written: nobody of ours is left to follow it.
+        """
         order = Order(
             attempt=self.attempt.number,
             token=self.attempt.token,
@@ -101,10 +109,13 @@ class ComponentBoard:
             agents={str(index): agent for index, agent in agents.items()},
         )
         try:
-            self.store.add(self.keys.component_order, dumps(order), replace=True)
+            self._fence.write([Put(self.keys.component_order, dumps(order))])
         except StoreError as error:
             logger.warning("order not written action=%s error=%s", action, error.what)
             return False
+        except StaleAttempt as error:
+            logger.error("order not written action=%s why=%s", action, error.what)
+            return True
         logger.info("order written action=%s sequence=%d phase=%s", action, sequence, phase)
         return True
 
@@ -114,7 +125,20 @@ class ComponentBoard:
             entry = self.store.get(self.keys.stop)
         except StoreError:  # no such key, or no answer
             return False
-        return loads(StopRequest, entry.value, where=entry.key).attempt == self.attempt.number
+        found = self._understood(StopRequest, [entry])
+        return any(request.attempt == self.attempt.number for request in found)
+
+    def _understood(self, kind: type[T], entries: Sequence[Entry]) -> list[T]:
+        """The values; without damaged ones, each of which is told once."""
+        found = []
+        for entry in entries:
+            try:
+                found.append(loads(kind, entry.value, where=entry.key))
+            except TrialError as error:
+                if entry.revision not in self._damaged:
+                    logger.error("%s; %s", error.what, error.fix)
+                self._damaged.add(entry.revision)
+        return found
 
     def pass_on_end(self, component: ComponentRecord, name: str) -> None:
         """A job that Slurm is about to end stops the attempt, in good order while there is time."""
@@ -127,9 +151,10 @@ class ComponentBoard:
             attempt=self.attempt.number,
         )
         try:
+            self._fence.check()
             self.store.add(self.keys.stop, dumps(request))
-        except KeyExists:
-            pass  # somebody asked before
+        except (KeyExists, StaleAttempt):
+            pass  # somebody asked before; or it is not ours to ask any more
         except StoreError as error:
             logger.warning("stop not passed on error=%s", error.what)
             return

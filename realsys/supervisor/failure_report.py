@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from realsys.api.trial import (
     AttemptFiles,
@@ -19,6 +20,7 @@ from realsys.api.trial import (
     WorkerStatus,
     read_record,
 )
+from realsys.slurm.srun_messages import what_to_do
 from realsys.supervisor.first_failure import describe_exit, log_tail
 from realsys.supervisor.steps import Task
 from realsys.worker import exit_codes
@@ -44,7 +46,7 @@ class FailureReporter:
             why=words.why if words is not None else _why(task),
             at=words.at if words is not None else (task.ended_at or time.time()),
             kind=words.kind if words is not None else "",
-            fix=words.fix if words is not None else "",
+            fix=words.fix if words is not None else what_to_do(task.hint),
         )
 
     def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
@@ -74,7 +76,7 @@ class FailureReporter:
     def _failure(
         self, task: Task, known: WorkerRecord | None, *, why: str, at: float, kind: str, fix: str
     ) -> Failure:
-        log = self.files.log(task.worker)
+        log = self._log_of(task.worker)
         return Failure(
             worker=task.worker,
             host=task.host or (known.host if known else "") or self.attempt.host,
@@ -83,9 +85,17 @@ class FailureReporter:
             at=at,
             kind=kind,
             fix=fix,
-            log=str(log),
-            log_tail=log_tail(log),
+            log=str(log or ""),
+            log_tail=log_tail(log) if log else (),
         )
+
+    def _log_of(self, worker: str) -> Path | None:
+        """The worker's own; that of the srun which was to start it, where it never came so far; None."""
+        kind, _, index = worker.partition("/")
+        of_srun = [self.files.logs / f"srun-{kind}.log"]
+        of_srun += sorted(self.files.logs.glob(f"srun-{kind}-{index}-*.log"), reverse=True)
+        found = (log for log in (self.files.log(worker), *of_srun) if log.exists())
+        return next(found, None)
 
 
 def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:
@@ -97,7 +107,7 @@ def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:
     """
     stalled = {worker: status for worker, status in statuses.items() if status.stalled_s > 0}
     ends = {_end_of_chain(worker, statuses) for worker in stalled}
-    own = [w for w in ends if w not in stalled or not _is_in_collective(stalled[w])]
+    own = [w for w in ends if w not in stalled or not is_in_collective(stalled[w])]
     found = own or list(stalled)
     return sorted(found, key=lambda worker: (-statuses[worker].stalled_s, worker))
 
@@ -112,7 +122,8 @@ def _end_of_chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> str:
     return worker
 
 
-def _is_in_collective(status: WorkerStatus) -> bool:
+def is_in_collective(status: WorkerStatus) -> bool:
+    """Whether the worker stands where a rank waits for its peers."""
     where = status.stalled_where.lower()
     return any(word in where for word in _WAITS)
 
@@ -121,6 +132,8 @@ def _why(task: Task) -> str:
     returncode = task.poll()
     if returncode is None:
         return "its lease has ended: its node is lost or cut off, or it stands still"
+    if returncode == exit_codes.NOT_STARTED:
+        return f"was not started: {task.hint}"
     if returncode == exit_codes.DONE:
-        return "left without finishing its work"
+        return "ended with exit code 0 before its work was done: code in it, or in a library, exits"
     return describe_exit(returncode) + (f" ({task.hint})" if task.hint else "")

@@ -12,9 +12,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +26,10 @@ from realsys.name_resolve.open import open_store
 from realsys.name_resolve.patience import patiently
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
-from realsys.worker.network import listening_address, ports
+from realsys.worker.network import allow_many_files, entrance_address, ports
 
 if TYPE_CHECKING:
+    from realsys.supervisor.certificates import CertificateWatch
     from realsys.supervisor.private_etcd import PrivateEtcd
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,8 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 PREFIX = "realsys-etcd-"
 NEW_S = 60.0
-RESTARTS, WITHIN_S = 5, 60.0  # of our server: more in that time do not help it
-FIRST_PAUSE_S = 0.5
+# Between two starts of a server that ends again and again; one that lived for a minute begins anew.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0
 # etcd syncs each write and locks its files: it must not sit on what other hosts share.
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
 
@@ -48,34 +49,44 @@ class JobStore:
 
     store: NameResolve
     server: PrivateEtcd | None = None
+    certificates: CertificateWatch | None = None
     _folder: Path | None = None
     _lock_fd: int = -1  # of the folder: says to other supervisors that it is in use
-    _restarted_s: list[float] = field(default_factory=list)
+    _pause_s: float = 0.0  # after the last start of our server
+    _next_start_s: float = float("-inf")
 
     @classmethod
-    def open(cls, plan: LaunchPlan, nodes: str) -> JobStore:
+    def open(cls, plan: LaunchPlan, nodes: str, *, was_open_before: bool = False) -> JobStore:
         """Opens the store, after starting it if it is the job's own.
 
+        Args:
+            was_open_before: by an earlier attempt: one that does not answer, or does not let us in, is
+                away, and is waited for as long as in a run. Else it may well be a mistake.
         Raises:
             ClusterError: etcd is not installed here or does not start.
-            StoreUnavailable: the site's does not answer.
+            StoreUnavailable: the site's does not answer, or does not let us in.
         """
         if not has_job_etcd(plan):
+            patience_s = float(plan.cluster.store_patience_seconds)
             store = patiently(
-                lambda: open_trial_store(plan, None), timeout_s=START_TIMEOUT_S, what="opening it"
+                lambda: open_trial_store(plan, None),
+                timeout_s=patience_s if was_open_before else START_TIMEOUT_S,
+                what="opening it",
+                when_denied=was_open_before,
             )
-            return cls(store)
+            return cls(store, certificates=_watch_certificates(plan))
         from realsys.supervisor.private_etcd import PrivateEtcd
 
         place = _local_place()
         _remove_left_over(place)
+        allow_many_files()  # Slurm hands on the submitting shell's limit; a connection a worker and more
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         try:
             server = PrivateEtcd.start(
                 folder,
-                host=listening_address(plan.cluster, nodes),
+                host=entrance_address(plan.cluster, nodes),
                 timeout_s=START_TIMEOUT_S,
                 ports=ports(plan.cluster),
             )
@@ -89,7 +100,7 @@ class JobStore:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         logger.info("own etcd started at=%s folder=%s", server.url, folder)
-        return cls(store, server, folder, lock_fd)
+        return cls(store, server, _folder=folder, _lock_fd=lock_fd)
 
     def tell(self, attempt: AttemptFiles) -> None:
         """Writes down how to enter it, for the attempt's workers and for status."""
@@ -98,25 +109,25 @@ class JobStore:
 
     def look_after(self) -> None:
         """Starts our server again if it has ended: Slurm's signals may reach every process of a job.
-        Its data stay, and leases begin anew. From the main thread, with which the server dies.
-
-        Raises:
-            ClusterError: it has ended too often; says what it said last.
-        """
-        if self.server is None or (code := self.server.poll()) is None:
-            return
+        Its data stay, and leases begin anew. From the main thread, with which the server dies. One that
+        ends again at once (a full disk, its port taken) is started less and less often; the run goes on
+        without it as long as without any store."""
         now_s = time.monotonic()
-        pause_s = pause_before_restart(self._restarted_s, now_s)
-        if pause_s is None:
-            what = f"etcd ended {RESTARTS + 1} times in {WITHIN_S:g} s, last with status {code}"
-            raise self.server.failure(what)
-        if pause_s <= 0:
-            logger.warning("own etcd ended code=%d; starting it again", code)
-            self._restarted_s.append(now_s)
-            self.server.restart()
+        if self.server is None or now_s < self._next_start_s:
+            return
+        if (code := self.server.poll()) is None:
+            return
+        soon = now_s - self._next_start_s < STEADY_S
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if soon else FIRST_PAUSE_S
+        self._next_start_s = now_s + self._pause_s
+        said = self.server.log_tail(3)
+        logger.error("own etcd ended code=%d; starting it again; it said:\n%s", code, said)
+        self.server.restart()
 
     def close(self) -> None:
         """Closes the store and ends the server."""
+        if self.certificates is not None:
+            self.certificates.stop()
         self.store.close()
         if self.server is not None:
             self.server.stop()
@@ -125,15 +136,15 @@ class JobStore:
             os.close(self._lock_fd)
 
 
-def pause_before_restart(restarted_s: Sequence[float], now_s: float) -> float | None:
-    """How long to wait before a server that has ended is started again, twice as long each time; None
-    when it was tried often enough. Times are of one clock, oldest first. Pure."""
-    recent = [at_s for at_s in restarted_s if now_s - at_s < WITHIN_S]
-    if len(recent) >= RESTARTS:
+def _watch_certificates(plan: LaunchPlan) -> CertificateWatch | None:
+    """Of the site's etcd, where it is entered by TLS."""
+    if not plan.name_resolve_url.startswith("etcd://"):
         return None
-    if not recent:
-        return 0.0
-    return float(recent[-1] + FIRST_PAUSE_S * 2 ** len(recent) - now_s)
+    from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
+    from realsys.supervisor.certificates import CertificateWatch
+
+    access = EtcdAccess.from_spec(endpoints_of(plan.name_resolve_url), plan.cluster.etcd)
+    return CertificateWatch(access).start() if access.is_encrypted else None
 
 
 def _local_place() -> Path:

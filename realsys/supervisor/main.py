@@ -48,7 +48,8 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
     if plan.job is None:  # Slurm ends a batch script and its steps together; a laptop does not
         die_with_parent(os.getppid(), signal.SIGTERM)
     job = Job.from_environment(os.environ)
-    opened, keys = JobStore.open(plan, job.nodes), trial_keys(plan)
+    opened = JobStore.open(plan, job.nodes, was_open_before=bool(files.all_attempts()))
+    keys = trial_keys(plan)
     try:
         return _supervise(plan, plan_hash, files, job, opened, keys)
     finally:
@@ -65,7 +66,12 @@ def _supervise(
 ) -> int:
     store = opened.store
     record, attempt_files = take_attempt(
-        files, store, keys, job=job, former=former_store(plan, store)
+        files,
+        store,
+        keys,
+        job=job,
+        former=former_store(plan, store),
+        patience_s=float(plan.cluster.store_patience_seconds),
     )
     opened.tell(attempt_files)
     log_to(attempt_files.log("supervisor"), "supervisor")
@@ -88,9 +94,10 @@ def _supervise(
     finally:
         if isinstance(steps, SplitSteps):
             steps.close()  # whatever happened: the other jobs hold nodes
-    _write_keepsakes(files)
-    if marker.result is Result.STOPPED and requeue.is_set():
-        requeue_job(job.job_id)
+    is_to_come_back = marker.result is Result.STOPPED and requeue.is_set()
+    # First: what Slurm leaves may be over before a picture is drawn. The next incarnation draws them.
+    if not (is_to_come_back and requeue_job(job.job_id)):
+        _write_keepsakes(files)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
     return 0 if marker.result is Result.COMPLETED else 1

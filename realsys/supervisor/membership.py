@@ -2,7 +2,8 @@
 
 Unlike a worker, its holder does not stop itself when the lease is lost: it computes nothing, and a
 store that does not answer for a while must end nothing. Whether the others still count on it is theirs
-to say (components.py, ``Presence``).
+to say (components.py, ``Presence``). All of it is behind the attempt's fence: who was superseded while it
+was cut off neither takes the key from its successor nor deletes it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from realsys.api.errors import KeyNotFound, StoreError
+from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError
 from realsys.api.trial import dumps, loads
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.lease_judge import TTL_S, Standing
 from realsys.name_resolve.lease_keeper import LeaseKeeper
-from realsys.name_resolve.store import Lease, NameResolve
+from realsys.name_resolve.store import Lease, NameResolve, Put
 from realsys.supervisor.components import ComponentRecord
 
 logger = logging.getLogger(__name__)
@@ -22,9 +24,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Membership:
-    """Holds ``record`` under ``key``. Used from one thread."""
+    """Holds ``record`` under ``key``. Used from one thread.
+
+    Args:
+        fence: of the record's attempt; one that may have ended.
+    """
 
     store: NameResolve
+    fence: AttemptFence
     key: str
     record: ComponentRecord
     ttl_s: float = TTL_S
@@ -32,27 +39,36 @@ class Membership:
     _left: bool = False
 
     def hold(self) -> None:
-        """Takes the key unless we have it or have left; call it now and then. Raises StoreError."""
+        """Takes the key unless we have it, have left, or are superseded; call it now and then.
+
+        Raises StoreError.
+        """
         if self._left or (self._keeper is not None and self._keeper.standing is not Standing.OVER):
             return
         name = f"component/{self.record.index}"
-        self._keeper = LeaseKeeper(
-            self._take, name=name, on_change=lambda standing, reason: None
-        ).start()
+        keeper = LeaseKeeper(self._take, name=name, on_change=lambda standing, reason: None)
+        try:
+            self._keeper = keeper.start()
+        except StaleAttempt as error:
+            logger.error(
+                "component not registered component=%d why=%s", self.record.index, error.what
+            )
+            self._left = True
+            return
         logger.info(
             "component registered component=%d job=%s", self.record.index, self.record.job_id
         )
 
     def _take(self) -> Lease:
         lease = self.store.grant(self.ttl_s)
-        self.store.add(self.key, dumps(self.record), lease=lease, replace=True)
+        self.fence.write([Put(self.key, dumps(self.record), lease)])
         return lease
 
     def tell_leaving(self, why: str, *, grace_s: float) -> None:
-        """Says that this job is about to end. Raises StoreError."""
+        """Says that this job is about to end. Raises StoreError, StaleAttempt."""
         record = replace(self.record, leaving=why, leaving_grace_s=grace_s)
         lease = self._keeper.lease if self._keeper is not None else None
-        self.store.add(self.key, dumps(record), lease=lease, replace=True)
+        self.fence.write([Put(self.key, dumps(record), lease)])
         self.record = record
 
     def leave(self) -> None:

@@ -15,12 +15,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from realsys.api.errors import ClusterError, KeyNotFound, RealsysError, StoreError
+from realsys.api.errors import (
+    ClusterError,
+    KeyNotFound,
+    RealsysError,
+    StaleAttempt,
+    StoreError,
+)
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import AttemptRecord, TrialFiles, dumps, fresh, loads
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve
-from realsys.supervisor.attempt import LEASE_SLACK_S, Job
+from realsys.name_resolve.store import NameResolve, Put
+from realsys.supervisor.attempt import LEASE_SLACK_S, Job, is_of_removed_trial
 from realsys.supervisor.components import (
     Action,
     ComponentRecord,
@@ -57,6 +64,7 @@ class OrderFollower:
     poll_s: float = POLL_S
     slack_s: float = LEASE_SLACK_S
     _member: Membership | None = None
+    _fence: AttemptFence = field(init=False)  # of the attempt that was joined
     _sequence: int = 0
     _tasks: Sequence[Task] = ()
     _problem: Problem | None = None
@@ -106,7 +114,8 @@ class OrderFollower:
             attempt=attempt.number,
             token=attempt.token,
         )
-        member = Membership(self.store, self.keys.component(self.component), record)
+        self._fence = AttemptFence(self.store, self.keys, attempt, may_have_ended=True)
+        member = Membership(self.store, self._fence, self.keys.component(self.component), record)
         member.hold()
         self._member = member
 
@@ -142,7 +151,9 @@ class OrderFollower:
             attempt = self._attempt()
         except StoreError:
             return False
-        return attempt is not None and attempt.number > self.number
+        if attempt is None or attempt.number <= self.number:
+            return False
+        return not is_of_removed_trial(self.files, attempt)
 
     # ---- serving ----------------------------------------------------------------------------
 
@@ -171,6 +182,9 @@ class OrderFollower:
             self._note_silence(error)
             self._supervisor.is_gone(None, now_s=time.monotonic())
             told = gone = None
+        except StaleAttempt as error:
+            logger.error("attempt over why=%s", error.what)
+            return True
         if told is not None:
             return told
         if gone:
@@ -233,10 +247,12 @@ class OrderFollower:
         if report == self._told:
             return
         try:
-            self.store.add(self.keys.component_report(self.component), dumps(report), replace=True)
+            self._fence.write([Put(self.keys.component_report(self.component), dumps(report))])
         except StoreError as error:
             logger.warning("report not written error=%s", error.what)
             return
+        except StaleAttempt as error:  # a newer attempt's agent reports there now
+            logger.error("report not written why=%s", error.what)
         self._told = report
 
     def _tell_leaving(self, member: Membership) -> None:

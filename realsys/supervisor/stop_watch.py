@@ -10,10 +10,11 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from realsys.api.errors import KeyNotFound, StoreError
+from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError, TrialError
 from realsys.api.trial import AttemptRecord, StopRequest, dumps, loads
+from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import EventKind, NameResolve, Watch
+from realsys.name_resolve.store import EventKind, NameResolve, Put, Watch
 from realsys.supervisor.looks import Looks
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class StopWatch:
     _deadline_s: float | None = None
     _watch: Watch | None = None
     _newest: bytes | None = None  # of the key
+    _damaged: bytes | None = None  # a request that can't be understood
     _looks: Looks[StopRequest | None] = field(init=False)
 
     def start(self) -> None:
@@ -73,12 +75,22 @@ class StopWatch:
     def _look(self) -> StopRequest | None:
         """On the looking thread. Raises StoreError."""
         if self._by_signal is not None and not self._is_passed_on:
-            self.store.add(self.keys.stop, dumps(self._by_signal), replace=True)
+            fence = AttemptFence(self.store, self.keys, self.attempt)
+            try:
+                fence.write([Put(self.keys.stop, dumps(self._by_signal))])
+            except StaleAttempt:  # a newer attempt's stop is not ours to write
+                logger.warning("stop not passed on: another attempt runs")
             self._is_passed_on = True
         value = self._value()
         if value is None:
             return None
-        request = loads(StopRequest, value, where=self.keys.stop)
+        try:
+            request = loads(StopRequest, value, where=self.keys.stop)
+        except TrialError as error:  # nobody of ours asked that
+            if value != self._damaged:
+                logger.error("%s; %s", error.what, error.fix)
+            self._damaged = value
+            return None
         return request if request.attempt == self.attempt.number else None
 
     def _value(self) -> bytes | None:

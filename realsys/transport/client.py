@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import socket
 import uuid
 from typing import Any, Self
 
@@ -17,7 +19,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from realsys.api.errors import InternalError, RealsysError, WaitTimeout, WorkerLost
+from realsys.api.errors import ClusterError, InternalError, RealsysError, WaitTimeout, WorkerLost
 from realsys.transport.authentication import open_monitor
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
@@ -26,7 +28,12 @@ from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFram
 logger = logging.getLogger(__name__)
 
 RESEND_S = 10.0
-MAX_SOCKETS = 16_384  # libzmq's own limit is 1023, two per client: too few for 1,000 workers
+# Three a client: its own, its monitor's two ends. libzmq's default is 1023, this is the most it takes.
+MAX_SOCKETS, SOCKETS_A_PEER = 65_535, 3
+DESCRIPTORS_A_PEER, OTHER_DESCRIPTORS = (
+    4,
+    256,
+)  # those three and the connection; what else we have open
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 20_000  # finds connections cut without a word
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 2_000
 _LINKS = {
@@ -38,11 +45,41 @@ _LINKS = {
 }
 
 
-def client_context() -> zmq.asyncio.Context:
-    """A context for all clients of a process. Its owner calls ``term`` after closing them."""
+def client_context(num_peers: int = 1) -> zmq.asyncio.Context:
+    """A context for all clients of a process. Its owner calls ``term`` after closing them.
+
+    Raises:
+        ClusterError: this process may not have as many sockets or open files as ``num_peers`` need.
+    """
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if problem := too_many_peers(num_peers, limit):
+        raise problem
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     return context
+
+
+def too_many_peers(num_peers: int, max_files: int) -> ClusterError | None:
+    """What forbids it to call so many; None when nothing does.
+
+    Args:
+        max_files: the hard limit of open files; below 0 for none.
+    """
+    if num_peers * SOCKETS_A_PEER > MAX_SOCKETS:
+        most, needed = MAX_SOCKETS // SOCKETS_A_PEER, num_peers * SOCKETS_A_PEER
+        return ClusterError(
+            f"{num_peers:,} workers need {needed:,} sockets of one process, {MAX_SOCKETS:,} are possible",
+            where="calls to all workers",
+            fix=f"use at most {most:,} workers of a type",
+        )
+    needed = num_peers * DESCRIPTORS_A_PEER + OTHER_DESCRIPTORS
+    if not 0 <= max_files < needed:
+        return None
+    return ClusterError(
+        f"{num_peers:,} workers need {needed:,} open files in one process, {max_files:,} are allowed",
+        where=f"hard limit of open files on {socket.gethostname()} (ulimit -Hn)",
+        fix="let the administrator raise it for jobs (LimitNOFILE of slurmd), or use fewer workers",
+    )
 
 
 class RequestClient:

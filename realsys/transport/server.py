@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Any], Awaitable[Any]]
 MAX_KEPT_REPLIES = 4096
 MAX_KEPT_BYTES = 64 * 1024 * 1024
+YOUNG_S = (
+    60.0  # a client sends again after 10 s, and after a cut connection that it had to find first
+)
 _LINGER_MS = 500  # last replies leave the socket; a peer that does not read holds us no longer
 
 
@@ -147,6 +150,8 @@ class RequestServer:
                     await self._socket.send_multipart([peer, kept])
                 elif frame.request_id in self._running:
                     self._running[frame.request_id].add(peer)
+                elif self._replies.was_answered(frame.request_id):
+                    await self._refuse(peer, frame.request_id, self._forgotten(frame))
                 else:
                     self._running[frame.request_id] = {peer}
                     answer = self._answer(frame, handler)
@@ -244,6 +249,14 @@ class RequestServer:
             )
             return self._error_reply(frame.request_id, error)
 
+    def _forgotten(self, frame: RequestFrame) -> ProtocolError:
+        return ProtocolError(
+            f"{self.name} has carried this request out, and its reply was lost: too much else was "
+            f"answered since ({MAX_KEPT_BYTES // 2**20} MiB are kept)",
+            where=f"request {frame.request_id} of {frame.sender}",
+            fix="look at the network between the two; then realsys resume",
+        )
+
     async def _refuse(self, peer: bytes, request_id: str, error: Exception) -> None:
         await self._socket.send_multipart([peer, self._error_reply(request_id, error)])
 
@@ -278,21 +291,52 @@ class RequestServer:
 
 
 class KeptReplies:
-    """The last replies by request id, bounded in number and bytes. The newest always stays."""
+    """The last replies by request id, as long as a copy of the request may still come.
 
-    def __init__(self, max_replies: int, max_bytes: int) -> None:
+    More than ``max_replies`` are kept while they are young. ``max_bytes`` hold at any time, but for the
+    newest, which always stays; of young ones that had to go it is known that they were answered.
+
+    Args:
+        young_s: how late a copy may come.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        max_replies: int,
+        max_bytes: int,
+        *,
+        young_s: float = YOUNG_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_replies, self._max_bytes = max_replies, max_bytes
-        self._replies: OrderedDict[str, bytes] = OrderedDict()
+        self._young_s, self._clock = young_s, clock
+        self._replies: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._gone: OrderedDict[str, float] = OrderedDict()  # young, and when they were answered
         self._num_bytes = 0
 
     def get(self, request_id: str) -> bytes | None:
-        return self._replies.get(request_id)
+        kept = self._replies.get(request_id)
+        return None if kept is None else kept[1]
+
+    def was_answered(self, request_id: str) -> bool:
+        """Whether its reply had to go although a copy of it may still come: it must not run again."""
+        return request_id in self._gone
 
     def keep(self, request_id: str, reply: bytes) -> None:
-        self._replies[request_id] = reply
+        now_s = self._clock()
+        self._replies[request_id] = (now_s, reply)
         self._num_bytes += len(reply)
-        while len(self._replies) > 1 and (
-            len(self._replies) > self._max_replies or self._num_bytes > self._max_bytes
-        ):
-            _, oldest = self._replies.popitem(last=False)
-            self._num_bytes -= len(oldest)
+        while len(self._replies) > 1:
+            oldest, (kept_s, data) = next(iter(self._replies.items()))
+            is_young = now_s - kept_s < self._young_s
+            if self._num_bytes <= self._max_bytes and (
+                is_young or len(self._replies) <= self._max_replies
+            ):
+                break
+            del self._replies[oldest]
+            self._num_bytes -= len(data)
+            if is_young:
+                self._gone[oldest] = kept_s
+        while self._gone and now_s - next(iter(self._gone.values())) >= self._young_s:
+            self._gone.popitem(last=False)

@@ -137,6 +137,7 @@ class HeartbeatProcess:
                 name=self.begin.name,
                 on_change=self._standing_changed,
                 on_renewed=self._pulse.renewed,
+                give_up_s=self.begin.patience_s,
             ).start()
 
         try:
@@ -242,6 +243,7 @@ class HeartbeatProcess:
 
     def _look(self) -> None:
         now_s = time.monotonic()
+        self._pulse.looked()
         if now_s > self._kill_at_s and self._over is not None:
             self._kill_at_s = float("inf")
             within(1.0, partial(self._last_words, self._over))

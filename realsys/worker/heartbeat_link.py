@@ -22,7 +22,7 @@ from contextlib import suppress
 from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
-from realsys.name_resolve.lease_judge import Standing
+from realsys.name_resolve.lease_judge import Naps, Standing
 from realsys.worker import exit_codes
 from realsys.worker.heartbeat_messages import (
     Begin,
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 ARGV = (sys.executable, "-m", "realsys.worker.heartbeat")
 BEHIND_S = 0.2  # how often a status is offered again to a heartbeat process that is behind
 WATCH_S = 1.0
+STILL_S = 120.0  # a heartbeat process that does not look for so long is not coming back
 CHECK_EVERY_S = 0.05
 ANSWER_S = 5.0  # beyond its own deadline, for an answer to come
 
@@ -71,6 +72,8 @@ class Heartbeat:
         self._unsent: Tell | None = None  # the newest status, while the other side is behind
         self._sending = threading.Lock()
         self._registered = self._leaving = False
+        self._looks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
+        self._naps, self._judging = Naps(time.monotonic(), every_s=WATCH_S), threading.Lock()
         self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
 
     @classmethod
@@ -90,7 +93,8 @@ class Heartbeat:
             on_over: called before this process exits by ``os._exit``: last words.
         """
         here, there = Line.pair()
-        pulse, stacks_fd, worker_fd = Pulse.make(), arm(), os.pidfd_open(os.getpid())
+        pulse = Pulse.make(give_up_s=begin.patience_s)
+        stacks_fd, worker_fd = arm(), os.pidfd_open(os.getpid())
         fds = {
             "line": there.fileno(),
             "pulse": pulse.fd,
@@ -182,7 +186,9 @@ class Heartbeat:
     @property
     def standing(self) -> Standing:
         """What this worker may do now."""
-        return self._pulse.standing(time.monotonic())
+        with self._judging:
+            self._naps.awake(now_s := time.monotonic())
+            return self._pulse.standing(now_s, self._naps)
 
     def check(self, *, timeout_s: float) -> None:
         """Before a side effect that others see: waits while the lease is in doubt.
@@ -248,9 +254,19 @@ class Heartbeat:
                 self._heard(message)
             with self._sending:
                 self._send_newest()
-            if self._registered and self.standing is Standing.OVER:
+            standing = self.standing  # asked in any case: so it is known when we stood still
+            if self._registered and (self._stands_still() or standing is Standing.OVER):
                 why = "its heartbeat process stands still and could not renew the lease"
                 self._over(Over(code=exit_codes.FENCED, kind="Fenced", why=why))
+
+    def _stands_still(self) -> bool:
+        """Whether the heartbeat process has not looked for too long. Only time in which this thread was
+        awake counts: whoever stops us both stops that clock too."""
+        now_s, looks = time.monotonic(), self._pulse.looks
+        awake_s, self._turned_s = min(now_s - self._turned_s, 2 * WATCH_S), now_s
+        self._still_s = self._still_s + awake_s if looks == self._looks else 0.0
+        self._looks = looks
+        return self._still_s > STILL_S
 
     def _heard(self, message: ToWorker) -> None:
         try:

@@ -20,7 +20,7 @@ import msgspec
 
 from realsys.api.progress import count_in, ticks
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
-from realsys.name_resolve.lease_judge import LeaseJudge, Standing
+from realsys.name_resolve.lease_judge import GIVE_UP_S, LeaseJudge, Naps, Standing
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,6 +29,8 @@ MAX_PACKET = 128 * 1024
 PULSE_BYTES = 4096
 _RENEWED_AT = 64  # the ticks stand at 0, in a cache line of their own
 _RENEWED = struct.Struct("<dd")  # when the newest acknowledged renewal was sent; the lease's ttl
+_LOOKS_AT = 128
+_LOOKS = struct.Struct("<Q")  # how often the heartbeat process has looked at its worker
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -46,6 +48,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     trial: str
     attempt_dir: str  # for last words and stacks
     etcd: dict[str, str | None] = {}  # EtcdSpec as plain values
+    patience_s: float = GIVE_UP_S  # with a store that does not answer
     log_level: int = 20
 
     @property
@@ -191,16 +194,16 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T | None:
 class Pulse:
     """The shared memory. ``make`` in the worker, ``at`` in its heartbeat process."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, fd: int, *, give_up_s: float = GIVE_UP_S) -> None:
+        self.fd, self._give_up_s = fd, give_up_s
         self._memory: Any = mmap.mmap(fd, PULSE_BYTES)
 
     @classmethod
-    def make(cls) -> Self:
+    def make(cls, *, give_up_s: float = GIVE_UP_S) -> Self:
         """New memory, not seen by other children; from now on this process's ticks count in it."""
         fd = os.memfd_create("realsys-pulse")
         os.ftruncate(fd, PULSE_BYTES)
-        pulse = cls(fd)
+        pulse = cls(fd, give_up_s=give_up_s)
         count_in(pulse._memory)
         return pulse
 
@@ -213,9 +216,24 @@ class Pulse:
         """Notes a renewal."""
         _RENEWED.pack_into(self._memory, _RENEWED_AT, sent_s, ttl_s)
 
-    def standing(self, now_s: float) -> Standing:
-        """How the worker stands at ``now_s``; suspended until it is registered."""
+    def looked(self) -> None:
+        """The heartbeat process has looked at its worker once more: it does not stand still."""
+        _LOOKS.pack_into(self._memory, _LOOKS_AT, (self.looks + 1) % 2**64)
+
+    @property
+    def looks(self) -> int:
+        """How often it has."""
+        return int(_LOOKS.unpack_from(self._memory, _LOOKS_AT)[0])
+
+    def standing(self, now_s: float, naps: Naps | None = None) -> Standing:
+        """How the worker stands at ``now_s``; suspended until it is registered.
+
+        Args:
+            naps: of the worker: a job that is suspended stops both.
+        """
         sent_s, ttl_s = _RENEWED.unpack_from(self._memory, _RENEWED_AT)
         if not ttl_s:
             return Standing.SUSPENDED
-        return LeaseJudge(ttl_s, granted_s=sent_s).standing(now_s)
+        napped_s = naps.since(sent_s) if naps is not None else 0.0
+        judge = LeaseJudge(ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
+        return judge.standing(now_s, napped_s=napped_s)

@@ -2,13 +2,16 @@
 
 The cluster spec may name an interface (``ib0``) or a subnet (``10.1.0.0/16``). Without one it is the
 address from which this host reaches another node of the job, which the kernel's routes tell; a name
-of this host in /etc/hosts often stands for 127.0.1.1 and is not asked.
+of this host in /etc/hosts often stands for 127.0.1.1 and is not asked. Who serves hosts outside the job
+as well (a job's own etcd) has an address of its own, ``entrance_address``.
 """
 
 from __future__ import annotations
 
 import fcntl
 import ipaddress
+import os
+import resource
 import socket
 import struct
 from collections.abc import Iterable
@@ -19,6 +22,7 @@ from realsys.api.trial import AttemptFiles, AttemptRecord, read_record
 from realsys.slurm.hostlist import expand
 
 LOOPBACK = "127.0.0.1"
+ANYWHERE = "192.0.2.1"  # nobody's (RFC 5737): its route is the default route
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
@@ -34,9 +38,25 @@ def listening_address(cluster: ClusterSpec, nodes: str) -> str:
         return LOOPBACK
     if cluster.interface:
         return _named_address(cluster.interface)
-    here = {socket.gethostname(), socket.gethostname().partition(".")[0]}
-    others = [node for node in expand(nodes) if node not in here] if nodes else []
-    return _address_towards(others)
+    return _address_towards(_other_nodes(nodes))
+
+
+def entrance_address(cluster: ClusterSpec, nodes: str) -> str:
+    """IPv4 address for what hosts outside this job must reach: login nodes, and the trial's other jobs.
+
+    As ``listening_address``; where that is loopback, since the job has one node, the address towards the
+    host that submitted the job, else that of the default route.
+
+    Args:
+        nodes: hostlist of this job's nodes; empty on one machine.
+    Raises:
+        ClusterError: as there.
+    """
+    address = listening_address(cluster, nodes)
+    if cluster.scheduler == "local" or cluster.interface or address != LOOPBACK:
+        return address
+    submitted_from = os.environ.get("SLURM_SUBMIT_HOST", "")
+    return _address_towards([*filter(None, [submitted_from]), ANYWHERE])
 
 
 def ports(cluster: ClusterSpec) -> range | None:
@@ -45,6 +65,13 @@ def ports(cluster: ClusterSpec) -> range | None:
         return None
     low, _, high = cluster.port_range.partition("-")
     return range(int(low), int(high) + 1)
+
+
+def allow_many_files() -> None:
+    """As many open files as we, and those whom we start, may have: a socket a peer, and strangers who
+    connect and say nothing must not keep a checkpoint from being opened."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def interface_variables(cluster: ClusterSpec, attempt: AttemptFiles) -> dict[str, str]:
@@ -57,14 +84,24 @@ def interface_variables(cluster: ClusterSpec, attempt: AttemptFiles) -> dict[str
     return {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": names[0]}
 
 
+def _other_nodes(nodes: str) -> list[str]:
+    """A hostlist without this node, under any of its names."""
+    name = socket.gethostname()
+    here = {name, name.partition(".")[0], os.environ.get("SLURMD_NODENAME")}
+    return [node for node in expand(nodes) if node not in here] if nodes else []
+
+
 def _address_towards(others: Iterable[str]) -> str:
-    """Our address on the route to the first of ``others`` that has one; loopback without any."""
+    """Our address on the route to the first of ``others`` that has one; loopback without any. A name
+    that stands for a loopback address tells nothing of a route."""
     for node in others:
         try:
             target = socket.getaddrinfo(node, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect(target)  # sends nothing: it only asks the routing table
-                return str(probe.getsockname()[0])
+                found = str(probe.getsockname()[0])
+            if not found.startswith("127."):
+                return found
         except OSError:
             continue
     return LOOPBACK

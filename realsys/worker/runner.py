@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from realsys.api.trial import (
     process_start,
 )
 from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, lease_ttl_s
+from realsys.name_resolve.lease_judge import TTL_S, Standing, lease_ttl_s
+from realsys.name_resolve.patience import patiently
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.worker.commands import Command, Verb, parse_command, refusal
@@ -47,7 +49,6 @@ from realsys.worker.network import listening_address, ports
 logger = logging.getLogger(__name__)
 
 LEASE_TTL_S = TTL_S
-REGISTER_S = 120.0  # for a store that is just being started
 GOODBYE_S = 10.0
 PAUSE_POLL_S = 0.5
 
@@ -102,8 +103,18 @@ class WorkerRunner:
         if self._store is None:
             if self.worker_type == "model_worker":
                 raise InternalError("a model worker does not open the store", where=self.name)
-            self._store = open_trial_store(self.plan, self.attempt_files)
+            self._store = patiently(
+                lambda: open_trial_store(self.plan, self.attempt_files),
+                timeout_s=self.patience_s,
+                what="opening it",
+            )
         return self._store
+
+    def revision(self) -> int:
+        """The store's, now; waits while it is away. Raises StoreUnavailable after our patience."""
+        return patiently(
+            lambda: self.store.revision(), timeout_s=self.patience_s, what="its revision"
+        )
 
     @property
     def trial_files(self) -> TrialFiles:
@@ -147,6 +158,7 @@ class WorkerRunner:
             store_url=self.plan.name_resolve_url,
             etcd=asdict(self.plan.cluster.etcd),
             attempt_dir=str(self.attempt_files.root),
+            patience_s=self.patience_s,
             **asdict(self.keys),
         )
         self._heartbeat = Heartbeat.start(
@@ -158,7 +170,7 @@ class WorkerRunner:
 
         Raises:
             StaleAttempt: another attempt has taken over.
-            StoreUnavailable: the store did not answer in two minutes.
+            StoreUnavailable: the store did not answer for longer than this site's patience.
         """
         record = WorkerRecord(
             worker=self.name,
@@ -178,7 +190,7 @@ class WorkerRunner:
             record,
             status,
             ttl_s=lease_ttl_s(num_workers),
-            timeout_s=REGISTER_S,
+            timeout_s=self.patience_s,
             watch_keys=[f"{self.keys.root}/{key}" for key in self.config.worker_info.watch_keys],
         )
         logger.info("registered control=%s data=%s pid=%d", control, data, os.getpid())
@@ -186,11 +198,18 @@ class WorkerRunner:
     def peers(self, worker_type: str, count: int, *, timeout_s: float) -> list[WorkerRecord]:
         """Records of all ``count`` workers of a type, of this attempt, in order of index.
 
+        Time in which the store is away does not count.
+
         Raises:
             WaitTimeout: names the workers that did not register, and where their logs are.
         """
         keys = [self.keys.worker(worker_type, i) for i in range(count)]
-        found = self.store.wait(keys, timeout_s=timeout_s, describe_missing=self._describe_missing)
+        wait = partial(self.store.wait, describe_missing=self._describe_missing)
+        found = patiently(
+            lambda: wait(keys, timeout_s=timeout_s),
+            timeout_s=self.patience_s,
+            what=f"looking for each {worker_type}",
+        )
         return [loads(WorkerRecord, found[k], where=k) for k in keys]
 
     def _describe_missing(self, missing: list[str]) -> str:
@@ -211,6 +230,21 @@ class WorkerRunner:
             LeaseLost: it is over. WaitTimeout: it stayed in doubt for ``timeout_s``.
         """
         self.heartbeat.check(timeout_s=timeout_s)
+
+    def may_publish(self) -> bool:
+        """Whether our lease is held now; while it is in doubt, what others would see must wait.
+
+        Raises:
+            LeaseLost: it is over.
+        """
+        if self.heartbeat.standing is Standing.OVER:
+            self.check_lease(timeout_s=0.0)  # says so
+        return self.heartbeat.standing is Standing.HELD
+
+    @property
+    def patience_s(self) -> float:
+        """How long the store may be away before we give up."""
+        return float(self.plan.cluster.store_patience_seconds)
 
     def goodbye(self) -> None:
         """Leaves in the state that was told last, and ends the heartbeat process.

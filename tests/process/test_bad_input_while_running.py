@@ -280,3 +280,23 @@ def test_a_record_for_which_the_rule_gives_no_number_is_set_aside_and_the_run_go
     assert max(row.get(counted, 0) for row in metrics_of(files)) > 0
     done = trials.run("logs", name_of(files), worker)
     assert_told(done.stdout, "record set aside", "'odd' gave inf", "What is 5 plus 1?")
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("raise SystemExit(0)", "code in it called exit: SystemExit: 0 (in train_step, "),
+        ("__import__('os')._exit(0)", "ended with exit code 0 before its work was done"),
+    ],
+    ids=["sys.exit", "os._exit"],
+)
+def test_code_that_ends_the_worker_with_a_good_code_is_that_workers_failure(
+    trials: Trials, tmp_path: Path, statement: str, why: str
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(PLUG_IN.replace('raise ZeroDivisionError("my own mistake")', statement))
+    files = trials.launch("mine", "exits", "--import", str(mine), *SMALL_SFT)
+    view = failed(trials, files)
+    assert view.exit is not None
+    assert view.exit.first_failure is not None
+    assert view.exit.first_failure.worker == "model_worker/0", view.exit
+    assert view.reason.startswith("model_worker/0 (pid "), view.reason
+    assert why in view.reason

@@ -18,9 +18,8 @@ LONG_PAUSE_S = 5.0  # from here a process that stands still may be taken for los
 MASTER_POINTS = ("look", "adopt", "resumed", "load", "take_over", "step", "point")
 CHECKPOINT_POINTS = ("checkpoint", "checkpoint allowed", "rename", "prune")
 TRAPS = (
-    *(("master_worker", name) for name in (*MASTER_POINTS, *CHECKPOINT_POINTS, "done")),
+    *(("master_worker", name) for name in (*MASTER_POINTS, *CHECKPOINT_POINTS, "save", "done")),
     *(("supervisor", name) for name in ("listed", "claim", "claimed", "taken", "end")),
-    ("model_worker", "save"),
     *(("heartbeat model_worker", "leave"), ("heartbeat model_worker", "gone")),
 )
 

@@ -12,7 +12,7 @@ from .trial import Trial
 
 DETECT_WITHIN_S = 25.0  # of a cut, when nothing else goes wrong; the ttl is 15 s
 DETECT_IN_A_MIX_S = 180.0  # outages and freezes may follow each other
-# A worker that hears nothing from the store gives itself up after 120 s.
+# A worker that hears nothing from the store gives itself up after 120 s, as it is played (trial.py).
 DETECT_DEAF_S = 150.0
 
 

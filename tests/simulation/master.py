@@ -21,6 +21,7 @@ from .worker import DONE, FAILED, FENCED, Worker, may_publish, publish
 from .world import Exit, Receive, Rpc
 
 PEERS_TIMEOUT_S = 60.0
+RETRY_S = 0.5
 HASH_S = 0.2  # reading a checkpoint
 
 
@@ -29,6 +30,9 @@ class Master:
     worker: Worker
     peers: Sequence[Worker]
     lineage: Lineage = field(default_factory=lambda: Lineage({}))
+    waiting: list[tuple[str, int]] = field(
+        default_factory=list
+    )  # what to publish, and of which step
     fence: AttemptFence = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,15 +55,14 @@ class Master:
         yield from self._take_over(first)
         for step in range(first + 1, trial.num_steps + 1):
             yield from _ask(self.worker, self.peers, "step", step)
-            yield from may_publish(self.worker)
-            yield trial.point(me, "step")
-            trial.rows[self.number].append((self.number, step))
-            trial.note("step", me, step)
-            yield from self._point_to_ours()
+            self._put("step", step)
             if step % CHECKPOINT_EVERY == 0 and step < trial.num_steps:
-                yield from self._checkpoint(step)
-                yield from _ask(self.worker, self.peers[:1], "save", step)
-        yield from publish(self.worker, self.fence, "done", trial.num_steps)
+                self._put("checkpoint", step)
+                self._put("save", step)
+            yield from self._flush()
+        self._put("done", trial.num_steps)
+        while not (yield from self._flush()):
+            yield RETRY_S
         trial.done.add(self.number)
         trial.look_at_checkpoints(me)
         for peer in self.peers:
@@ -128,6 +131,35 @@ class Master:
         trial.note("resumed", me, step, of=of)
         trial.look_at_checkpoints(me)
 
+    # ---- what waits to be shown: realsys/master/outbox.py -----------------------------------
+
+    def _put(self, op: str, step: int) -> None:
+        if op == "checkpoint":  # the newest is enough
+            self.waiting = [(other, n) for other, n in self.waiting if other != op]
+        self.waiting.append((op, step))
+
+    def _flush(self) -> Generator[Any, Any, bool]:
+        """In order, as far as it may be now; steps go on whatever comes of it."""
+        while self.waiting:
+            if not may_publish(self.worker):
+                return False
+            op, step = self.waiting[0]
+            if op == "step":
+                yield from self._record(step)
+            elif not (yield from publish(self.worker, self.fence, op, step)):
+                return False
+            elif op == "checkpoint":
+                yield from self._rename(step)
+            self.waiting.pop(0)
+        return True
+
+    def _record(self, step: int) -> Generator[Any, Any, None]:
+        trial, me = self.trial, self.worker.main
+        yield trial.point(me, "step")
+        trial.rows[self.number].append((self.number, step))
+        trial.note("step", me, step)
+        yield from self._point_to_ours()
+
     # ---- rows -------------------------------------------------------------------------------
 
     def _take_over(self, last_step: int) -> Generator[Any, Any, None]:
@@ -150,10 +182,9 @@ class Master:
 
     # ---- checkpoints ------------------------------------------------------------------------
 
-    def _checkpoint(self, step: int) -> Generator[Any, Any, None]:
-        """Accepted first, then renamed, then what is no longer needed is removed."""
+    def _rename(self, step: int) -> Generator[Any, Any, None]:
+        """It was accepted: now it gets its name, then what is no longer needed is removed."""
         trial, me, ours = self.trial, self.worker.main, self._folder(step)
-        yield from publish(self.worker, self.fence, "checkpoint", step)
         yield trial.point(me, "rename")
         if not trial.rules.folder_per_attempt:
             trial.checkpoints -= {c for c in trial.checkpoints if c.step == step}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from realsys.api.lineage import Lineage
@@ -31,7 +32,8 @@ class Rules:
     """What is played. The defaults are what realsys does."""
 
     detector: Callable[[], FailureDetector] = FailureDetector
-    judge: Callable[..., LeaseJudge] = LeaseJudge
+    # A patience of two minutes: the default, half an hour, is longer than a schedule.
+    judge: Callable[..., LeaseJudge] = partial(LeaseJudge, give_up_s=120.0)
     lineage: Callable[[Mapping[int, Resumed]], Lineage] = Lineage.of
     fenced: frozenset[str] = frozenset(FENCED)
     waits_while_suspended: bool = True

@@ -26,7 +26,6 @@ FENCED, FAILED, DONE = 77, 1, 0
 CALL_TIMEOUT_S = 2.0  # of a renewal: two that are lost must not suspend anybody
 RETRY_S = 0.5
 REGISTER_TIMEOUT_S = 60.0
-PUBLISH_TIMEOUT_S = 120.0
 
 
 @dataclass(eq=False)
@@ -178,16 +177,14 @@ def _leave(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, None]:
 # ---- what the main processes of all workers do --------------------------------------------------
 
 
-def may_publish(worker: Worker) -> Generator[Any, Any, None]:
-    """Waits while suspended. The heartbeat ends us if that lasts."""
-    while worker.trial.rules.waits_while_suspended and worker.told is not Standing.HELD:
-        yield 0.25
+def may_publish(worker: Worker) -> bool:
+    """Not while suspended. The heartbeat ends us if that lasts."""
+    return worker.told is Standing.HELD or not worker.trial.rules.waits_while_suspended
 
 
-def publish(worker: Worker, fence: AttemptFence, op: str, step: int) -> Generator[Any, Any, None]:
-    """A fenced publication, tried again while the store is away: AttemptFence.publish."""
+def publish(worker: Worker, fence: AttemptFence, op: str, step: int) -> Generator[Any, Any, bool]:
+    """A fenced publication, tried once: False when the store does not answer."""
     trial, world, me = worker.trial, worker.trial.world, worker.main
-    yield from may_publish(worker)
     yield trial.point(me, op)
     noted: list[None] = []
     # Who sees no other attempt in its store may be believed if it asked before the other one began.
@@ -203,26 +200,22 @@ def publish(worker: Worker, fence: AttemptFence, op: str, step: int) -> Generato
         raise Exit(FENCED)
     yield trial.point(me, f"{op} allowed")
     put = Put(f"{worker.keys.root}/{op}", str(step).encode())
-    deadline = world.clock(me) + PUBLISH_TIMEOUT_S
-    while True:
-        try:
-            if op in trial.rules.fenced:
-                yield from fenced_write(fence, [put], timeout_s=5.0, accepted=accepted)
-            else:
-                yield Rpc(lambda store: store.add(put.key, put.value, replace=True), 5.0)
-                accepted()
-            return
-        except StaleAttempt:
-            trial.note("refused", me, step)
-            raise Exit(FENCED) from None
-        except StoreUnavailable:
-            if world.clock(me) > deadline:
-                raise Exit(FAILED) from None
-            yield RETRY_S
+    try:
+        if op in trial.rules.fenced:
+            yield from fenced_write(fence, [put], timeout_s=5.0, accepted=accepted)
+        else:
+            yield Rpc(lambda store: store.add(put.key, put.value, replace=True), 5.0)
+            accepted()
+    except StaleAttempt:
+        trial.note("refused", me, step)
+        raise Exit(FENCED) from None
+    except StoreUnavailable:
+        return False
+    return True
 
 
 def model_worker(worker: Worker, master: Worker) -> Generator[Any, Any, None]:
-    world, me, fence = worker.trial.world, worker.main, worker.fence()
+    world, me = worker.trial.world, worker.main
     while worker.told is None:
         yield 0.25
     while True:
@@ -232,8 +225,5 @@ def model_worker(worker: Worker, master: Worker) -> Generator[Any, Any, None]:
         verb, step = letter
         if verb == "exit":
             raise Exit(DONE)
-        if verb == "save":
-            yield from publish(worker, fence, "save", step)
-        else:
-            yield world.random.uniform(1.0, 4.0)
+        yield world.random.uniform(1.0, 4.0)
         world.post(me, master.mailbox, (worker.name, verb, step))

@@ -22,6 +22,7 @@ from realsys.api.trial import (
     ExitMarker,
     Result,
     TrialFiles,
+    TrialRecord,
     dumps,
     loads,
     process_start,
@@ -188,11 +189,66 @@ def test_another_process_of_the_same_pid_is_not_the_supervisor(files, store):
     assert take(files, store)[0].number == 5
 
 
-def test_a_damaged_record_in_the_store_is_told(files, store):
-    store.add(KEYS.attempt, b"{")
-    with pytest.raises(TrialError) as refused:
+@pytest.mark.parametrize("damage", [b"{", b"\xff\x00", b"[]", b'{"number": "x"}', b""])
+def test_a_damaged_key_is_overwritten_by_the_next_attempt(files, store, caplog, damage):
+    for number in (1, 2):
+        assert take(files, store)[0].number == number
+        end(files, number)
+        store.add(KEYS.attempt, damage, replace=True)
+        store.add(KEYS.component_order, damage)
+        store.add(KEYS.scaling, damage)
+    record, _ = take(files, store)
+    assert record.number == 3
+    assert loads(AttemptRecord, store.get(KEYS.attempt).value, where="") == record
+    assert f"the key '{KEYS.attempt}' holds no AttemptRecord" in caplog.text
+    assert store.find_subtree(KEYS.component_order) == store.find_subtree(KEYS.scaling) == []
+
+
+def test_a_damaged_key_does_not_hide_an_attempt_that_lives(files, store):
+    take(files, store)
+    store.add(KEYS.attempt, b"{", replace=True)
+    with pytest.raises(TrialIsLive, match="attempt 1 runs as pid"):
         take(files, store)
-    assert refused.value.where == KEYS.attempt
+
+
+def test_a_damaged_key_is_named_with_what_mends_it():
+    with pytest.raises(TrialError) as told:
+        loads(AttemptRecord, b"{", where=KEYS.attempt)
+    assert told.value.what.startswith(f"the key '{KEYS.attempt}' holds no AttemptRecord: ")
+    assert "`realsys resume ppo-math/run1` clears it" in told.value.fix
+    assert told.value.fix.endswith(f"etcdctl del '/{KEYS.attempt}'")
+
+
+# ---- the name of a removed trial --------------------------------------------------------------------
+
+
+def launched(files, at):
+    record = TrialRecord(
+        experiment_name="ppo-math", trial_name="run1", user="anna", cluster="local", plan_hash="h",
+        created_at=at, launch_host="login1",
+    )  # fmt: skip
+    write_record(files.record, record)
+
+
+def test_a_trial_of_the_name_of_a_removed_one_begins_with_attempt_1_and_a_clean_store(files, store):
+    pid, start = gone_process()
+    store.add(KEYS.attempt, dumps(attempt_of(3, pid=pid, start=start)))  # started at 1.0
+    left = [KEYS.component_order, KEYS.checkpoint("main"), KEYS.experiment_status, KEYS.done]
+    for key in left:
+        store.add(key, b"of the removed one")
+    launched(files, at=2.0)
+    assert take(files, store)[0].number == 1
+    assert store.find_subtree(KEYS.root) == [KEYS.attempt]
+    end(files, 1)
+    assert take(files, store)[0].number == 2
+
+
+def test_a_removed_trial_that_runs_on_is_not_replaced(files, store):
+    still = attempt_of(3, pid=os.getpid(), start=process_start(os.getpid()))
+    store.add(KEYS.attempt, dumps(still))
+    launched(files, at=2.0)
+    with pytest.raises(TrialIsLive, match="attempt 3 runs as pid"):
+        take(files, store)
 
 
 # ---- a race ---------------------------------------------------------------------------------------

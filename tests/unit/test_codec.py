@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from realsys.api.errors import (
     UnknownName,
     WorkerLost,
 )
+from realsys.transport.client import client_context, too_many_peers
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.messages import (
@@ -221,15 +223,68 @@ def test_an_error_with_its_own_constructor_still_arrives():
 # --- kept replies -------------------------------------------------------------------------------
 
 
-def test_kept_replies_are_bounded_in_number_and_bytes():
-    kept = KeptReplies(max_replies=2, max_bytes=10)
+def test_kept_replies_are_bounded_in_bytes_at_any_time_and_in_number_once_they_are_old():
+    now_s = [0.0]
+    kept = KeptReplies(max_replies=2, max_bytes=10, young_s=60.0, clock=lambda: now_s[0])
     for name in "abc":
         kept.keep(name, b"123")
-    assert [kept.get(name) for name in "abc"] == [None, b"123", b"123"]
+    assert [kept.get(name) for name in "abc"] == [b"123"] * 3, "a copy of each may still come"
+    now_s[0] = 60.0
     kept.keep("d", b"1234567")  # 3 + 7 bytes: c may stay
-    assert [kept.get(name) for name in "bcd"] == [None, b"123", b"1234567"]
+    assert [kept.get(name) for name in "abcd"] == [None, None, b"123", b"1234567"]
+    assert not kept.was_answered("a"), "of an old one no copy comes"
     kept.keep("e", b"x" * 100)
     assert [kept.get(name) for name in "cde"] == [None, None, b"x" * 100]
+
+
+def test_of_a_young_reply_that_had_to_go_it_is_known_that_it_was_given():
+    now_s = [0.0]
+    kept = KeptReplies(max_replies=2, max_bytes=10, young_s=60.0, clock=lambda: now_s[0])
+    kept.keep("a", b"123")
+    now_s[0] = 30.0
+    kept.keep("b", b"x" * 100)
+    assert kept.get("a") is None
+    assert kept.was_answered("a")
+    assert not kept.was_answered("b")
+    now_s[0] = 61.0
+    kept.keep("c", b"")
+    assert not kept.was_answered("a")
+
+
+# --- peers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "max_files", "told"),
+    [
+        (10_000, -1, None),  # no limit
+        (10_000, 2**20, None),
+        (10_000, 40_256, None),
+        (
+            10_000,
+            40_255,
+            "10,000 workers need 40,256 open files in one process, 40,255 are allowed",
+        ),
+        (1, 4096, None),
+        (1000, 4096, "1,000 workers need 4,256 open files"),
+        (21_845, -1, None),
+        (21_846, -1, "need 65,538 sockets of one process, 65,535 are possible"),
+    ],
+)
+def test_more_peers_than_a_process_can_have_are_told_before_the_first_call(
+    num_peers, max_files, told
+):
+    problem = too_many_peers(num_peers, max_files)
+    assert (problem is None) == (told is None)
+    assert told is None or told in problem.what
+
+
+def test_a_context_has_room_for_ten_thousand_peers():
+    context = client_context()
+    try:
+        assert context.get(zmq.MAX_SOCKETS) >= 3 * 10_000
+    finally:
+        context.term()
 
 
 # --- the trial's keys ---------------------------------------------------------------------------

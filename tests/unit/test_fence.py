@@ -134,7 +134,7 @@ def test_after_it_is_over_nothing_is_written(store, fence, happens, what, writte
     if written_before:
         fence.write([Put(KEYS.done, b"x")])
     happens(store)
-    for write in (fence.write, lambda puts: fence.publish(puts, timeout_s=60.0, what="save")):
+    for write in (fence.write, lambda puts: insist(fence, puts)):
         with pytest.raises(StaleAttempt, match=what) as refused:
             write([Put(SHOWN, b"10")])
     assert shown(store) == [KEYS.done][:written_before]
@@ -165,6 +165,11 @@ def test_a_check_alone_tells_it_too(store, fence, happens, what):
 # ---- a store that is away -------------------------------------------------------------------------
 
 
+def insist(fence, puts, *, timeout_s=60.0):
+    """As whoever publishes does: tries again while the store is away."""
+    patience.patiently(lambda: fence.write(puts), timeout_s=timeout_s, what="publishing")
+
+
 def away_until(flaky, call):
     def before():
         if flaky.calls < call:
@@ -188,10 +193,10 @@ def test_what_must_not_be_lost_is_tried_until_the_store_is_back(
         fence.check()
     away_until(flaky, flaky.calls + 5)
     with caplog.at_level(logging.WARNING):
-        fence.publish([Put(SHOWN, b"10")], timeout_s=60.0, what="checkpoint")
+        insist(fence, [Put(SHOWN, b"10")])
     assert store.get(SHOWN).value == b"10"
     assert len(caplog.messages) == 4
-    assert "what=publishing the checkpoint error=no route to host" in caplog.text
+    assert "what=publishing error=no route to host" in caplog.text
 
 
 def test_who_was_overtaken_while_the_store_was_away_is_refused_when_it_is_back(store, flaky, fence):
@@ -199,7 +204,7 @@ def test_who_was_overtaken_while_the_store_was_away_is_refused_when_it_is_back(s
     away_until(flaky, flaky.calls + 3)
     take_over(store)
     with pytest.raises(StaleAttempt, match="attempt 3"):
-        fence.publish([Put(SHOWN, b"10")], timeout_s=60.0, what="save")
+        insist(fence, [Put(SHOWN, b"10")])
     assert shown(store) == []
 
 
@@ -214,7 +219,7 @@ def test_a_reply_that_was_lost_costs_a_second_write_of_the_same(store, flaky, fe
         raise StoreUnavailable("the reply was lost", where="etcd", fix="")
 
     flaky.transaction = lost
-    fence.publish([Put(SHOWN, b"10")], timeout_s=60.0, what="save")
+    insist(fence, [Put(SHOWN, b"10")])
     assert store.get(SHOWN).value == b"10"
 
 
@@ -222,7 +227,17 @@ def test_the_wait_for_the_store_has_an_end(store, flaky, fence):
     away_until(flaky, 10**9)
     began_s = time.monotonic()
     with pytest.raises(StoreUnavailable, match="no route to host"):
-        fence.publish([Put(SHOWN, b"10")], timeout_s=0.2, what="save")
+        insist(fence, [Put(SHOWN, b"10")], timeout_s=0.2)
     assert 0.2 <= time.monotonic() - began_s < 5.0
     assert flaky.calls > 2
     assert shown(store) == []
+
+
+def test_words_between_an_attempts_jobs_count_after_its_end_and_not_after_a_newer_one(store):
+    last = AttemptFence(store, KEYS, OURS, may_have_ended=True)
+    end(store)
+    last.write([Put(KEYS.component_order, b"leave")])
+    assert store.get(KEYS.component_order).value == b"leave"
+    take_over(store)
+    with pytest.raises(StaleAttempt, match="has taken over"):
+        last.write([Put(KEYS.component_order, b"leave again")])

@@ -9,8 +9,9 @@ import pytest
 
 from realsys.api import progress
 from realsys.api.trial import WorkerStatus
-from realsys.name_resolve.lease_judge import GIVE_UP_S, Standing
-from realsys.worker import stack_dumps
+from realsys.name_resolve.lease_judge import GIVE_UP_S, TTL_S, Naps, Standing
+from realsys.worker import heartbeat_link, stack_dumps
+from realsys.worker.heartbeat_link import STILL_S, Heartbeat
 from realsys.worker.heartbeat_messages import GoodbyeSaid, Line, Pulse, Tell
 from realsys.worker.stack_dumps import StackDumps, innermost, state_letter
 
@@ -110,3 +111,70 @@ def test_the_heartbeat_process_loads_little():
     loaded = set(done.stdout.split())
     assert "msgspec" in loaded, done.stderr
     assert not loaded & {"torch", "grpc", "numpy", "zmq", "asyncio", "realsys.api.experiment"}
+
+
+def test_a_worker_that_was_suspended_with_its_heartbeat_process_waits_for_its_renewal():
+    before = progress._memory
+    try:
+        pulse, naps = Pulse.make(), Naps(0.0, every_s=1.0)
+        pulse.renewed(10.0, TTL_S)
+        for now_s in (5.0, 10.0, 11.0, 3600.0):
+            naps.awake(now_s)
+        assert (
+            pulse.standing(3600.0) is Standing.OVER
+        )  # where its heartbeat process alone stood still
+        assert pulse.standing(3600.0, naps) is Standing.SUSPENDED
+        pulse.renewed(3600.5, TTL_S)
+        assert pulse.standing(3601.0, naps) is Standing.HELD
+        never_renewed_s = 3600.5 + GIVE_UP_S + 1.0
+        for second in range(3601, int(never_renewed_s)):
+            naps.awake(float(second))
+        assert pulse.standing(never_renewed_s, naps) is Standing.OVER  # the nap is used up
+        os.close(pulse.fd)
+    finally:
+        progress.count_in(before)
+
+
+def test_a_worker_is_as_patient_as_its_site_says():
+    before = progress._memory
+    try:
+        pulse = Pulse.make(give_up_s=60.0)
+        pulse.renewed(100.0, TTL_S)
+        assert pulse.standing(159.0) is Standing.SUSPENDED
+        assert pulse.standing(161.0) is Standing.OVER
+        os.close(pulse.fd)
+    finally:
+        progress.count_in(before)
+
+
+class AnotherProcess:
+    pid = 1
+
+
+def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypatch):
+    """Sooner than a store that is away: it renews nothing, and is not coming back."""
+    now_s, before = [1000.0], progress._memory
+    monkeypatch.setattr(heartbeat_link.time, "monotonic", lambda: now_s[0])
+    here, there = Line.pair()
+    try:
+        pulse = Pulse.make()
+        quiet = {"on_stop": None, "on_command": None, "on_over": None}
+        link = Heartbeat("w/0", AnotherProcess(), here, pulse, **quiet)
+
+        def turn(seconds: float, *, looks: bool) -> bool:
+            now_s[0] += seconds
+            if looks:
+                pulse.looked()
+            return link._stands_still()
+
+        assert not any(turn(1.0, looks=True) for _ in range(300))
+        assert not turn(3600.0, looks=False), "both were suspended"
+        assert not any(turn(1.0, looks=False) for _ in range(int(STILL_S) - 5))
+        assert not turn(1.0, looks=True)
+        assert not any(turn(1.0, looks=False) for _ in range(int(STILL_S) - 5))
+        assert any(turn(1.0, looks=False) for _ in range(10))
+        os.close(pulse.fd)
+    finally:
+        progress.count_in(before)
+        here.close()
+        there.close()

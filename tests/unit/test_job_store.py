@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from realsys.api.errors import ClusterError
-from realsys.name_resolve.memory import MemoryStore
-from realsys.supervisor import job_store
-from realsys.supervisor.job_store import NEW_S, PREFIX, RESTARTS, JobStore, _remove_left_over
+from realsys.api.cluster import ClusterSpec
+from realsys.supervisor.job_store import NEW_S, PREFIX, JobStore, _remove_left_over
+from realsys.supervisor.private_etcd import PrivateEtcd
 
 
 def folder(place: Path, name: str, *, age_s: float = NEW_S + 1) -> Path:
@@ -43,49 +44,65 @@ def test_only_what_nobody_holds_any_more_is_removed(tmp_path: Path) -> None:
     assert other.exists()
 
 
-class BrokenServer:
-    """An etcd that ends as soon as it is started."""
+def test_it_may_open_as_many_files_as_the_supervisor_might(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm hands on the soft limit of the shell that submitted, 1,024: an older etcd takes no more than
+    874 connections then."""
+    limits: list[tuple[int, int]] = []
 
-    def __init__(self) -> None:
-        self.restarts = 0
+    def start(*args: object, **options: object) -> None:
+        limits.append(resource.getrlimit(resource.RLIMIT_NOFILE))
+        raise InterruptedError
 
-    def poll(self) -> int:
-        return 2
+    monkeypatch.setattr(PrivateEtcd, "start", start)
+    monkeypatch.setattr("realsys.supervisor.job_store._local_place", lambda: tmp_path)
+    plan = SimpleNamespace(name_resolve_url="etcd+job://", cluster=ClusterSpec())
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+        with pytest.raises(InterruptedError):
+            JobStore.open(plan, "")  # type: ignore[arg-type]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert limits == [(before[1], before[1])]
+
+
+class Ends:
+    """An etcd that ends; it lives for so long each time."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.lives_s, self.starts = clock, 0.0, [0.0]
+
+    def poll(self) -> int | None:
+        return 1 if self.clock[0] >= self.starts[-1] + self.lives_s else None
 
     def restart(self) -> None:
-        self.restarts += 1
+        self.starts.append(self.clock[0])
 
-    def failure(self, what: str) -> ClusterError:
-        return ClusterError(f"{what}; it said: disk full", where="etcd", fix="make room")
+    def log_tail(self, num_lines: int) -> str:
+        return "mvcc: no space left on device"
 
 
-def test_a_server_that_can_not_come_up_is_started_a_few_times_with_pauses_that_double(
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_etcd_that_ends_again_and_again_is_started_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now_s, started_s, server = 100.0, [], BrokenServer()
-    monkeypatch.setattr(job_store.time, "monotonic", lambda: now_s)
-    store = JobStore(MemoryStore(), server)  # type: ignore[arg-type]
-    with pytest.raises(
-        ClusterError, match=r"ended 6 times in 60 s, last with status 2; .*disk full"
-    ):
-        while now_s < 200.0:  # as the supervisor does, 20 times a second
-            before = server.restarts
-            store.look_after()
-            started_s += [now_s] * (server.restarts - before)
-            now_s += 0.05
-    assert server.restarts == RESTARTS
-    pauses = [round(b - a) for a, b in zip(started_s, started_s[1:], strict=False)]
-    assert pauses == [1, 2, 4, 8]
-    assert now_s < 120.0
+    clock = [100.0]
+    monkeypatch.setattr("realsys.supervisor.job_store.time.monotonic", lambda: clock[0])
+    server = Ends(clock)
+    opened = JobStore(None, server)  # type: ignore[arg-type]
 
+    def run(seconds: float) -> list[float]:
+        """Starts within the time, from its beginning."""
+        began, before = clock[0], len(server.starts)
+        while clock[0] < began + seconds:
+            opened.look_after()
+            clock[0] += 0.25
+        return [at - began for at in server.starts[before:]]
 
-def test_a_server_that_ends_now_and_then_is_always_started_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s, server = 100.0, BrokenServer()
-    monkeypatch.setattr(job_store.time, "monotonic", lambda: now_s)
-    store = JobStore(MemoryStore(), server)  # type: ignore[arg-type]
-    for _ in range(20):
-        store.look_after()
-        now_s += 20.0
-    assert server.restarts == 20
+    assert run(120.0) == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
+    assert "no space left on device" in caplog.text
+    server.lives_s = 600.0
+    assert run(500.0) == [], "the one started last lives"
+    assert len(run(200.0)) == 1
+    assert opened._pause_s == 0.5

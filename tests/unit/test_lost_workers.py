@@ -329,3 +329,23 @@ def test_a_worker_that_stands_still_fails_the_attempt_and_not_who_waits_for_it(t
         ["model_worker", "0"],
         ["model_worker", "1"],
     ]
+
+
+def test_a_damaged_key_hides_nobody_else(trial, caplog):
+    """Else one bad value would blind the supervisor for the rest of the run."""
+    one = trial()
+    for key in (one.keys.worker("model_worker", 7), one.keys.worker_status("model_worker", 0)):
+        one.store.add(key, b"{", replace=True)
+    one.store.add(one.keys.stop, b"not json")
+    one.begin()
+    one.look(times=20)
+    one.leases[FIRST].revoke()
+    marker = one.outcome()
+    assert (marker.result, marker.first_failure.worker) == (Result.FAILED, FIRST)
+    told = [m for m in caplog.messages if "holds no" in m]
+    assert sorted(m.partition(" holds")[0] for m in told) == [
+        f"the key '{one.keys.stop}'",
+        f"the key '{one.keys.worker('model_worker', 7)}'",
+        f"the key '{one.keys.worker_status('model_worker', 0)}'",
+    ], "each once"
+    assert all("realsys resume" in m and "etcdctl del" in m for m in told)

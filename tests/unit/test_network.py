@@ -14,7 +14,12 @@ from realsys.api.errors import ClusterError
 from realsys.api.trial import AttemptFiles, AttemptRecord, write_record
 from realsys.transport.binding import bind
 from realsys.worker import network
-from realsys.worker.network import interface_variables, listening_address, ports
+from realsys.worker.network import (
+    entrance_address,
+    interface_variables,
+    listening_address,
+    ports,
+)
 
 ROUTES = {"10.1.0.7": "10.1.0.1", "192.168.5.8": "192.168.5.1"}  # target → our address
 NAMES = {"n7": "10.1.0.7", "n8": "192.168.5.8", "n9": "172.16.0.9"}  # n9 can't be reached
@@ -109,6 +114,38 @@ def test_without_one_it_is_the_address_towards_another_node(asked, nodes, addres
 
 def test_the_kernels_routes_are_asked_without_sending_anything():
     assert listening_address(cluster(), "127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("submitted_from", "routes", "address"),
+    [
+        ("n7", {}, "10.1.0.1"),  # the login node
+        ("n6", {"192.0.2.1": "192.168.5.1"}, "192.168.5.1"),  # no such name: the default route
+        ("n5", {"192.0.2.1": "192.168.5.1"}, "192.168.5.1"),  # /etc/hosts calls it 127.0.1.1
+        ("", {"192.0.2.1": "10.1.0.1"}, "10.1.0.1"),
+        ("n7", {"10.1.0.7": "127.0.0.1"}, "127.0.0.1"),  # no network at all
+    ],
+)
+def test_the_etcd_of_a_job_of_one_node_can_be_reached_from_outside(
+    asked, monkeypatch, submitted_from, routes, address
+):
+    monkeypatch.setenv("SLURM_SUBMIT_HOST", submitted_from)
+    monkeypatch.setitem(NAMES, "n5", "127.0.1.1")
+    monkeypatch.setitem(NAMES, network.ANYWHERE, network.ANYWHERE)
+    monkeypatch.setitem(ROUTES, "127.0.1.1", "127.0.0.1")
+    for target, ours in routes.items():
+        monkeypatch.setitem(ROUTES, target, ours)
+    assert listening_address(cluster(), "n1") == "127.0.0.1", "workers talk to nobody else"
+    assert entrance_address(cluster(), "n1") == address
+    assert entrance_address(cluster(), "n[1,8]") == "192.168.5.1", "as its workers"
+    assert entrance_address(ClusterSpec(), "") == "127.0.0.1", "one machine"
+
+
+def test_a_node_is_not_taken_for_another_one_by_its_second_name(asked, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "n8")
+    assert listening_address(cluster(), "n[7-8]") == "10.1.0.1"
+    assert listening_address(cluster(), "n8") == "127.0.0.1"
+    assert asked == ["n7"]
 
 
 def test_gloo_and_nccl_are_told_the_interface_of_that_address(tmp_path: Path):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
+from realsys.api.errors import StaleAttempt, StoreUnavailable
 from realsys.api.trial import (
     AttemptFiles,
     AttemptRecord,
@@ -25,7 +25,7 @@ from realsys.api.trial import (
 from realsys.master import recover
 from realsys.master.build import _resume
 from realsys.master.master_state import MasterState
-from realsys.master.publication import PUBLISH_TIMEOUT_S, WRITER, Publisher
+from realsys.master.publication import WRITER, Publisher
 from realsys.master.recover import MANIFEST, Checkpoint, begin, commit, newest_whole
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store
@@ -44,8 +44,7 @@ class FakeRunner:
     phase: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="main"))
     name: str = "master_worker/0"
     keys: TrialKeys = KEYS
-    checked_s: list[float] = field(default_factory=list)
-    lease_is_over: bool = False
+    patience_s: float = 1.0
 
     @property
     def phase_files(self) -> PhaseFiles:
@@ -54,11 +53,6 @@ class FakeRunner:
     @property
     def attempt_files(self) -> AttemptFiles:
         return self.trial_files.attempt(self.attempt.number)
-
-    def check_lease(self, *, timeout_s: float) -> None:
-        self.checked_s.append(timeout_s)
-        if self.lease_is_over:
-            raise LeaseLost("the lease ran out", where="model", fix="resume")
 
 
 @dataclass
@@ -166,19 +160,37 @@ def test_the_folder_refuses_where_each_attempt_has_a_store_of_its_own(trial, tmp
     assert trial.history(1) == [("checkpoint", 10), ("refused", 20)]
 
 
-def test_a_publication_waits_for_the_store(trial, monkeypatch):
+def test_a_publication_that_the_store_does_not_answer_can_be_made_again(
+    trial, tmp_path, monkeypatch
+):
     publisher = trial.begin(1)
-    waits = []
+    folder = begin(tmp_path / "recover", step=10, attempt=1)
+    recover.complete(folder, step=10, attempt=1, saved={})
+    about = {"step": 10, "attempt": 1, "keep": 2, "lineage": publisher.lineage}
+    allow = partial(publisher.allow_checkpoint, 10)
 
-    def publish(puts, *, timeout_s, what):
-        waits.append((timeout_s, what))
+    def write(puts, *, deletes=()):
         raise StoreUnavailable("no route to host", where="etcd", fix="start it")
 
-    monkeypatch.setattr(publisher._fence, "publish", publish)
-    with pytest.raises(StoreUnavailable):
-        publisher.allow_checkpoint(10)
-    assert waits == [(PUBLISH_TIMEOUT_S, Op.CHECKPOINT)]
+    with monkeypatch.context() as away:
+        away.setattr(publisher._fence, "write", write)
+        with pytest.raises(StoreUnavailable):
+            recover.publish(folder, **about, allow=allow)
     assert trial.history(1) == []  # nobody knows whether it happened
+    assert newest_whole(tmp_path / "recover", workers=(), lineage=publisher.lineage) is None
+    assert recover.publish(folder, **about, allow=allow).name == "step-000010.1"
+    assert trial.history(1) == [("checkpoint", 10)]
+
+
+def test_a_checkpoint_that_waited_removes_nothing_of_the_next_one_in_the_making(trial, tmp_path):
+    publisher, folder = trial.begin(2), tmp_path / "recover"
+    left = [begin(folder, step=step, attempt=number) for step, number in ((30, 1), (5, 2))]
+    waited = begin(folder, step=10, attempt=2)
+    recover.complete(waited, step=10, attempt=2, saved={})
+    next_one = begin(folder, step=20, attempt=2)
+    recover.publish(waited, step=10, attempt=2, keep=2, lineage=publisher.lineage)
+    assert next_one.is_dir(), "it was being written"
+    assert not any(path.exists() for path in left), "nobody will end these"
 
 
 # ---- models ---------------------------------------------------------------------------------------
@@ -260,13 +272,13 @@ def test_who_stood_still_after_it_was_allowed_replaces_nothing_of_a_newer_attemp
 ):
     older = trial.begin(1)
     folder = written(trial, older, 10)
-    publish = older._fence.publish
+    write = older._fence.write
 
     def stand_still(*args, **kwargs):
-        publish(*args, **kwargs)
+        write(*args, **kwargs)
         save(trial, trial.begin(2), 10)
 
-    monkeypatch.setattr(older._fence, "publish", stand_still)
+    monkeypatch.setattr(older._fence, "write", stand_still)
     with pytest.raises(StaleAttempt, match="attempt 2 has saved this step, we are 1"):
         older.model("actor", 10, written=folder)
     assert weights(trial) == weights(trial, "step-000010") == "weights of attempt 2"
@@ -301,17 +313,6 @@ def test_a_done_mark_of_an_earlier_attempt_is_not_ours(trial):
 
 
 # ---- steps, and where an attempt goes on ------------------------------------------------------------
-
-
-def test_a_step_waits_for_a_lease_in_doubt_and_ends_with_it(trial):
-    publisher = trial.begin(1)
-    publisher.allow_step()
-    assert publisher.runner.checked_s == [PUBLISH_TIMEOUT_S]
-    publisher.runner.lease_is_over = True
-    with pytest.raises(LeaseLost):
-        publisher.allow_step()
-    publisher.step(3)
-    assert trial.history(1) == [("step", 3)]
 
 
 def found(step: int, attempt: int) -> Checkpoint:

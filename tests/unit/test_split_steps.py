@@ -31,12 +31,14 @@ from realsys.api.trial import (
     Result,
     StopRequest,
     TrialFiles,
+    TrialRecord,
     WorkerExit,
     dumps,
     loads,
     read_record,
     write_record,
 )
+from realsys.name_resolve.lease_judge import Standing
 from realsys.name_resolve.open import open_store
 from realsys.supervisor.attempt import Job, take_attempt
 from realsys.supervisor.component_board import ComponentBoard
@@ -631,3 +633,77 @@ def test_an_end_of_an_older_agent_is_not_believed(trial: Trial):
     assert tasks[2].poll() == 4
     steps.end(tasks, grace_s=0.0)
     steps.board.close()
+
+
+# ---- an attempt that was superseded while it was cut off ---------------------------------------------
+
+
+def superseded(trial: Trial) -> AttemptRecord:
+    """A newer attempt has taken over, with jobs of its own."""
+    newer = replace(trial.attempt, number=2, token="newer", host="n9")
+    trial.store.add(trial.keys.attempt, dumps(newer), replace=True)
+    for index in (0, 1):
+        record = ComponentRecord(
+            index=index, agent="a2", job_id="130", host="n9", nodes="n9", attempt=2, token="newer"
+        )
+        lease = trial.store.grant(60.0)
+        trial.store.add(trial.keys.component(index), dumps(record), lease=lease, replace=True)
+    order = Order(attempt=2, token="newer", sequence=1, action=Action.START, phase="main")
+    trial.store.add(trial.keys.component_order, dumps(order), replace=True)
+    return newer
+
+
+def test_an_old_supervisor_takes_and_says_nothing_of_a_newer_attempt(trial: Trial):
+    steps = trial.split_steps()
+    board = steps.board
+    keeper = board._member._keeper
+    superseded(trial)
+    theirs = {entry.key: entry for entry in trial.store.get_subtree(trial.keys.root)}
+    assert keeper is not None
+    keeper._gone = True  # its lease is lost: it is taken anew only if the attempt is ours
+    wait_until(lambda: keeper.standing is Standing.OVER, timeout_s=30.0)
+    assert "attempt 2 on n9 has taken over" in keeper.reason
+    assert board.components() == {}
+    assert board.order(Action.LEAVE, 1, {}), "there is nothing to try again"
+    leaving = replace(board._member.record, leaving="time limit", leaving_grace_s=5.0)
+    board.pass_on_end(leaving, "main")
+    board.close()
+    assert {e.key: e for e in trial.store.get_subtree(trial.keys.root)} == theirs
+
+
+def test_an_old_agent_leaves_and_reports_nothing_over_a_newer_one(trial: Trial):
+    steps = trial.split_steps()
+    trial.joined(trial.agent())
+    trial.order(Action.START)
+    trial.wait_for_tasks("rollout_worker/0", "rollout_worker/1")
+    wait_until(lambda: trial.store.find_subtree(trial.keys.component_reports))
+    superseded(trial)
+    report = Report(attempt=2, token="newer", agent="a2", component=1, sequence=1)
+    trial.store.add(trial.keys.component_report(1), dumps(report), replace=True)
+    assert len(trial.told()) == 1, (
+        "its supervisor is gone, and the attempt is over: whichever it sees first"
+    )
+    assert trial.report() == report, "it ended its tasks, and that is nobody's business any more"
+    assert trial.component(1).token == "newer"
+    steps.board.close()
+
+
+def test_an_agent_is_not_sent_away_by_the_key_of_a_removed_trial(trial: Trial):
+    """Its name was used before; the supervisor has not begun yet."""
+    record = TrialRecord(
+        experiment_name="e", trial_name="t", user="u", cluster="c", plan_hash="h",
+        created_at=time.time(), launch_host="login1",
+    )  # fmt: skip
+    write_record(trial.files.record, record)
+    old = AttemptRecord(
+        number=3, token="old", host="n7", supervisor_pid=1, supervisor_start=1, started_at=1.0
+    )
+    trial.store.add(trial.keys.attempt, dumps(old))
+    agent = trial.agent()
+    assert not agent._is_over()
+    trial.serve(agent)
+    steps = trial.split_steps()
+    assert trial.attempt.number == 1
+    wait_until(lambda: trial.component(1) is not None)
+    steps.close()
+    assert trial.told() == [True]

@@ -39,6 +39,9 @@ class EtcdAccess:
     server_name: str | None = (
         None  # in the servers' certificate, where it isn't the endpoint's host
     )
+    source: EtcdSpec | None = field(
+        default=None, repr=False, compare=False
+    )  # whose files it is from
 
     def __post_init__(self) -> None:
         for name, partner in (("user", "password"), ("cert_pem", "key_pem")):
@@ -89,6 +92,17 @@ class EtcdAccess:
                 fix="write it with EtcdAccess.to_file, by the same version of realsys",
             ) from None  # the cause could show what stands in the file
 
+    def reread(self) -> EtcdAccess:
+        """The same from its files as they are now; itself where there are none, or they can't be read
+        (they may just be replaced)."""
+        if self.source is None:
+            return self
+        try:
+            read = EtcdAccess.from_spec(self.endpoints, self.source)
+        except ConfigError:
+            return self
+        return self if read == self else read
+
     @classmethod
     def from_spec(cls, endpoints: tuple[str, ...], spec: EtcdSpec) -> Self:
         """Reads the files that a cluster's ``etcd`` section names."""
@@ -106,6 +120,7 @@ class EtcdAccess:
             ca_pem=text(spec.ca_file, "etcd certificate authority"),
             cert_pem=text(spec.cert_file, "etcd client certificate"),
             key_pem=text(spec.key_file, "etcd client key", is_secret=True),
+            source=spec,
         )
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from realsys.api.errors import StoreError
+from realsys.api.errors import StoreDenied, StoreError
 from realsys.name_resolve.etcd import protocol
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.failures import (
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 PAUSES_S = (0.02, 0.05, 0.1, 0.2)  # after a round of all servers; the last one from then on
 SHORTEST_TRY_S = 0.5
+DENIED_S = 4.0  # after a refused login the next one is not tried sooner, unless the password is new
 MAX_LOGINS = 3  # within one call; a token that is refused right after login stays refused
 OPTIONS = {
     "grpc.initial_reconnect_backoff_ms": 100,
@@ -65,6 +66,8 @@ class Channels:
         self._channels: list[Channel | None] = [None] * len(access.endpoints)
         self._now = random.randrange(len(access.endpoints))  # spreads a site's clients
         self._token: str | None = None
+        self._denied: StoreDenied | None = None  # the last login, if it was refused
+        self._denied_until_s = 0.0
 
     def call(self, method: Method, request: Any, *, deadline_s: float, resend: bool = True) -> Any:
         """The reply of the first server that answers.
@@ -101,6 +104,8 @@ class Channels:
                 if verdict is Verdict.UNSURE and not resend:
                     raise Unsure(details) from error
                 if is_hopeless(details) and tries >= 2 * len(self._channels):
+                    if self._read_files_again():
+                        continue
                     break
                 self._pause(tries, deadline_s)
         raise unavailable(
@@ -172,11 +177,36 @@ class Channels:
     def _log_in(self, refused: str | None, deadline_s: float) -> str:
         with self._login_lock:
             if self._token is None or self._token == refused:
+                if self._read_files_again():
+                    self._denied = None
+                elif self._denied is not None and time.monotonic() < self._denied_until_s:
+                    # Each try costs etcd a tenth of a second.
+                    raise self._denied.with_traceback(None)
                 request = protocol.AuthenticateRequest(
                     name=self.access.user, password=self.access.password
                 )
-                self._token = self.call(_LOGIN, request, deadline_s=deadline_s).token
+                try:
+                    self._token = self.call(_LOGIN, request, deadline_s=deadline_s).token
+                except StoreDenied as error:
+                    self._denied, self._denied_until_s = error, time.monotonic() + DENIED_S
+                    raise
+                self._denied = None
             return str(self._token)
+
+    def _read_files_again(self) -> bool:
+        """Passwords and certificates are renewed under the same names while a run lives; whether they
+        are others than before. Connections are made anew then."""
+        access = self.access.reread()
+        with self._lock:
+            if access == self.access or self._closed:
+                return False
+            self.access = access
+            old, self._channels = self._channels, [None] * len(self._channels)
+        logger.warning("etcd's password or certificates are others now where=%s", access.where)
+        for channel in old:
+            if channel is not None:
+                channel.grpc_channel.close()
+        return True
 
     def _forget_token(self, refused: str | None) -> None:
         with self._login_lock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from realsys.api.errors import ConfigError, LeaseLost, StoreError, StoreUnavailable
+from realsys.api.errors import ConfigError, LeaseLost, StoreDenied, StoreError, StoreUnavailable
 
 
 class Verdict(StrEnum):
@@ -74,7 +74,7 @@ def final_error(
             return kind(details, where=where, fix="none is needed")
     for text, what, fix in _LOGIN_PROBLEMS:
         if text in details:
-            return StoreError(what.format(user=user), where=where, fix=fix)
+            return StoreDenied(what.format(user=user), where=where, fix=fix)
     return StoreError(
         f"etcd refused: {details or 'no reason given'} ({code})",
         where=where,

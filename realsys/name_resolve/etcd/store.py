@@ -163,7 +163,10 @@ class EtcdStore:
             while True:
                 now_s = time.monotonic()
                 missing = [key for key in keys if key not in found]
-                if (left_s := began_s + timeout_s - now_s) <= 0:
+                left_s = began_s + timeout_s - now_s
+                if left_s <= 0 and not watch.is_connected:
+                    self.client.read([])  # raises StoreUnavailable: nobody is missing, it is away
+                if left_s <= 0:
                     raise refusals.timed_out(
                         missing,
                         keys,

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from realsys.api.errors import RealsysError, StoreError, StoreUnavailable
+from realsys.api.errors import RealsysError, StoreDenied, StoreError, StoreUnavailable
 from realsys.name_resolve.etcd.channels import Stream, Unsure
 from realsys.name_resolve.etcd.client import EtcdClient
 from realsys.name_resolve.etcd.endings import ending_kinds
@@ -55,7 +55,7 @@ class EtcdWatch:
         self._events: deque[Event] = deque()
         self._stream: Stream | None = None
         self._failure: RealsysError | None = None
-        self._closed = self._connected = False
+        self._closed = self._connected = self._has_begun = False
         self._num_failed = self._num_denied = 0
         self._known, self._next = self._first_look(from_revision)
         self._thread = threading.Thread(
@@ -134,6 +134,11 @@ class EtcdWatch:
         while not self._is_over:
             try:
                 self._follow()
+            except StoreDenied as error:
+                if not self._has_begun:
+                    self.end(error)  # it was never allowed
+                    return
+                self._note_break(error.what)  # it was, and will be again
             except (Unsure, StoreUnavailable) as error:
                 self._note_break(str(error).partition("\n")[0])
             except RealsysError as error:
@@ -189,7 +194,7 @@ class EtcdWatch:
         if self._num_failed:
             logger.info("watch resumed prefix=%s from_revision=%d", self._prefixes[0], self._next)
         self._num_failed = self._num_denied = 0
-        self._connected = True
+        self._connected = self._has_begun = True
 
     def _cancelled(self, stream: Stream, reply: Any) -> None:
         if reply.compact_revision:
@@ -204,7 +209,7 @@ class EtcdWatch:
             self._num_denied += 1
             stream.log_in_again()
             raise Unsure(reply.cancel_reason or "cancelled")
-        raise StoreError(
+        raise StoreDenied(
             f"etcd refuses to let us watch: {reply.cancel_reason or 'permission denied'}",
             where=f"{self._prefixes} in {self._client.where}",
             fix="give the user read on its whole prefix: `realsys etcd roles` prints the commands",
