@@ -13,6 +13,7 @@ from launcher.liveness import Liveness
 from launcher.slurm.job_story import explain_job
 from launcher.slurm.query import JobInfo
 from launcher.slurm.states import JobState
+from launcher.slurm.time_left import TimeLeft, time_left
 from launcher.submission import Submission
 from launcher.trial_state import Facts, State, decide
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -100,6 +101,7 @@ class TrialView:
     exit: ExitMarker | None = None
     job: JobInfo | None = None
     job_ids: tuple[str, ...] = ()
+    time: TimeLeft | None = None  # of the job; None without a limit
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -136,9 +138,17 @@ def view_of(records: Records) -> TrialView:
         exit=marker,
         job=records.job,
         job_ids=records.submission.job_ids if records.submission else (),
+        time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
     )
+
+
+def _time_left(state: State, records: Records, progress: Progress | None) -> TimeLeft | None:
+    if state not in State.live():
+        return None
+    eta_s = progress.eta_seconds if progress and state is State.RUNNING else None
+    return time_left(records.job, records.plan, eta_s=eta_s, now=records.now)
 
 
 def _facts(records: Records) -> Facts:

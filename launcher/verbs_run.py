@@ -44,6 +44,7 @@ def launch(
     from launcher import output, places
     from launcher.planning import make_plan
     from launcher.predictions import store_prediction
+    from launcher.slurm.plan_lines import limit_lines
     from launcher.submit import remarks, submit
     from realsys.api.errors import TrialError
 
@@ -87,6 +88,8 @@ def launch(
         places.remember_file_root(plan.cluster.file_root)
     store_prediction(plan, files)
     output.data(plan.trial)
+    for line in limit_lines(plan):
+        output.say(line)
     return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
 
 
@@ -164,10 +167,12 @@ def plan(
         from launcher.tables import print_plan
 
         print_plan(made)
-        show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
+        found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
         if made.job is not None:
-            from launcher.slurm.plan_lines import plan_lines
+            from launcher.slurm.plan_lines import plan_lines, too_long_for
 
+            if found and (late := too_long_for(made, found.figures.wall_s)):
+                output.warn(late)
             for line in plan_lines(made, plan_hash(text)):
                 output.data(line)
     if check:

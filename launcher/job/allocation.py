@@ -21,7 +21,7 @@ from launcher.job.groups import (
     groups_of,
     too_many_components,
 )
-from launcher.job.times import JobTimes, job_times, over_the_partition
+from launcher.job.times import JobTimes, job_times, over_the_partition, time_to_run
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
@@ -167,6 +167,7 @@ def _planned(
         partition = groups[0].partition
         limit = times.limit(groups, everyone)
         problems += over_the_partition(groups, limit, times)
+        problems += time_to_run(groups, limit, times, cluster.slurm.grace_seconds)
         if partition is None:
             continue  # a problem of groups_of
         nodes = component_nodes(

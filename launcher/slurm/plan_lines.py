@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.job.times import HoldingLimit, holding_limit
 from launcher.slurm.script import (
     render_script,
     sbatch_argv,
@@ -18,7 +19,7 @@ from launcher.slurm.script import (
     submitit_command,
     supervisor_python,
 )
-from launcher.slurm.time_spec import parse_time_limit
+from launcher.text import duration
 from realsys.api.job import JobComponent, StepPlan
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import TrialFiles
@@ -83,13 +84,45 @@ def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> I
     if index < len(plan.job.spare):
         cpus, memory, spare_gpus = plan.job.spare[index]
         yield f"    spare a node: {cpus} CPUs, {memory} MiB, {spare_gpus} GPUs"
-    if component.time_limit:
-        limit = parse_time_limit(component.time_limit)
-        yield f"    time limit {component.time_limit} ({limit.words})"
+    yield f"    time limit {limit_of(plan, component).words}"
     for phase in plan.phases:
         for step in phase.steps:
             if step.component == index:
                 yield f"    {phase.name}: {step_words(step)}"
+
+
+def limit_of(plan: LaunchPlan, component: JobComponent) -> HoldingLimit:
+    """The time limit that holds, also where the partition's is taken silently."""
+    return holding_limit(
+        component.time_limit, plan.cluster.partitions.get(component.partition or "")
+    )
+
+
+def limit_lines(plan: LaunchPlan) -> list[str]:
+    """For a launch: the limit of each kind of node, once; nothing on this machine."""
+    if plan.job is None:
+        return []
+    words = [limit_of(plan, component).words for component in plan.job.components]
+    return [f"time limit {told}" for told in dict.fromkeys(words)]
+
+
+def too_long_for(plan: LaunchPlan, step_s: float) -> str:
+    """That the predicted run does not fit its shortest time limit; empty where it does, or who knows.
+
+    Only the main phase's steps are counted, so it says "at least".
+    """
+    limits = [limit_of(plan, c).limit for c in plan.job.components] if plan.job else []
+    minutes = [limit.minutes for limit in limits if limit and limit.minutes is not None]
+    steps = plan.phases[-1].config.exp_ctrl.benchmark_steps
+    if plan.job is None or plan.job.requeue or not minutes or steps is None:
+        return ""
+    given_s = 60 * min(minutes) - plan.cluster.slurm.grace_seconds
+    if steps * step_s <= given_s:
+        return ""
+    return (
+        f"{steps} steps take at least {duration(steps * step_s)} as predicted, and the time limit leaves "
+        f"{duration(given_s)}: the run will save and stop before its end; give more --time, or --requeue"
+    )
 
 
 def step_words(step: StepPlan) -> str:

@@ -96,7 +96,7 @@ def _partition(name: str, spec: PartitionSpec, kinds: tuple[NodeKind, ...]) -> I
     if spec.features:
         shown = ", ".join(scalar(f) for f in spec.features[:_MAX_FEATURES])
         yield f"    features: [{shown}]"
-    for option in ("max_time", "max_nodes"):
+    for option in ("default_time", "max_time", "max_nodes"):
         if getattr(spec, option) is not None:
             yield f"    {option}: {scalar(getattr(spec, option))}"
 

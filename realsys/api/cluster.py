@@ -28,6 +28,9 @@ class PartitionSpec:
         None, "hostlist of its nodes, to check nodelist and exclude; none: not checked"
     )
     features: tuple[str, ...] = option((), "features that a constraint can name")
+    default_time: str | None = option(
+        None, "time limit of a job that names none (DefaultTime), as --time; none: max_time"
+    )
     max_time: str | None = option(None, "longest time limit, as --time")
     max_nodes: int | None = option(None, "most nodes of one job", ge=1)
 

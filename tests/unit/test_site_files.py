@@ -82,7 +82,7 @@ def test_all_mistakes_in_a_table_with_their_lines(tmp_path: Path) -> None:
         "no option called 'partitions.gpu.zzz'": (
             f"{where}:5",
             "partitions.gpu has nodes, cpus, memory_mib, gpus, gpu_type, gpu_memory_gib, "
-            "nodelist, features, max_time, max_nodes",
+            "nodelist, features, default_time, max_time, max_nodes",
         ),
         "partitions.gpu.gpus is 'many'": (f"partitions.gpu.gpus, {where}:6", "use a whole number"),
         "partitions.bad is a group of options, not a value": (
@@ -381,7 +381,7 @@ def test_every_field_of_a_partition_is_written() -> None:
     """A new one must be thought of in site_yaml.py."""
     names = {f.name for f in dataclasses.fields(PartitionSpec)}
     assert names == {
-        "nodes", "cpus", "memory_mib", "gpus", "gpu_type", "nodelist", "features", "max_time",
+        "nodes", "cpus", "memory_mib", "gpus", "gpu_type", "nodelist", "features", "default_time", "max_time",
         "max_nodes",
         "gpu_memory_gib",  # Slurm does not know it; of the usual types we do
     }  # fmt: skip
