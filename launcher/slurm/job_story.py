@@ -55,7 +55,7 @@ def _waiting(job: JobInfo, records: Records) -> tuple[str, str]:
     again = "again " if records.attempt is not None else ""
     start = f"; expected to start {moment(job.expected_start)}" if job.expected_start else ""
     why = f"job {job.job_id} waits {again}in Slurm's queue: {job.reason_words or job.reason}{start}"
-    return why, reason_fix(job.reason)
+    return why, job.fix or reason_fix(job.reason)
 
 
 def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
