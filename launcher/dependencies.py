@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.status import trial_views
-from launcher.submission import read_submission
+from launcher.submission import read_submission, that_counts
 from launcher.trial_state import State
 from launcher.trials import find_sweep, find_trial, trial_name
 from realsys.api.errors import ConfigError
-from realsys.api.trial import TrialFiles
+from realsys.api.trial import AttemptRecord, TrialFiles, read_record
 
 CONDITIONS = {"ok": "afterok", "any": "afterany", "notok": "afternotok"}
 _WHERE = "command line --after"
@@ -68,7 +68,9 @@ def _job_of(files: TrialFiles) -> str:
             where=_WHERE,
             fix="wait for it with `realsys wait`, or name a trial on Slurm (realsys ls)",
         )
-    return submission.job_id
+    last = files.all_attempts()[-1:]
+    attempt = read_record(AttemptRecord, last[0].record) if last else None
+    return that_counts(submission, attempt).job_id
 
 
 def _merged(jobs: Sequence[str]) -> list[str]:

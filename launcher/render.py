@@ -81,11 +81,6 @@ def follow(
         return _lines(reader, stream, sleep)
 
 
-def is_over(view: TrialView) -> bool:
-    """Nothing more will happen by itself."""
-    return view.state not in State.live()
-
-
 # ---- in a pipe ------------------------------------------------------------------------------
 
 
@@ -98,7 +93,7 @@ def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) 
             shown, last_told = view, time.monotonic()
             stream.write(progress_line(view) + "\n")
             stream.flush()
-        if is_over(view):
+        if view.is_over:
             return view
         sleep(POLL_S)
 
@@ -128,7 +123,7 @@ def progress_line(view: TrialView) -> str:
         parts += [headline(progress.headline)] if progress.headline else []
         parts += [rates(view)] if progress.step else []
         parts += [progress.doing] if progress.doing else []
-    elif view.state in (State.QUEUED, State.HELD):
+    elif view.state in (State.QUEUED, State.HELD, State.UNKNOWN):
         parts += [view.reason]
     elif view.state in State.live():
         parts += [f"{w.worker} {w.state}" for w in view.workers[:4]]
@@ -172,7 +167,7 @@ def _screen(
         while True:
             warnings.extend(f"{line.worker} | {line.text}" for line in logs.read())
             live.update(picture(view, list(warnings)), refresh=True)
-            if is_over(view):
+            if view.is_over:
                 return view
             sleep(POLL_S)
             view = reader.view()

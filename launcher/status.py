@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from launcher.liveness import Liveness, liveness
 from launcher.slurm.job_board import WATCH_AGE_S, JobBoard
 from launcher.slurm.query import JobInfo
-from launcher.submission import Submission
+from launcher.submission import Submission, that_counts
 from launcher.trial_view import Records, TrialView, view_of
 from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
@@ -125,7 +125,7 @@ class TrialReader:
             now=time.time(),
             plan=plan,
             record=self._file(TrialRecord, files.record),
-            submission=submission,
+            submission=submission and that_counts(submission, attempt),
             submission_alive=self._alive(submission),
             job=job,
             attempt=attempt,
@@ -182,7 +182,10 @@ class TrialReader:
             return submission
         is_over = self._file(ExitMarker, attempts[-1].exit) is not None
         may_go_on = self.plan is None or self.plan.job is None or self.plan.job.requeue
-        return None if is_over and not may_go_on else submission
+        if is_over and not may_go_on:
+            attempt = self._file(AttemptRecord, attempts[-1].record)
+            return None if that_counts(submission, attempt) is submission else submission
+        return submission
 
     def _alive(self, submission: Submission | None) -> Liveness:
         if submission is None:
@@ -203,7 +206,12 @@ class TrialReader:
             return None  # the marker says it all
         news = max(attempt.started_at if attempt else 0.0, marker.ended_at if marker else 0.0)
         accounting = self._plan.cluster.slurm.accounting if self._plan else None
-        found = self._board.job(submission, news_at=news, accounting=accounting)
+        counts = that_counts(submission, attempt)
+        found = self._board.job(counts, news_at=news, accounting=accounting)
+        if counts is not submission and (found is None or found.state.has_ended):
+            later = self._board.job(submission, news_at=news, accounting=accounting)
+            if later is not None and not later.state.has_ended:  # it waits, and will begin
+                found = later
         for problem in self._board.problems:
             self._note(problem)
         return found

@@ -7,6 +7,7 @@ supervisor does not answer, or has died, the processes of the trial on this host
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from launcher.liveness import Liveness, Process, end_processes, processes_of
 from launcher.slurm.stop_job import stop_job
 from launcher.status import TrialReader
 from launcher.stop_request import POLL_S, ask_to_stop, await_end
-from launcher.submission import read_submission
+from launcher.submission import read_submission, that_counts
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.errors import ClusterError, TrialError
@@ -66,6 +67,7 @@ def stop(
 
         submission = read_submission(files)
         if submission is not None and submission.on_slurm:
+            submission = that_counts(submission, reader.records().attempt)
             report.was_over = not stop_job(reader, submission, view, grace_s, extra_s, did)
             report.view = reader.view()
             return report
@@ -81,12 +83,25 @@ def stop(
         report.was_over = view.state not in State.live() and not left
         if report.was_over:
             return report
-        if view.state in State.live() and view.attempt and ask_to_stop(reader, view, grace_s, did):
-            await_end(reader, grace_s + extra_s)
+        if view.state in State.live() and view.attempt:
+            if ask_to_stop(reader, view, grace_s, did) or _ask_by_signal(reader, did):
+                await_end(reader, grace_s + extra_s)
         _await_quiet(files, reader, QUIET_S)
         _end_the_rest(files, reader, term_s, did)
         report.view = reader.view()
         return report
+
+
+def _ask_by_signal(reader: TrialReader, did: Callable[[str], None]) -> bool:
+    """SIGTERM to the supervisor alone, which takes it for a stop request; False when it is gone."""
+    records = reader.records()
+    if records.attempt is None or records.supervisor is not Liveness.ALIVE:
+        return False
+    pid = records.attempt.supervisor_pid
+    if not Process(pid, records.attempt.supervisor_start).send(signal.SIGTERM):
+        return False
+    did(f"asked the supervisor (pid {pid}) by SIGTERM to stop after its current step")
+    return True
 
 
 def _await_quiet(files: TrialFiles, reader: TrialReader, timeout_s: float) -> None:

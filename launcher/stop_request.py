@@ -9,7 +9,6 @@ from contextlib import closing
 
 from launcher.places import user_name
 from launcher.status import TrialReader, keys_of
-from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.errors import RealsysError
 from realsys.api.trial import StopRequest, dumps
@@ -44,7 +43,7 @@ def ask_to_stop(
 def await_end(reader: TrialReader, timeout_s: float) -> bool:
     """Until the attempt is over, at most ``timeout_s``; False when it is not."""
     deadline = time.monotonic() + timeout_s
-    while reader.view().state in State.live():
+    while not reader.view().is_over:
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)

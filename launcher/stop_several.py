@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from launcher.places import user_name
 from launcher.slurm.commands import scancel
 from launcher.slurm.job_board import JobBoard
 from launcher.status import trial_views
 from launcher.stop import stop
-from launcher.submission import Submission, read_submission
+from launcher.submission import Submission, note_cancelled, read_submission
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from launcher.trials import trial_name
 from realsys.api.errors import RealsysError
-from realsys.api.trial import TrialFiles, write_record
+from realsys.api.trial import TrialFiles
 
 AT_ONCE = 16
 Pair = tuple[TrialFiles, TrialView]
@@ -72,8 +71,7 @@ def _cancel_waiting(trials: Sequence[Pair], tell: Callable[[str], None]) -> list
         return rest
     scancel([job_id for _, submission in waiting for job_id in submission.job_ids])
     for files, submission in waiting:
-        noted = replace(submission, cancelled_by=user_name())
-        write_record(files.submission, noted)
+        note_cancelled(files, submission, by=user_name())
     tell(f"cancelled the jobs of {len(waiting)} trials that had not started")
     board = JobBoard()
     board.expect(submission for _, submission in waiting)

@@ -6,9 +6,9 @@ queue, would look like one that never started.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from realsys.api.trial import TrialFiles, read_record
+from realsys.api.trial import AttemptRecord, TrialFiles, read_record, write_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +48,23 @@ class Submission:
 def read_submission(files: TrialFiles) -> Submission | None:
     """The last hand-over; None when there was none. Raises TrialError when the note is damaged."""
     return read_record(Submission, files.submission)
+
+
+def that_counts(submission: Submission, attempt: AttemptRecord | None) -> Submission:
+    """The hand-over with the job that has the last attempt first (pure).
+
+    Of two resumes at once the later one's note stands, and the earlier one's job may have the attempt.
+    """
+    if not submission.on_slurm or attempt is None or attempt.number <= submission.after_attempt:
+        return submission
+    noted = submission.job_ids or (submission.job_id,)
+    if not attempt.job_id or attempt.job_id in [job_id.partition(";")[0] for job_id in noted]:
+        return submission
+    return replace(submission, job_id=attempt.job_id, job_ids=(attempt.job_id, *noted))
+
+
+def note_cancelled(files: TrialFiles, submission: Submission, *, by: str) -> None:
+    """Writes down who cancelled the job before it ran, unless a later hand-over has a note by now."""
+    newest = read_submission(files)
+    if newest is None or newest.job_id == submission.job_id:
+        write_record(files.submission, replace(submission, cancelled_by=by))

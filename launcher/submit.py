@@ -8,6 +8,7 @@ nothing about the run (resolve.py did) and does not wait for it (render.py does)
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib.metadata
 import os
 import shutil
@@ -24,10 +25,11 @@ from launcher.problems import raise_all
 from launcher.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
 from launcher.snapshot import take_snapshot
-from launcher.submission import read_submission
+from launcher.submission import Submission, read_submission
 from realsys.api.errors import ClusterError, ConfigError, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
+    AttemptRecord,
     TrialFiles,
     TrialRecord,
     read_record,
@@ -105,14 +107,19 @@ def remarks(plan: LaunchPlan) -> list[str]:
     return [*plan.warnings, *(not_passed_on(os.environ) if plan.job is not None else ())]
 
 
-def resubmit(files: TrialFiles) -> None:
-    """Starts the next attempt of a trial that is not running.
+def resubmit(files: TrialFiles) -> Submission:
+    """Starts the next attempt of a trial that is not running; returns who has it.
 
     Raises:
-        TrialIsLive: it is running.
+        TrialIsLive: it is running, or another command resumes it at this moment.
         TrialError: it has completed, or its folder is damaged.
         ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
+    with _alone(files):
+        return _resubmit(files)
+
+
+def _resubmit(files: TrialFiles) -> Submission:
     from launcher.planning import import_all
     from launcher.status import trial_view
     from launcher.trial_state import State
@@ -146,7 +153,50 @@ def resubmit(files: TrialFiles) -> None:
     if plan.job is not None:
         raise_all(missing_secrets(plan.cluster, os.environ))
     with reported(files.root):
-        start(files, resumed_now(plan, datetime.now()), record.plan_hash)
+        return start(files, resumed_now(plan, datetime.now()), record.plan_hash)
+
+
+@contextmanager
+def _alone(files: TrialFiles) -> Iterator[None]:
+    """Between looking whether a trial runs and handing it over nobody else may do the same.
+
+    Where a file system has no locks, the supervisors sort it out: one of them takes the attempt.
+    """
+    with reported(files.root):
+        files.submitit.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(files.submitit / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        trial = "/".join(files.root.parts[-2:])
+        raise TrialIsLive(
+            f"another command resumes {trial} at this moment",
+            where=str(files.root),
+            fix=f"nothing: look at what it started with `realsys status {trial}`",
+        ) from None
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def refuse_if_taken(files: TrialFiles, number: int, mine: Submission) -> None:
+    """Raises TrialIsLive when attempt ``number`` was begun after the hand-over ``mine``, by another's job."""
+    if number <= mine.after_attempt:
+        return
+    attempt = read_record(AttemptRecord, files.attempt(number).record)
+    if attempt is None or not attempt.job_id or attempt.job_id == mine.job_id.partition(";")[0]:
+        return
+    trial = "/".join(files.root.parts[-2:])
+    raise TrialIsLive(
+        f"another command has resumed {trial} at the same moment: its job {attempt.job_id} has "
+        f"attempt {number}, not job {mine.job_id} of this one",
+        where=str(files.root),
+        fix=f"nothing: this one's job ends by itself; watch the other: realsys watch {trial}",
+    )
 
 
 def resumed_now(plan: LaunchPlan, now: datetime) -> LaunchPlan:
@@ -162,11 +212,11 @@ def resumed_now(plan: LaunchPlan, now: datetime) -> LaunchPlan:
     return replace(plan, job=job)
 
 
-def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> None:
+def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
     """Hands the next attempt over; on Slurm with the environment that its job takes from this shell."""
     if plan.job is not None:
         write_environment(files, plan)
-    hand_over(files, plan, hash_of_plan)
+    return hand_over(files, plan, hash_of_plan)
 
 
 def write_environment(files: TrialFiles, plan: LaunchPlan) -> None:

@@ -105,6 +105,17 @@ class TrialView:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will happen by itself, as far as can be said.
+
+        A job of which Slurm says nothing for the moment may run or wait: whoever waits for its end goes
+        on waiting. Of a run on another host without a Slurm nobody here will ever know more.
+        """
+        if self.state is State.UNKNOWN:
+            return not self.job_ids
+        return self.state not in State.live()
+
 
 def view_of(records: Records) -> TrialView:
     """The view that the records mean."""

@@ -114,7 +114,6 @@ def logs(
 
     from launcher import output
     from launcher.logs import TrialLogs, prefixes, since_stamp
-    from launcher.render import is_over
     from launcher.status import TrialReader
     from launcher.trials import find_trial, trial_name
 
@@ -132,7 +131,7 @@ def logs(
     several = attempt is None and len(files.all_attempts()) > 1
     shown = prefixes(found.workers(), attempts=several)
     reader = TrialReader(files)
-    lines = found.follow(lambda: is_over(reader.view())) if follow else found.read(last=True)
+    lines = found.follow(lambda: reader.view().is_over) if follow else found.read(last=True)
     try:
         for line in lines:
             output.data(shown(line))

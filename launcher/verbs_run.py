@@ -16,6 +16,7 @@ from launcher import cli_options as o
 from launcher.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from launcher.submission import Submission
     from launcher.trial_view import TrialView
     from realsys.api.plan import LaunchPlan
     from realsys.api.trial import TrialFiles
@@ -191,9 +192,9 @@ def resume(trial: o.Trial, detach: o.Detach = False, cluster: o.Cluster = None) 
 
     files = find_trial(trial, cluster=cluster)
     name = trial_name(files)
-    resubmit(files)
+    submission = resubmit(files)
     output.data(name)
-    return _detached(files, name) if detach else _attached(files, name)
+    return _detached(files, name, submission) if detach else _attached(files, name)
 
 
 def replay(
@@ -284,15 +285,20 @@ def wait(
     from contextlib import closing
 
     from launcher import output
-    from launcher.render import POLL_S, exit_code, is_over, settle, summary
+    from launcher.render import POLL_S, exit_code, settle, summary
     from launcher.status import TrialReader
+    from launcher.trial_state import State
     from launcher.trials import find_trial
     from realsys.api.errors import WaitTimeout
 
     files = find_trial(trial, cluster=cluster)
     deadline = None if timeout is None else time.monotonic() + timeout
     with closing(TrialReader(files)) as reader:
-        while not is_over(view := reader.view()):
+        unknown = ""
+        while not (view := reader.view()).is_over:
+            if view.state is State.UNKNOWN and view.reason != unknown:
+                output.warn(f"{view.trial} is {view.state.value}: {view.reason}; waiting")
+            unknown = view.reason if view.state is State.UNKNOWN else ""
             if deadline is not None and time.monotonic() > deadline:
                 raise WaitTimeout(
                     f"{view.trial} is still {view.state.value} after {timeout:g} s",
@@ -334,13 +340,20 @@ def watch_until_over(files: TrialFiles, trial: str) -> int:
     return exit_code(view)
 
 
-def _detached(files: TrialFiles, trial: str) -> int:
-    """Returns when the supervisor has taken its attempt, or has failed to."""
+def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> int:
+    """Returns when the supervisor has taken its attempt, or has failed to.
+
+    Raises:
+        TrialIsLive: somebody else's has taken it, not that of the hand-over ``mine``.
+    """
     from launcher import output
     from launcher.render import summary
+    from launcher.submit import refuse_if_taken
     from launcher.trial_state import State
 
     view = _await_attempt(files)
+    if mine is not None:
+        refuse_if_taken(files, view.attempt, mine)
     if view.state in (State.LOST, State.FAILED):
         for line in summary(view, files):
             output.say(line)

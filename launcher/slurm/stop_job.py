@@ -1,16 +1,15 @@
 """Ends a trial's Slurm job from any node that can talk to Slurm, and makes sure that it is gone.
 
-A waiting job is cancelled. A running one is asked first; what is left when the grace is over is killed
-in its steps and in its batch script at once, since tasks ignore the SIGTERM of a plain scancel
-(realsys/worker/task.py). Gone means that Slurm says so: slurmd has confirmed the end of every process
-when a job is no longer COMPLETING.
+A waiting job is cancelled. A running one is asked first, through Slurm where its store does not answer;
+what is left when the grace is over is killed in its steps and in its batch script at once, since tasks
+ignore the SIGTERM of a plain scancel (realsys/worker/task.py). Gone means that Slurm says so: slurmd has
+confirmed the end of every process when a job is no longer COMPLETING.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from launcher.places import user_name
 from launcher.slurm.commands import run_slurm, scancel
@@ -18,11 +17,10 @@ from launcher.slurm.job_board import JobBoard
 from launcher.slurm.states import JobState
 from launcher.status import TrialReader
 from launcher.stop_request import ask_to_stop, await_end
-from launcher.submission import Submission
+from launcher.submission import Submission, note_cancelled
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.errors import ClusterError
-from realsys.api.trial import write_record
 
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
 GONE_S = 40.0  # KillWait is 30 s by default
@@ -39,6 +37,8 @@ def stop_job(
 ) -> bool:
     """Returns when no job of the trial is left; False when none was there.
 
+    Args:
+        submission: with the job of the last attempt (``submission.that_counts``).
     Raises:
         ClusterError: Slurm does not answer, or a job is still there after it was killed.
     """
@@ -48,8 +48,11 @@ def stop_job(
         _await_gone(reader, submission, QUIET_S)
     elif view.state in (State.QUEUED, State.HELD) or view.attempt <= submission.after_attempt:
         _cancel_waiting(reader, submission, did)
-    elif ask_to_stop(reader, view, grace_s, did) and await_end(reader, grace_s + extra_s):
-        _await_gone(reader, submission, QUIET_S)
+    else:
+        if not ask_to_stop(reader, view, grace_s, did):
+            _ask_by_slurm(submission, did)
+        if await_end(reader, grace_s + extra_s):
+            _await_gone(reader, submission, QUIET_S)
     if not _ended(reader, submission):
         _kill(submission, did)
     if not _await_gone(reader, submission, GONE_S):
@@ -62,13 +65,23 @@ def stop_job(
     return True
 
 
+def _ask_by_slurm(submission: Submission, did: Callable[[str], None]) -> None:
+    """SIGTERM to the supervisor alone, which takes it for a stop request and passes it on by a connection
+    of its own (realsys/supervisor/signals.py)."""
+    try:
+        scancel([submission.job_id], signal="TERM")
+    except ClusterError as error:
+        did(f"could not ask it through Slurm either: {error.what}")
+        return
+    did(f"asked job {submission.job_id} through Slurm to stop after its current step")
+
+
 def _cancel_waiting(
     reader: TrialReader, submission: Submission, did: Callable[[str], None]
 ) -> None:
     scancel(submission.job_ids)
     did(f"cancelled job {', '.join(submission.job_ids)}, which had not started a run")
-    noted = replace(submission, cancelled_by=user_name())
-    write_record(reader.files.submission, noted)
+    note_cancelled(reader.files, submission, by=user_name())
 
 
 def _kill(submission: Submission, did: Callable[[str], None]) -> None:

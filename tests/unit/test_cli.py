@@ -422,7 +422,7 @@ def test_stop_of_a_trial_that_does_not_run_is_fine(
 def test_wait_gives_up_with_its_own_status(
     trial: TrialFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.render.is_over", lambda view: False)
+    monkeypatch.setattr(TrialView, "is_over", False)
     assert run(["wait", "ppo-math/run7", "--timeout", "0", "--json"]) == ExitCode.TIMED_OUT
     assert document(capsys)["error"]["what"].startswith("ppo-math/run7 is still planned after 0 s")
 

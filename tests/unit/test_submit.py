@@ -10,8 +10,10 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,15 +26,15 @@ from launcher.places import user_name
 from launcher.resolve import resolve
 from launcher.status import trial_view
 from launcher.stop import stop
-from launcher.submission import read_submission
-from launcher.submit import reported, resubmit, submit
+from launcher.submission import Submission, read_submission
+from launcher.submit import refuse_if_taken, reported, resubmit, submit
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api import registry
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
-from realsys.api.trial import TrialFiles, TrialRecord, read_record
+from realsys.api.trial import AttemptRecord, TrialFiles, TrialRecord, read_record, write_record
 
 SUPERVISOR = """
 import os, signal, socket, subprocess, sys, time
@@ -325,3 +327,55 @@ def test_a_launch_that_fails_halfway_leaves_no_folder(
 def test_a_name_that_is_too_long_for_the_file_system(make_plan: Callable[..., LaunchPlan]) -> None:
     with pytest.raises(ClusterError, match="File name too long"):
         submit(make_plan("x" * 300))
+
+
+def test_of_several_resumes_at_once_one_goes_on_and_the_others_say_so(
+    make_plan: Callable[..., LaunchPlan], stand_in: Callable[[str], None]
+) -> None:
+    """As threads: each opens the lock file anew, as processes do."""
+    stand_in("stops when asked")
+    files = submit(make_plan())
+    wait_until_started(files)
+    stop(files, grace_s=5)
+    gate, won, lost = threading.Barrier(4), [], []
+
+    def go_on() -> None:
+        gate.wait(10)
+        try:
+            won.append(resubmit(files))
+        except TrialIsLive as error:
+            lost.append(error)
+
+    threads = [threading.Thread(target=go_on) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (len(won), len(lost)) == (1, 3)
+    assert {error.exit_code for error in lost} == {1}
+    assert all("ppo-math/run1" in error.what for error in lost)
+    assert wait_until_started(files, attempt=2).attempt == 2
+    stop(files, grace_s=5)
+    assert read_submission(files) == won[0]
+
+
+def test_a_resume_whose_attempt_somebody_elses_job_took_says_so(tmp_path: Path) -> None:
+    """On a file system without locks, or from two hosts that do not see each other's."""
+    files = TrialFiles(tmp_path / "ppo-math" / "run1")
+    me = Submission(job_id="9", scheduler="slurm", host="login", after_attempt=1, at=1.0)
+    record = AttemptRecord(
+        number=2,
+        token="t",
+        host="n1",
+        supervisor_pid=1,
+        supervisor_start=1,
+        started_at=1.0,
+        job_id="8",
+    )
+    refuse_if_taken(files, 1, me)  # the attempt before: nobody has begun yet
+    write_record(files.attempt(2).record, record)
+    with pytest.raises(TrialIsLive) as caught:
+        refuse_if_taken(files, 2, me)
+    assert "its job 8 has attempt 2, not job 9 of this one" in caught.value.what
+    write_record(files.attempt(2).record, replace(record, job_id="9"))
+    refuse_if_taken(files, 2, me)
