@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import RealsysError
-from realsys.api.job import Layout
+from realsys.api.job import JobPlan, Layout
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.name_resolve.keys import TrialKeys
@@ -23,7 +23,12 @@ from realsys.supervisor.attempt import Job, end_attempt, take_attempt
 from realsys.supervisor.component_board import ComponentBoard
 from realsys.supervisor.job_store import JobStore, former_store
 from realsys.supervisor.local_steps import LocalSteps
-from realsys.supervisor.signals import listen_to_signals, requeue_job
+from realsys.supervisor.signals import (
+    cancel_job,
+    is_cancelled,
+    listen_to_signals,
+    requeue_job,
+)
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
 from realsys.supervisor.split_steps import SplitSteps
 from realsys.supervisor.steps import Steps
@@ -91,9 +96,19 @@ def _supervise(
     _write_keepsakes(files)
     if marker.result is Result.STOPPED and requeue.is_set():
         requeue_job(job.job_id)
+    elif plan.job is not None and _is_stopped_by_somebody(marker, supervisor, plan.job):
+        cancel_job(job.job_id)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
     return 0 if marker.result is Result.COMPLETED else 1
+
+
+def _is_stopped_by_somebody(marker: ExitMarker, supervisor: Supervisor, job: JobPlan) -> bool:
+    """Not by Slurm, as far as is known: a SIGTERM may be a preemption, after which Slurm requeues it."""
+    by = supervisor.stop_watch.asked_by
+    if marker.result is not Result.STOPPED or (job.requeue and by.startswith("Slurm (")):
+        return False
+    return is_cancelled(by)
 
 
 def make_steps(

@@ -31,6 +31,7 @@ class StopWatch:
     _by_signal: StopRequest | None = None
     _is_passed_on: bool = False
     _deadline_s: float | None = None
+    asked_by: str = ""  # who wanted the stop, as the request says
     _looks: Looks[StopRequest | None] = field(init=False)
 
     def start(self) -> None:
@@ -55,6 +56,7 @@ class StopWatch:
         if self._deadline_s is None and request is not None:
             logger.info("stop requested by=%s grace_s=%g", request.by, request.grace_seconds)
             self._deadline_s = time.monotonic() + request.grace_seconds
+            self.asked_by = request.by
 
     @property
     def is_asked(self) -> bool:
