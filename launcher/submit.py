@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.hand_over import hand_over
+from launcher.other_nodes import excluding
 from launcher.problems import raise_all
 from launcher.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
@@ -107,19 +108,21 @@ def remarks(plan: LaunchPlan) -> list[str]:
     return [*plan.warnings, *(not_passed_on(os.environ) if plan.job is not None else ())]
 
 
-def resubmit(files: TrialFiles) -> Submission:
+def resubmit(files: TrialFiles, *, exclude: str | None = None) -> Submission:
     """Starts the next attempt of a trial that is not running; returns who has it.
 
+    Args:
+        exclude: hostlist of nodes that it shall not have.
     Raises:
         TrialIsLive: it is running, or another command resumes it at this moment.
         TrialError: it has completed, or its folder is damaged.
         ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
     with _alone(files):
-        return _resubmit(files)
+        return _resubmit(files, exclude)
 
 
-def _resubmit(files: TrialFiles) -> Submission:
+def _resubmit(files: TrialFiles, exclude: str | None) -> Submission:
     from launcher.planning import import_all
     from launcher.status import trial_view
     from launcher.trial_state import State
@@ -153,7 +156,8 @@ def _resubmit(files: TrialFiles) -> Submission:
     if plan.job is not None:
         raise_all(missing_secrets(plan.cluster, os.environ))
     with reported(files.root):
-        return start(files, resumed_now(plan, datetime.now()), record.plan_hash)
+        now = resumed_now(plan, datetime.now())
+        return start(files, excluding(now, exclude) if exclude else now, record.plan_hash)
 
 
 @contextmanager

@@ -27,6 +27,8 @@ from realsys.api.trial import (
     WorkerRecord,
     WorkerStatus,
 )
+from realsys.slurm.hostlist import compress
+from realsys.slurm.lost_nodes import lost_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,8 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     if state is State.FAILED and marker and marker.first_failure:
         failure = marker.first_failure
         why = f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}"
+        if lost := lost_nodes(marker, attempt.nodes if attempt else ""):
+            return why, f"{resume} --exclude {compress(lost)}, which takes other nodes"
         return why, failure.fix or f"read its log, then {resume}"
     if state is State.FAILED:
         return "its supervisor says so without a reason", f"realsys logs {records.trial}; {resume}"

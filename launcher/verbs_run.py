@@ -184,15 +184,27 @@ def plan(
     return ExitCode.OK
 
 
-def resume(trial: o.Trial, detach: o.Detach = False, cluster: o.Cluster = None) -> int:
+def resume(
+    trial: o.Trial,
+    detach: o.Detach = False,
+    exclude: Annotated[
+        str | None,
+        typer.Option("--exclude", "-x", metavar="HOSTS", help="Not on these nodes, e.g. n2."),
+    ] = None,
+    cluster: o.Cluster = None,
+) -> int:
     """Go on with a trial that was stopped, failed or was lost."""
     from launcher import output
+    from launcher.other_nodes import offers
     from launcher.submit import resubmit
     from launcher.trials import find_trial, trial_name
 
     files = find_trial(trial, cluster=cluster)
     name = trial_name(files)
-    submission = resubmit(files)
+    if exclude is None:
+        for offer in offers(files, name):
+            output.warn(offer)
+    submission = resubmit(files, exclude=exclude)
     output.data(name)
     return _detached(files, name, submission) if detach else _attached(files, name)
 

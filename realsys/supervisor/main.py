@@ -19,10 +19,12 @@ from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.name_resolve.keys import TrialKeys
 from realsys.observability.logs import configure_logging
+from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor.attempt import Job, end_attempt, take_attempt
 from realsys.supervisor.component_board import ComponentBoard
 from realsys.supervisor.job_store import JobStore, former_store
 from realsys.supervisor.local_steps import LocalSteps
+from realsys.supervisor.other_nodes import leave_out
 from realsys.supervisor.signals import (
     cancel_job,
     is_cancelled,
@@ -87,6 +89,7 @@ def _supervise(
         supervisor.give_room()
         write_record(attempt_files.exit, marker)
         logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+        lost = _leave_out_lost_nodes(plan, job, marker)
         if newer_attempt_of_same_job(files, record.number) is not None:
             logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
             linger()
@@ -94,13 +97,23 @@ def _supervise(
         if isinstance(steps, SplitSteps):
             steps.close()  # whatever happened: the other jobs hold nodes
     _write_keepsakes(files)
-    if marker.result is Result.STOPPED and requeue.is_set():
+    if (marker.result is Result.STOPPED and requeue.is_set()) or lost:
         requeue_job(job.job_id)
     elif plan.job is not None and _is_stopped_by_somebody(marker, supervisor, plan.job):
         cancel_job(job.job_id)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
     return 0 if marker.result is Result.COMPLETED else 1
+
+
+def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> bool:
+    """Whether the attempt lost nodes and goes on by itself; its job's next start is to take others."""
+    if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
+        return False
+    lost = lost_nodes(marker, job.nodes)
+    if lost and plan.job.layout is Layout.SINGLE:
+        leave_out(job.job_id, lost, plan.job.components[0].nodes)
+    return bool(lost)
 
 
 def _is_stopped_by_somebody(marker: ExitMarker, supervisor: Supervisor, job: JobPlan) -> bool:
