@@ -40,7 +40,7 @@ def offer(told: dict[str, str], trial: str) -> str:
     """A sentence with the evidence and the command (pure)."""
     return (
         f"the last attempt ran on nodes that failed: {evidence(told)}; to take others: "
-        f"realsys resume {trial} --exclude {compress(told)}"
+        f"realsys resume {trial} --exclude {compress(sorted(told))}"
     )
 
 
@@ -70,9 +70,7 @@ def _excluding(component: JobComponent, hosts: str, plan: LaunchPlan) -> JobComp
     }
     for problem in check_nodelist(hosts, known=tuple(everywhere) or None, where=_WHERE):
         raise problem
-    gone = dict.fromkeys(
-        [*(expand(component.exclude) if component.exclude else ()), *expand(hosts)]
-    )
+    gone = sorted({*(expand(component.exclude) if component.exclude else ()), *expand(hosts)})
     pinned = [n for n in expand(component.nodelist or "") if n not in gone]
     left = len([n for n in known if n not in gone]) if known else None
     if component.nodelist and len(pinned) < component.nodes:

@@ -214,7 +214,7 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         failure = marker.first_failure
         why = f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}"
         if lost := lost_nodes(marker, attempt.nodes if attempt else ""):
-            return why, f"{resume} --exclude {compress(lost)}, which takes other nodes"
+            return why, f"{resume} --exclude {compress(sorted(lost))}, which takes other nodes"
         return why, failure.fix or f"read its log, then {resume}"
     if state is State.FAILED:
         return "its supervisor says so without a reason", f"realsys logs {records.trial}; {resume}"

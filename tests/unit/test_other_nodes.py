@@ -69,10 +69,7 @@ def test_a_job_does_without_a_lost_node_if_it_can(excluded, pinned, of_partition
     told = without_lost(
         ["n2"], excluded=excluded, pinned=pinned, of_partition=of_partition, needed=needed
     )
-    assert (set(told.split()) if told else told) == ({found} if found else None) or told in (
-        found,
-        "n[4,2]",
-    )
+    assert told == found
 
 
 # ---- a requeue takes the others ---------------------------------------------------------------
@@ -101,11 +98,7 @@ def test_a_requeued_job_is_told_to_leave_the_lost_node_out(slurm, caplog):
     leave_out("7", {"n2": "model_worker/1 there: silent"}, 2).join(30)
     told = calls(slurm, "scontrol")
     assert told[0] == "show job --oneliner 7"
-    assert len(told) == 3
-    assert set(told[1:]) <= {
-        "update JobId=7 ExcNodeList=n[2,4]",
-        "update JobId=7 ExcNodeList=n[4,2]",
-    }
+    assert told[1:] == ["update JobId=7 ExcNodeList=n[2,4]"] * 2
     assert caplog.messages == [
         "next start takes other nodes lost=n2 (model_worker/1 there: silent)"
     ]
@@ -164,8 +157,7 @@ def plan_of(tmp_path, *, nodelist=None, exclude=None, nodes="n[1-4]"):
 
 def test_a_resume_leaves_nodes_out_of_its_job(tmp_path):
     (found,) = excluding(plan_of(tmp_path, exclude="n4"), "n2").job.components
-    assert found.exclude in ("n[2,4]", "n[4,2]")
-    assert found.nodelist is None
+    assert (found.exclude, found.nodelist) == ("n[2,4]", None)
     (found,) = excluding(plan_of(tmp_path, nodelist="n[1-3]"), "n2").job.components
     assert (found.exclude, found.nodelist) == ("n2", "n[1,3]")
 
