@@ -188,16 +188,18 @@ def _gpu(seen: Seen | None) -> Finding:
     if not visible:
         fix = "check GresTypes and gres.conf, and gpu_type in the site file: ask the site"
         return Finding("GPU", False, "Slurm gave none: CUDA_VISIBLE_DEVICES is not set", fix)
+    number = len(visible.split(","))
+    given = f"{number} GPU{'s' * (number > 1)} (index {visible})"
     if gpus is None:
         fix = (
             "if there should be: is the driver on the node, and in the image (--nv, NVIDIA's hook)?"
         )
-        what = f"not checked: Slurm gave {visible}, and no nvidia-smi is there to ask"
+        what = f"not checked: Slurm gave {given}, and no nvidia-smi is there to ask"
         return Finding("GPU", None, what, fix)
-    number, text = gpus
-    if not number:
-        return Finding("GPU", False, f"Slurm gave {visible}; {text}", "the driver does not answer")
-    return Finding("GPU", True, f"Slurm gave {visible}; {text.splitlines()[0]}")
+    seen_there, text = gpus
+    if not seen_there:
+        return Finding("GPU", False, f"Slurm gave {given}; {text}", "the driver does not answer")
+    return Finding("GPU", True, f"Slurm gave {given}; {text.splitlines()[0]}")
 
 
 def python_here() -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from launcher.slurm import reasons
 from launcher.slurm.commands import run_slurm
 from launcher.slurm.job_rows import JobInfo
-from launcher.slurm.states import JobState
+from launcher.slurm.states import NODE_IS_OUT, JobState
 from launcher.slurm.time_spec import parse_time_limit
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import expand
@@ -37,7 +37,6 @@ _WHOSE = {
     "MaxTRESPerJob": "a job",
     "MaxTRESMinsPerJob": "a job",
 }
-_BAD_NODES = re.compile(r"down|drain|fail|maint|not_responding|power|\*$", re.I)
 _UNITS = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}  # of memory, in MiB
 _MEMORY = re.compile(r"([\d.]+)([KMGTP]?)[nc]?", re.I)
 _MOST_PARENTS = 10
@@ -192,7 +191,7 @@ def bad_nodes(said: str) -> Iterator[str]:
     """``n3 is drained since 2026-11-23 03:05:20: bad fan``, of sinfo's lines (pure)."""
     for line in said.splitlines():
         name, state, reason, since = (line.split("|") + [""] * 3)[:4]
-        if _BAD_NODES.search(state):
+        if NODE_IS_OUT.search(state):
             when = f" since {since.replace('T', ' ')}" if since[:1].isdigit() else ""
             why = f": {reason.strip()}" if reason.strip() not in ("", "none") else ""
             yield f"{name} is {state}{when}{why}"
