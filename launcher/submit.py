@@ -15,7 +15,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +25,15 @@ from launcher.other_nodes import excluding
 from launcher.problems import raise_all
 from launcher.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
-from launcher.snapshot import take_snapshot
+from launcher.snapshot import code_digest, other_code, provenance_remark, take_snapshot
 from launcher.submission import Submission, read_submission
-from realsys.api.errors import ClusterError, ConfigError, TrialError, TrialIsLive
+from realsys.api.errors import (
+    ClusterError,
+    ConfigError,
+    RealsysError,
+    TrialError,
+    TrialIsLive,
+)
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
     AttemptRecord,
@@ -105,7 +111,16 @@ def take_away(files: TrialFiles) -> None:
 def remarks(plan: LaunchPlan) -> list[str]:
     """What a launch should say besides doing it: the plan's warnings, and what this shell does not
     pass on to a Slurm job."""
-    return [*plan.warnings, *(not_passed_on(os.environ) if plan.job is not None else ())]
+    told = [provenance_remark(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
+    told += not_passed_on(os.environ) if plan.job is not None else []
+    return [*plan.warnings, *filter(None, told)]
+
+
+def remarks_on_resume(files: TrialFiles) -> list[str]:
+    """What a resume should say besides doing it."""
+    with suppress(RealsysError):  # the resume itself says what is wrong with the records
+        return list(filter(None, [other_code(files, read_plan(files.plan))]))
+    return []
 
 
 def resubmit(files: TrialFiles, *, exclude: str | None = None) -> Submission:
@@ -299,6 +314,7 @@ def record_of(
         launch_host=socket.gethostname(),
         command=tuple(command),
         realsys_version=importlib.metadata.version("realsys"),
+        code="" if plan.snapshot else code_digest(plan.imports),
         sweep=sweep,
         point=dict(point or {}),
     )

@@ -196,7 +196,7 @@ def resume(
     """Go on with a trial that was stopped, failed or was lost."""
     from launcher import output
     from launcher.other_nodes import offers
-    from launcher.submit import resubmit
+    from launcher.submit import remarks_on_resume, resubmit
     from launcher.trials import find_trial, trial_name
 
     files = find_trial(trial, cluster=cluster)
@@ -204,7 +204,10 @@ def resume(
     if exclude is None:
         for offer in offers(files, name):
             output.warn(offer)
+    told = remarks_on_resume(files)
     submission = resubmit(files, exclude=exclude)
+    for warning in told:
+        output.warn(warning)
     output.data(name)
     return _detached(files, name, submission) if detach else _attached(files, name)
 

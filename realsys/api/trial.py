@@ -198,6 +198,7 @@ class TrialRecord:
     launch_host: str
     command: tuple[str, ...] = ()
     realsys_version: str = ""
+    code: str = ""  # digest of the code as it was at the launch (launcher/snapshot.py)
     sweep: str = ""  # name of the sweep that launched it, and its values there
     point: Mapping[str, str] = field(default_factory=dict)
 
