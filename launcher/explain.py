@@ -59,6 +59,7 @@ def _job(view: TrialView) -> Iterator[str]:
 def _workers(view: TrialView) -> Iterator[str]:
     """Who is missing, who is gone, who computes."""
     for state, words in (
+        ("not known", "may live or not: that can't be read now"),
         ("not started", "not registered yet"),
         ("gone", "have lost their leases (dead or cut off)"),
         ("lost", "ended without a word"),
@@ -68,7 +69,7 @@ def _workers(view: TrialView) -> Iterator[str]:
         if names:
             yield f"{len(names)} of {len(view.workers)} workers {words}: {_names(names)}"
             if state == "not started":
-                yield f"  what they say: realsys logs {view.trial} '{names[0]}'"
+                yield from _what_they_say(view)
     for worker in view.workers:
         if worker.restarts:
             why = worker.restart_why.partition("\n")[0]
@@ -79,6 +80,17 @@ def _workers(view: TrialView) -> Iterator[str]:
         running = ", ".join(f"{name} on {where}" for name, where in view.progress.running.items())
         yield f"step {view.progress.step + 1} computes {running}"
         yield from waits(view)
+
+
+def _what_they_say(view: TrialView) -> Iterator[str]:
+    """Of workers that have not registered: the first that has a log, or why none has."""
+    silent = [w for w in view.workers if w.state == "not started"]
+    if logged := [w.worker for w in silent if w.has_log]:
+        yield f"  what they say: realsys logs {view.trial} '{logged[0]}'"
+    if unstarted := [w for w in silent if w.is_not_started]:
+        names = _names([w.worker for w in unstarted])
+        why = next((f": {w.reason}" for w in unstarted if w.reason), "")
+        yield f"  have not been started: {names}{why}"
 
 
 def _busy(worker: WorkerView) -> str:

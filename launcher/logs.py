@@ -121,6 +121,13 @@ class TrialLogs:
                 fix=f"use one of {', '.join(numbers)}" if numbers else "it has not started yet",
             )
         if known and self.pattern and not any(fits(name, self.pattern) for name in known):
+            srun = f"srun-{self.pattern.partition('/')[0]}"
+            if srun in known:
+                raise TrialError(
+                    f"{self.pattern!r} has no log: srun has not started it",
+                    where=str(self.files.root),
+                    fix=f"read what srun says: realsys logs {'/'.join(self.files.root.parts[-2:])} {srun}",
+                )
             raise TrialError(
                 f"no worker fits {self.pattern!r}",
                 where=str(self.files.root),

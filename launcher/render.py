@@ -20,7 +20,7 @@ from launcher.liveness import Liveness
 from launcher.logs import TrialLogs
 from launcher.slurm.time_left import time_words
 from launcher.status import TrialReader, tail_lines
-from launcher.submission import read_submission
+from launcher.submission import batch_logs, read_submission
 from launcher.text import duration, headline, times
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
@@ -310,11 +310,8 @@ def _spent(view: TrialView) -> str:
 def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
     """The end of what the supervisor's process printed before it had a log of its own."""
     try:
-        submission = read_submission(files)
-        folder = Path(submission.folder) if submission and submission.folder else files.submitit
-        job = submission.job_id if submission else "*"  # of an array all elements' logs are there
-        logs = sorted(folder.glob(f"{job}_*_log.err"), key=lambda p: p.stat().st_mtime)
-    except (OSError, TrialError):
+        logs = batch_logs(files, read_submission(files))
+    except TrialError:
         return []
     return tail_lines(logs[-1])[-lines:] if logs else []
 

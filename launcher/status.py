@@ -2,7 +2,7 @@
 decides what they mean.
 
 Never an exception for what is missing, damaged or unreachable: that becomes a note in the view. It
-writes nothing, and reads no log.
+writes nothing, and of logs it reads only what srun says of a step that does not start.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from launcher.liveness import Liveness, liveness
+from launcher.logs import worker_of
 from launcher.slurm.job_board import WATCH_AGE_S, JobBoard
 from launcher.slurm.query import JobInfo
-from launcher.submission import Submission, that_counts
-from launcher.trial_view import Records, TrialView, view_of
+from launcher.submission import Submission, batch_logs, that_counts
+from launcher.trial_view import Known, Records, TrialView, view_of
 from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import (
+    AttemptFiles,
     AttemptRecord,
     ExitMarker,
     Progress,
@@ -38,10 +41,12 @@ from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
+from realsys.slurm.srun_messages import step_wait
 
 T = TypeVar("T")
 TAIL_BYTES = 65_536
-LEAST_FREE_BYTES = 1 << 20
+LEAST_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its last words
+STORE_UNREAD = "its store can't be read"
 
 
 def trial_view(files: TrialFiles, *, board: JobBoard | None = None) -> TrialView:
@@ -82,12 +87,14 @@ class TrialReader:
         self._store: NameResolve | None = None
         self._store_is_away = False
         self._notes: list[str] = []
+        self._unread = ""  # why the store or the plan could not be read in this look
+        self._last_progress: Progress | None = None
 
     @property
     def plan(self) -> LaunchPlan | None:
         """The plan, if it can be read."""
         if self._plan is None:
-            with self._noted():
+            with self._noted("its plan can't be read"):
                 self._plan = read_plan(self.files.plan)
         return self._plan
 
@@ -108,16 +115,22 @@ class TrialReader:
         is over: a supervisor that ends between two reads has written its marker first, so it can't look
         lost.
         """
-        self._notes = []
+        self._notes, self._unread = [], ""
         self._store_is_away = False
         files, plan = self.files, self.plan
         submission = self._file(Submission, files.submission)
-        self._check_space()
+        full = self._check_space()
         attempt, supervisor, marker = self._last_attempt()
         job = self._job(submission, attempt, marker)
         if job is not None and job.state.has_ended and marker is None:
             attempt, supervisor, marker = self._last_attempt()
         workers, statuses, heartbeats = self._workers()
+        stop, progress = self._value(StopRequest, "stop"), self._value(Progress, "progress")
+        begun, known = self._begun(attempt), None
+        if begun is not None and self._unread and marker is None:
+            known = self._last_known(begun)
+            progress = self._last_progress
+        self._last_progress = progress
         on_slurm = submission is not None and submission.on_slurm
         return Records(
             trial=plan.trial if plan else "/".join(files.root.parts[-2:]),
@@ -131,8 +144,8 @@ class TrialReader:
             attempt=attempt,
             supervisor=supervisor,
             exit=marker,
-            stop=self._value(StopRequest, "stop"),
-            progress=self._value(Progress, "progress"),
+            stop=stop,
+            progress=progress,
             workers=workers,
             statuses=statuses,
             # On Slurm a pid means something on its node only: there the lease is the sign of life.
@@ -143,6 +156,13 @@ class TrialReader:
             restarts=self._restarts(),
             published=self._published(),
             metrics=self._metrics(),
+            unread=self._unread if known else "",
+            unread_attempt=begun.number if begun is not None and attempt is None else 0,
+            known=known,
+            logged=_logged(begun) if begun and progress is None and marker is None else frozenset(),
+            step_waits=_step_waits(begun) if begun and progress is None and on_slurm else {},
+            full=full,
+            batch_log=str(next(reversed(batch_logs(files, submission)), "")) if not begun else "",
             notes=tuple(self._notes),
         )
 
@@ -156,6 +176,30 @@ class TrialReader:
         if attempt is not None:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
         return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
+
+    def _begun(self, attempt: AttemptRecord | None) -> AttemptFiles | None:
+        """The newest attempt, also one whose record can't be read."""
+        attempts = self.files.all_attempts()
+        if attempts and attempt is None:
+            self._unread = (
+                self._unread or f"the record of attempt {attempts[-1].number} can't be read"
+            )
+        return attempts[-1] if attempts else None
+
+    def _last_known(self, attempt: AttemptFiles) -> Known:
+        """How far the attempt is, by what it has written into the trial's folder."""
+        last = self._last_progress
+        known = Known(has_begun=next(attempt.root.glob("resumed-*.json"), None) is not None)
+        if last is not None and last.attempt == attempt.number:
+            known = Known(has_begun=True, step=last.step, at=last.updated_at, phase=last.phase)
+        for folder in (*sorted(self.files.root.glob("prepare/*")), self.files.root):
+            rows = TrialFiles.phase(folder).rows_of(attempt.number).metrics
+            with suppress(OSError, ValueError, TypeError):
+                at, step = rows.stat().st_mtime, int(last_metrics(rows).get("step", 0))
+                if at >= known.at and step:
+                    phase = folder.name if folder != self.files.root else ""
+                    known = Known(has_begun=True, step=step, at=at, phase=phase)
+        return known
 
     def _metrics(self) -> dict[str, Any]:
         """The last row of the main phase, with the figures of the newest checkpoint evaluated."""
@@ -216,14 +260,23 @@ class TrialReader:
             self._note(problem)
         return found
 
-    def _check_space(self) -> None:
-        """A note when the disk of the trial is full: records that should be there may be missing."""
-        with suppress(OSError):
-            disk = os.statvfs(self.files.root)
-            if disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES:
-                self._note(
-                    f"no space left on the disk of {self.files.root}: free some, then resume"
-                )
+    def _check_space(self) -> str:
+        """A note when a disk of the trial is full: records that should be there may be missing."""
+        store = self._plan.name_resolve_url if self._plan else ""
+        folders = [str(self.files.root)]
+        folders += [unquote(store.removeprefix("file://"))] if store.startswith("file://") else []
+        for folder in folders:
+            with suppress(OSError):
+                disk = os.statvfs(folder)
+                free = disk.f_bavail * disk.f_frsize
+                no_files = disk.f_files > 0 and disk.f_favail == 0
+                if free < LEAST_FREE_BYTES or no_files:
+                    left = "room for another file" if no_files else "space"
+                    self._note(
+                        full := f"no {left} left on the disk of {folder}: free some, then resume"
+                    )
+                    return full
+        return ""
 
     def _published(self) -> frozenset[str]:
         phases = self._plan.phases if self._plan else ()
@@ -244,16 +297,15 @@ class TrialReader:
         self, kind: type[T], prefix: str, heartbeats: dict[str, float] | None = None
     ) -> dict[str, T]:
         found: dict[str, T] = {}
-        with self._noted():
+        with self._noted(STORE_UNREAD):
             store = self._opened()
             for entry in store.get_subtree(prefix) if store else ():
                 with self._noted():
                     name = entry.key.removeprefix(f"{prefix}/")
                     found[name] = loads(kind, entry.value, where=entry.key)
-                    age_s = (
-                        store.renewed_ago_s(entry.lease_id) if entry.lease_id and store else None
-                    )
-                    if heartbeats is not None and age_s is not None:
+                    if heartbeats is None or store is None or not entry.lease_id:
+                        continue
+                    if (age_s := store.renewed_ago_s(entry.lease_id)) is not None:
                         heartbeats[name] = age_s
         return found
 
@@ -261,7 +313,7 @@ class TrialReader:
         if self._plan is None:
             return None
         key = f"{keys_of(self._plan).root}/{name}"
-        with self._noted():
+        with self._noted(STORE_UNREAD):
             store = self._opened()
             try:
                 return loads(kind, store.get(key).value, where=key) if store else None
@@ -289,19 +341,45 @@ class TrialReader:
         return None
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """What can't be read is told, not raised: the rest is worth showing."""
+    def _noted(self, unread: str = "") -> Iterator[None]:
+        """What can't be read is told, not raised: the rest is worth showing.
+
+        Args:
+            unread: what it is, if without it nobody knows whether the run lives and what it does.
+        """
         try:
             yield
         except RealsysError as error:
             self._store_is_away |= isinstance(error, StoreUnavailable)
             self._note(f"{error.what} ({error.where})")
+            why = error.what
         except Exception as error:  # damaged content fails in any way; `status` never does
-            self._note(f"{type(error).__name__}: {error}")
+            self._note(why := f"{type(error).__name__}: {error}")
+        else:
+            return
+        if unread and not self._unread:
+            self._unread = f"{unread}: {why}"
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _logged(attempt: AttemptFiles) -> frozenset[str]:
+    """Names of the workers that have a log."""
+    try:
+        return frozenset(worker_of(path) for path in attempt.logs.glob("*.log"))
+    except OSError:
+        return frozenset()
+
+
+def _step_waits(attempt: AttemptFiles) -> dict[str, str]:
+    """Worker type → what srun says while it can't start the step of that type."""
+    waits = {}
+    for path in attempt.logs.glob("srun-*.log"):
+        if sentence := step_wait("\n".join(tail_lines(path))):
+            waits[path.stem.removeprefix("srun-")] = sentence
+    return waits
 
 
 def last_metrics(path: Path) -> dict[str, Any]:

@@ -83,9 +83,10 @@ def stop(
         report.was_over = view.state not in State.live() and not left
         if report.was_over:
             return report
-        if view.state in State.live() and view.attempt:
-            if ask_to_stop(reader, view, grace_s, did) or _ask_by_signal(reader, did):
-                await_end(reader, grace_s + extra_s)
+        if (view.state in State.live() and view.attempt) and (
+            ask_to_stop(reader, view, grace_s, did) or _ask_by_signal(reader, did)
+        ):
+            await_end(reader, grace_s + extra_s)
         _await_quiet(files, reader, QUIET_S)
         _end_the_rest(files, reader, term_s, did)
         report.view = reader.view()

@@ -7,6 +7,7 @@ queue, would look like one that never started.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from realsys.api.trial import AttemptRecord, TrialFiles, read_record, write_record
 
@@ -61,6 +62,17 @@ def that_counts(submission: Submission, attempt: AttemptRecord | None) -> Submis
     if not attempt.job_id or attempt.job_id in [job_id.partition(";")[0] for job_id in noted]:
         return submission
     return replace(submission, job_id=attempt.job_id, job_ids=(attempt.job_id, *noted))
+
+
+def batch_logs(files: TrialFiles, submission: Submission | None) -> list[Path]:
+    """What the hand-over's own process wrote to standard error before its supervisor had a log, oldest
+    first; of an array all elements' are in one folder."""
+    folder = Path(submission.folder) if submission and submission.folder else files.submitit
+    job = submission.job_id.partition(";")[0] if submission else "*"
+    try:
+        return sorted(folder.glob(f"{job}_*_log.err"), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return []
 
 
 def note_cancelled(files: TrialFiles, submission: Submission, *, by: str) -> None:

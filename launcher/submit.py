@@ -203,7 +203,7 @@ def _alone(files: TrialFiles) -> Iterator[None]:
 
 
 def refuse_if_taken(files: TrialFiles, number: int, mine: Submission) -> None:
-    """Raises TrialIsLive when attempt ``number`` was begun after the hand-over ``mine``, by another's job."""
+    """Raises TrialIsLive when attempt ``number``, begun after the hand-over ``mine``, is another's."""
     if number <= mine.after_attempt:
         return
     attempt = read_record(AttemptRecord, files.attempt(number).record)

@@ -15,6 +15,7 @@ from launcher.slurm.query import JobInfo
 from launcher.slurm.states import JobState
 from launcher.slurm.time_left import TimeLeft, time_left
 from launcher.submission import Submission
+from launcher.text import duration
 from launcher.trial_state import Facts, State, decide
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.trial import (
@@ -29,11 +30,38 @@ from realsys.api.trial import (
 )
 from realsys.slurm.hostlist import compress
 from realsys.slurm.lost_nodes import lost_nodes
+from realsys.slurm.srun_messages import patience_s, what_to_do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What the folder tells of an attempt whose store, plan or record can't be read.
+
+    Attributes:
+        has_begun: its master has begun to work.
+        step, at: the newest step known and when it ended; 0 if none is.
+        phase: in which it is; "" for the main one.
+    """
+
+    has_begun: bool
+    step: int = 0
+    at: float = 0.0
+    phase: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Everything that was read of a trial, at one moment."""
+    """Everything that was read of a trial, at one moment.
+
+    Attributes:
+        unread: why nobody can say whether the run lives and what it does; "" where all could be read.
+        unread_attempt: number of the newest attempt, if its record can't be read.
+        known: what is known all the same, if something is unread.
+        logged: workers that have a log, while the run shows no progress.
+        step_waits: worker type → srun's sentence while it can't start the step of that type.
+        full: which disk of the trial is full; "" if none is.
+        batch_log: what the hand-over's process has written, while there is no attempt.
+    """
 
     trial: str
     folder: str
@@ -56,6 +84,13 @@ class Records:
     published: frozenset[str] = frozenset()  # preparing phases whose product is there
     metrics: Mapping[str, Any] = field(default_factory=dict)  # last line of the main phase
     notes: tuple[str, ...] = ()  # what could not be read
+    unread: str = ""
+    unread_attempt: int = 0
+    known: Known | None = None
+    logged: frozenset[str] = frozenset()
+    step_waits: Mapping[str, str] = field(default_factory=dict)
+    full: str = ""
+    batch_log: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +112,12 @@ class WorkerView:
     stalled_where: str = ""
     restarts: int = 0  # how often it was started again by itself in this attempt
     restart_why: str = ""  # why it ended the last time
+    has_log: bool = True
+
+    @property
+    def is_not_started(self) -> bool:
+        """Nothing is seen of it: it has no log."""
+        return self.state == "not started" and not self.has_log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +147,7 @@ class TrialView:
     time: TimeLeft | None = None  # of the job; None without a limit
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    known_at: float | None = None  # set where the store can't be read: how old step and phase are
 
     @property
     def is_over(self) -> bool:
@@ -126,8 +168,12 @@ def view_of(records: Records) -> TrialView:
     progress = records.progress
     if progress is not None and (attempt is None or progress.attempt != attempt.number):
         progress = None
-    if progress is not None and state not in State.live():  # what was computing then, is not now
+    # What was computing then, is not now.
+    if progress is not None and (state not in State.live() or records.known is not None):
         progress = replace(progress, running={}, doing="", eta_seconds=None)
+    known = records.known
+    if progress is not None and known is not None and known.at > progress.updated_at:
+        progress = replace(progress, step=max(progress.step, known.step))
     phase = _current_phase(records, progress)
     reason, fix = _explanation(state, records)
     return TrialView(
@@ -136,7 +182,7 @@ def view_of(records: Records) -> TrialView:
         reason=reason,
         fix=fix,
         folder=records.folder,
-        attempt=attempt.number if attempt else 0,
+        attempt=attempt.number if attempt else records.unread_attempt,
         host=attempt.host if attempt else "",
         supervisor_pid=attempt.supervisor_pid if attempt else None,
         created_at=records.record.created_at if records.record else None,
@@ -144,7 +190,7 @@ def view_of(records: Records) -> TrialView:
         ended_at=marker.ended_at if marker else None,
         phase=phase.name if phase else "",
         phases=tuple(p.name for p in records.plan.phases) if records.plan else (),
-        step=progress.step if progress else (marker.step if marker else 0),
+        step=progress.step if progress else (marker.step if marker else known.step if known else 0),
         total_steps=progress.total_steps if progress else 0,
         progress=progress,
         workers=_workers(records, phase),
@@ -154,6 +200,7 @@ def view_of(records: Records) -> TrialView:
         time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
+        known_at=known.at if known else None,
     )
 
 
@@ -166,7 +213,10 @@ def _time_left(state: State, records: Records, progress: Progress | None) -> Tim
 
 def _facts(records: Records) -> Facts:
     attempt, submission = records.attempt, records.submission
-    number = attempt.number if attempt else 0
+    number = attempt.number if attempt else records.unread_attempt
+    supervisor = records.supervisor if attempt else Liveness.NONE
+    if attempt is None and records.unread_attempt:  # there is one, whatever its name
+        supervisor = Liveness.UNKNOWN
     pending = submission is not None and submission.after_attempt >= number
     current = [w for w in records.workers.values() if w.attempt == number]
     progress, job = records.progress, records.job
@@ -176,11 +226,12 @@ def _facts(records: Records) -> Facts:
     return Facts(
         planned=records.plan is not None,
         pending=records.submission_alive if pending else Liveness.NONE,
-        supervisor=records.supervisor if attempt else Liveness.NONE,
+        supervisor=supervisor,
         result=records.exit.result if records.exit else None,
         stop_requested=records.stop is not None and records.stop.attempt == number,
         leases=bool(current),
         working=(progress is not None and progress.attempt == number)
+        or (records.known is not None and records.known.has_begun)
         or any(s.state == "running" for s in records.statuses.values()),
         job=state,
         requeued=_is_requeued(records),
@@ -206,6 +257,12 @@ def _is_requeued(records: Records) -> bool:
 def _explanation(state: State, records: Records) -> tuple[str, str]:
     """Why the state is as it is, where that is not plain, and what to do."""
     attempt, marker, resume = records.attempt, records.exit, f"realsys resume {records.trial}"
+    if records.known is not None and (state in _UNREAD_MATTERS):
+        return _unread(state, records)
+    if records.step_waits and state in (State.STARTING, State.RUNNING):
+        return _step_waits(records.step_waits)
+    if state is State.STARTING and (silent := _silent_steps(records)):
+        return silent
     if records.submission is not None and records.submission.on_slurm:
         told = explain_job(state, records)
         if told is not None:
@@ -215,14 +272,15 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         why = f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}"
         if lost := lost_nodes(marker, attempt.nodes if attempt else ""):
             return why, f"{resume} --exclude {compress(sorted(lost))}, which takes other nodes"
-        return why, failure.fix or f"read its log, then {resume}"
+        return why, failure.fix or (f"read its log, then {resume}" if failure.log else resume)
     if state is State.FAILED:
         return "its supervisor says so without a reason", f"realsys logs {records.trial}; {resume}"
     if state is State.LOST and _facts(records).pending is Liveness.DEAD:
-        return (
-            "the supervisor ended before it could take an attempt",
-            f"read {records.folder}/submitit/*_log.err, then {resume}",
-        )
+        told = f"read {records.batch_log}, then {resume}" if records.batch_log else resume
+        return "the supervisor ended before it could take an attempt", told
+    if state is State.LOST and attempt and records.full:
+        who = f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host})"
+        return f"{who} is gone without an exit marker, and there is {records.full}", resume
     if state is State.LOST and attempt:
         return (
             f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host}) is gone without an "
@@ -244,11 +302,65 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     return "", ""
 
 
+SILENT_S = 30.0
+_EXPECT = "the run ends by itself when a step can't be started"
+_UNREAD_MATTERS = frozenset(
+    {State.STARTING, State.RUNNING, State.STOPPING, State.PAUSED, State.UNKNOWN}
+)
+
+
+def _unread(state: State, records: Records) -> tuple[str, str]:
+    """What is known of a run whose store or plan can't be read, how old that is, and what is not known."""
+    known = records.known
+    assert known is not None
+    last = "it has not begun to work, as far as is known"
+    if known.step:
+        age = duration(max(0.0, records.now - known.at))
+        last = f"last known is step {known.step}" + (f" of {known.phase}" if known.phase else "")
+        last += f", {age} ago"
+    elif known.has_begun:
+        last = "it has begun to work, and its first step is not known to be over"
+    why = f"{records.unread}; {last}; which workers live and what they do is not known"
+    where = records.attempt or records.submission
+    on_slurm = records.submission is not None and records.submission.on_slurm
+    if state is State.UNKNOWN and on_slurm and records.submission is not None:
+        why = f"Slurm does not say what job {records.submission.job_id} does, and {why}"
+    if state is State.UNKNOWN and not on_slurm and where is not None:
+        return f"it was started on {where.host}; {why}", f"ask on {where.host}"
+    return why, "look again when it can be read; whether the store answers says `realsys doctor`"
+
+
+def _step_waits(waits: Mapping[str, str]) -> tuple[str, str]:
+    """A step that srun can't start: the supervisor gives it up after a while."""
+    sentence = next(iter(waits.values()))
+    why = f"srun can't start {', '.join(waits)} yet: {sentence}"
+    until = f"the run ends by itself if that lasts {duration(patience_s(sentence))}"
+    return why, "; ".join(filter(None, (until, what_to_do(sentence))))
+
+
+def _silent_steps(records: Records) -> tuple[str, str] | None:
+    """Steps of which nothing is seen: srun waits for two minutes before it says what for."""
+    on_slurm = records.submission is not None and records.submission.on_slurm
+    if not on_slurm or records.attempt is None or records.progress is not None:
+        return None
+    age_s = records.now - records.attempt.started_at
+    silent = [
+        w.worker for w in _workers(records, _current_phase(records, None)) if w.is_not_started
+    ]
+    if not silent or age_s < SILENT_S:
+        return None
+    kinds = ", ".join(dict.fromkeys(worker.partition("/")[0] for worker in silent))
+    why = f"srun has not started {kinds} for {duration(age_s)}, and does not say yet what it waits for"
+    return why, f"wait, or look what the job's steps hold: realsys plan, squeue --steps; {_EXPECT}"
+
+
 def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | None:
     if records.plan is None:
         return None
     phases = {phase.name: phase for phase in records.plan.phases}
     named = progress.phase if progress else (records.exit.phase if records.exit else "")
+    if progress is None and records.known is not None and records.known.step:
+        named = records.known.phase or records.plan.phases[-1].name
     if named in phases:
         return phases[named]
     left = [p for p in records.plan.phases if p.name not in records.published]
@@ -268,6 +380,8 @@ def _workers(records: Records, phase: PhasePlan | None) -> tuple[WorkerView, ...
 def _state_untold(records: Records) -> str:
     """Of a worker that the store says nothing of."""
     attempt, progress = records.attempt, records.progress
+    if records.known is not None:
+        return "not known"
     if records.exit is not None:  # the store ended with its job
         return "done" if records.exit.result is Result.COMPLETED else "ended"
     # The master tells its progress only after every worker has registered.
@@ -296,10 +410,11 @@ def _worker(name: str, records: Records) -> WorkerView:
         step=status.step if status else 0,
         heartbeat_age_s=records.heartbeats.get(name),
         seconds_in_state=max(0.0, records.now - status.since) if status and status.since else None,
-        reason=status.reason if status else "",
+        reason=status.reason if status else records.step_waits.get(name.partition("/")[0], ""),
         waits_for=status.waits_for if status else "",
         stalled_s=status.stalled_s if status else 0.0,
         stalled_where=status.stalled_where if status else "",
         restarts=len(restarts),
         restart_why=str(restarts[-1].get("why", "")) if restarts else "",
+        has_log=status is not None or name in records.logged,
     )

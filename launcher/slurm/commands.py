@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from realsys.api.errors import ClusterError
+from realsys.slurm.no_answer import NO_CONTROLLER
 
 SCRUBBED_PREFIXES = (
     "SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_",
@@ -34,11 +35,6 @@ KEPT = frozenset(
 )
 
 _NO_DATABASE = re.compile(r"problem talking to the database|slurm_persist_conn_open|slurmdbd", re.I)
-_NO_CONTROLLER = re.compile(
-    r"unable to contact slurm controller|socket timed out|connection refused|zero bytes were transmitted"
-    r"|backup controller in standby|unexpected message received|connect failure|connection timed out",
-    re.I,
-)
 _NO_CONFIGURATION = re.compile(
     r"unable to process configuration file|could not establish a configuration source"
     r"|unable to establish controller machine|cannot stat file|resolve_ctls_from_dns_srv",
@@ -157,7 +153,7 @@ def _raise_if_unreachable(program: str, stderr: str) -> None:
             where=program,
             fix="try again later, or set slurm.accounting: false in the cluster spec",
         )
-    if _NO_CONTROLLER.search(stderr):
+    if NO_CONTROLLER.search(stderr):
         raise _no_answer(program, last)
 
 

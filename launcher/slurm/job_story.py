@@ -75,9 +75,7 @@ def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
         base = job.slurm_state.split()[0] if job.slurm_state else ""
         how, fix = _ENDS.get(base, (_exit(job), ""))
     what = "ended without an exit marker" if started else "ended before it could take an attempt"
-    folder = records.submission.folder if records.submission else ""
-    log = f"{folder or f'{records.folder}/submitit'}/{job.job_id}_0_log.err"
-    where = "" if started else f"read {log}"
+    where = f"read {records.batch_log}" if records.batch_log and not started else ""
     return f"job {job.job_id} {what}{when}: {how}", "; ".join(filter(None, (fix, where, resume)))
 
 

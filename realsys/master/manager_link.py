@@ -147,7 +147,7 @@ class ManagerLink:
                 raise RolloutError(
                     f"no generation server has been well for {NONE_WELL_S:g} s: {told}",
                     where=MANAGER,
-                    fix="see their logs (realsys logs generation_server); then realsys resume",
+                    fix="see their logs (realsys logs TRIAL generation_server); then realsys resume",
                 )
 
     def _is_news(self) -> bool:
@@ -167,7 +167,7 @@ class ManagerLink:
                 raise WaitTimeout(
                     f"no {MANAGER} answered {what} in {timeout_s:g} s",
                     where=MANAGER,
-                    fix=f"see its log: realsys logs {MANAGER}",
+                    fix=f"see its log: realsys logs TRIAL {MANAGER}",
                 )
             try:
                 return await self._call_once(body, timeout_s=left, what=what)
@@ -216,6 +216,6 @@ class ManagerLink:
                 raise WaitTimeout(
                     f"{MANAGER} did not register in {FIND_S:g} s",
                     where=MANAGER,
-                    fix=f"see its log: realsys logs {MANAGER}",
+                    fix=f"see its log: realsys logs TRIAL {MANAGER}",
                 )
             await asyncio.sleep(RETRY_S)

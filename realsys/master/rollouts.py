@@ -74,7 +74,7 @@ class RolloutDesk:
             raise WaitTimeout(
                 f"no rollout worker asked for work in {timeout_s:g} s",
                 where="rollout workers",
-                fix="see their logs: realsys logs rollout_worker/0",
+                fix="see their logs: realsys logs TRIAL rollout_worker",
             ) from None
         return next(iter(self._sizes.values()))
 
@@ -279,7 +279,7 @@ class RolloutDesk:
                         f"no batch for step {step} in {BATCH_TIMEOUT_S:g} s; it waits for "
                         + "; ".join(map(str, ledger.waits_for()[:5])),
                         where="rollouts",
-                        fix="see the logs of those workers: realsys logs",
+                        fix="see the logs of those workers: realsys logs TRIAL WORKER",
                     )
                 try:
                     async with asyncio.timeout(SAY_EVERY_S):

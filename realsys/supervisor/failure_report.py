@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from realsys.api.trial import (
     AttemptFiles,
@@ -19,6 +20,7 @@ from realsys.api.trial import (
     WorkerStatus,
     read_record,
 )
+from realsys.slurm.srun_messages import what_to_do
 from realsys.supervisor.first_failure import describe_exit, log_tail
 from realsys.supervisor.steps import Task
 from realsys.worker import exit_codes
@@ -45,7 +47,7 @@ class FailureReporter:
             why=words.why if words is not None else _why(task),
             at=words.at if words is not None else (task.ended_at or time.time()),
             kind=words.kind if words is not None else "",
-            fix=words.fix if words is not None else self._memory_fix(task),
+            fix=words.fix if words is not None else what_to_do(task.hint) or self._memory_fix(task),
         )
 
     def _memory_fix(self, task: Task) -> str:
@@ -79,7 +81,7 @@ class FailureReporter:
     def _failure(
         self, task: Task, known: WorkerRecord | None, *, why: str, at: float, kind: str, fix: str
     ) -> Failure:
-        log = self.files.log(task.worker)
+        log = self._log_of(task.worker)
         return Failure(
             worker=task.worker,
             host=task.host or (known.host if known else "") or self.attempt.host,
@@ -88,9 +90,17 @@ class FailureReporter:
             at=at,
             kind=kind,
             fix=fix,
-            log=str(log),
-            log_tail=log_tail(log),
+            log=str(log or ""),
+            log_tail=log_tail(log) if log else (),
         )
+
+    def _log_of(self, worker: str) -> Path | None:
+        """The worker's own; that of the srun which was to start it, where it never came so far; None."""
+        kind, _, index = worker.partition("/")
+        of_srun = [self.files.logs / f"srun-{kind}.log"]
+        of_srun += sorted(self.files.logs.glob(f"srun-{kind}-{index}-*.log"), reverse=True)
+        found = (log for log in (self.files.log(worker), *of_srun) if log.exists())
+        return next(found, None)
 
 
 def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:
@@ -126,6 +136,8 @@ def _why(task: Task) -> str:
     returncode = task.poll()
     if returncode is None:
         return "its lease has ended: its node is lost or cut off, or it stands still"
+    if returncode == exit_codes.NOT_STARTED:
+        return f"was not started: {task.hint}"
     if returncode == exit_codes.DONE:
-        return "left without finishing its work"
+        return "ended with exit code 0 before its work was done: code in it, or in a library, exits"
     return describe_exit(returncode) + (f" ({task.hint})" if task.hint else "")

@@ -96,11 +96,12 @@ def _supervise(
     finally:
         if isinstance(steps, SplitSteps):
             steps.close()  # whatever happened: the other jobs hold nodes
-    _write_keepsakes(files)
-    if (marker.result is Result.STOPPED and requeue.is_set()) or lost:
-        requeue_job(job.job_id)
-    elif plan.job is not None and _is_stopped_by_somebody(marker, supervisor, plan.job):
-        cancel_job(job.job_id)
+    comes_back = (marker.result is Result.STOPPED and requeue.is_set()) or lost
+    # First: what Slurm leaves may be over before a picture is drawn. The next incarnation draws them.
+    if not (comes_back and requeue_job(job.job_id)):
+        _write_keepsakes(files)
+        if plan.job is not None and _is_stopped_by_somebody(marker, supervisor, plan.job):
+            cancel_job(job.job_id)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
     return 0 if marker.result is Result.COMPLETED else 1

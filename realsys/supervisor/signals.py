@@ -17,6 +17,7 @@ import time
 from types import FrameType
 
 from realsys.api.plan import LaunchPlan
+from realsys.slurm.no_answer import NO_CONTROLLER
 from realsys.supervisor.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,13 @@ logger = logging.getLogger(__name__)
 LOCAL_GRACE_S = 60.0
 TERM_GRACE_S = 20.0  # Slurm sends SIGKILL KillWait (30 s by default) after SIGTERM
 SAVE_MARGIN_S = 10.0  # of the announced time: for the exit marker and the requeue
-REQUEUE_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 20.0
 _ANNOUNCED = ("Slurm (time limit)", "Slurm (preemption)")
 _ANNOUNCED_UNKNOWN = "Slurm (SIGUSR2: time limit or preemption)"
+REQUEUE_TIMEOUT_S = 20.0  # of one scontrol
+REQUEUE_AGAIN_S = 2.0
+REQUEUE_PATIENCE_S = 600.0  # Slurm ends the job before, if its time is over
+ENDED_IN_S = 60.0  # so soon Slurm ends a job that it has requeued
 
 
 def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Event:
@@ -56,24 +60,36 @@ def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Eve
     return requeue
 
 
-def requeue_job(job_id: str) -> None:
-    """Gives the job back to the queue; this process is ended by Slurm meanwhile.
+def requeue_job(job_id: str) -> bool:
+    """Gives the job back to the queue, whatever time a controller that is away needs to hear of it; this
+    process is ended by Slurm meanwhile. False when Slurm refuses.
 
     A site that forbids it is told in the log: `realsys resume` goes on all the same.
     """
     argv = ["scontrol", "requeue", job_id]
     logger.info("requeue asked job=%s", job_id)
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=REQUEUE_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        logger.error("requeue failed job=%s error=%s", job_id, error)
-        return
-    if done.returncode:
-        logger.error("requeue refused job=%s said=%s", job_id, done.stderr.strip())
-        return
-    time.sleep(REQUEUE_TIMEOUT_S)  # leaving by ourselves first would end the job for good
+    deadline = time.monotonic() + REQUEUE_PATIENCE_S
+    while True:
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=REQUEUE_TIMEOUT_S, check=False
+            )
+        except FileNotFoundError as error:
+            logger.error("requeue failed job=%s error=%s", job_id, error)
+            return False
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why, is_answer = str(error), False
+        else:
+            if not done.returncode:
+                break
+            why, is_answer = done.stderr.strip(), not NO_CONTROLLER.search(done.stderr)
+        if is_answer or time.monotonic() > deadline:
+            logger.error("requeue refused job=%s said=%s", job_id, why)
+            return False
+        logger.warning("requeue not answered, asked again job=%s said=%s", job_id, why)
+        time.sleep(REQUEUE_AGAIN_S)
+    time.sleep(ENDED_IN_S)  # leaving by ourselves first would end the job for good
+    return True
 
 
 def is_cancelled(by: str) -> bool:

@@ -1,7 +1,7 @@
 """One srun and its tasks: how each of them ended, from srun's log, the tasks' own records, srun's code.
 
 srun's log names the tasks that failed, at once; how exactly, each task's parent has written down
-(realsys/worker/task.py).
+(realsys/worker/task.py). A step that srun can't start is given up after a while, with srun's sentence.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from realsys.api.job import StepPlan
 from realsys.api.plan import PhasePlan
 from realsys.api.trial import AttemptFiles, WorkerExit, read_record
+from realsys.slurm.srun_messages import failed_tasks, last_trouble, patience_s, step_wait
 from realsys.slurm.step_command import Again, srun_log
-from realsys.supervisor.srun_messages import failed_tasks, last_trouble
+from realsys.worker import exit_codes
 
 REFRESH_S = 0.05
 STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
@@ -61,6 +62,8 @@ class Step:
     tasks: list[SlurmTask] = field(default_factory=list)
     _next_refresh: float = 0.0
     _over: bool = False
+    _began_s: float = field(default_factory=time.monotonic)
+    _is_up: bool = False  # some task of it was seen to have a log
 
     def refresh(self) -> None:
         """Brings the tasks' return codes up to date."""
@@ -77,15 +80,41 @@ class Step:
                 self._settle_if_told(task)
         if ended is not None:
             self._over = True
-            self._settle_all(ended, last_trouble(text))
+            self._settle_all(ended, last_trouble(text), named=bool(failed_tasks(text)))
+        else:
+            self._look_at_wait(step_wait(text))
 
-    def _settle_all(self, srun_code: int, trouble: str) -> None:
-        """srun has ended, so have all tasks: by their own records, else by its code."""
+    def _look_at_wait(self, sentence: str) -> None:
+        """Gives up a step that srun has tried to start for too long."""
+        limit_s = patience_s(sentence)
+        if self._is_up or time.monotonic() - self._began_s < limit_s:
+            return
+        if not sentence and any(self.attempt.log(t.worker).exists() for t in self.tasks):
+            self._is_up = True
+            return
+        self.process.terminate()  # or it would start them when nobody expects them any more
+        hint = f"srun could not start its step for {limit_s:.0f} s: {sentence or 'it says nothing'}"
+        for task in self.tasks:
+            if task.returncode is None:
+                self._settle(task, self._not_started(exit_codes.FAILED), hint=hint)
+
+    def _not_started(self, code: int) -> int:
+        """For the first start. One that is made again may be tried once more: slurmctld may be away."""
+        return exit_codes.NOT_STARTED if self.again is None else code
+
+    def _settle_all(self, srun_code: int, trouble: str, *, named: bool) -> None:
+        """srun has ended, so have all tasks: by their own records, else by its code.
+
+        Args:
+            named: srun told of single tasks, so the step was started.
+        """
         looked_at = self.tasks if len(self.tasks) <= STRICT_TASKS or srun_code else self.tasks[:1]
         for task in looked_at:
             if task.returncode is None:
                 told = f"srun ended with {srun_code}" + (f": {trouble}" if trouble else "")
-                known = self._settle(task, srun_code or 1, hint=told)
+                started = named or srun_code <= 0 or self.attempt.log(task.worker).exists()
+                code = (srun_code or exit_codes.FAILED) if started else self._not_started(srun_code)
+                known = self._settle(task, code, hint=told)
                 if not known and srun_code == 0:
                     task.hint = (
                         "its own record is missing, srun says 0: Slurm ran no task, or has ended it"

@@ -24,6 +24,7 @@ from realsys.slurm.step_command import Again, hosts, srun_argv, srun_log, step_e
 from realsys.supervisor.slurm_step import SlurmTask, Step
 from realsys.supervisor.step_numbers import note_steps, skip_former_numbers
 from realsys.supervisor.steps import Task
+from realsys.worker import exit_codes
 from realsys.worker.environment import worker_environment
 from realsys.worker.scaling import index_of
 from realsys.worker.task_place import TaskPlace
@@ -51,6 +52,11 @@ def component_nodes(job: JobPlan, environ: dict[str, str]) -> list[list[str]]:
 def least_used(nodes: Sequence[str], used: Sequence[str]) -> str:
     """The node that is named least often in ``used``; of several the first (pure)."""
     return min(nodes, key=used.count)
+
+
+def _is_up(task: SlurmTask) -> bool:
+    code = task.poll()
+    return code is None or (code == exit_codes.NOT_STARTED and task.step.process.poll() is None)
 
 
 def _node_of(task: Task) -> str:
@@ -141,8 +147,9 @@ class SlurmSteps:
         )
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
-        """SIGTERM to the sruns of tasks that still run: srun ends its tasks by SIGKILL."""
-        steps = {id(t.step): t.step for t in tasks if isinstance(t, SlurmTask) and t.poll() is None}
+        """SIGTERM to the sruns of tasks that still run: srun ends its tasks by SIGKILL. Also to those that
+        still try to start their step."""
+        steps = {id(t.step): t.step for t in tasks if isinstance(t, SlurmTask) and _is_up(t)}
         steps |= {id(t.step): t.step for t in self._replaced if t.step.process.poll() is None}
         for step in steps.values():
             step.process.terminate()

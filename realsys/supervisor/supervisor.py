@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
 REQUEUE_LOOK_S = 1.0
+STATUSES_S = 2.0  # for a store to say in which state workers left
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
 END_GRACE_S = 5.0
 BALLAST_BYTES = 1 << 20
@@ -70,6 +71,9 @@ class Supervisor:
     steps: Steps
     look_after_store: Callable[[], None] = lambda: None
     _next_requeue_look: float = 0.0
+    _left_s: dict[int, float] = field(
+        default_factory=dict
+    )  # id of a task → when it was seen to end with 0
     _failures: list[Failure] = field(default_factory=list)
     leases: WorkerLeases = field(init=False)
     history: HistoryLog = field(init=False)
@@ -178,6 +182,7 @@ class Supervisor:
         tasks: list[Task] = []
         try:
             tasks = self.steps.start(phase)
+            self._left_s.clear()
             self.leases.begin_phase(len(tasks))
             self.restarts.begin_phase()
             self.scaling.begin_phase(phase)
@@ -221,7 +226,7 @@ class Supervisor:
                 return self._wait_for_goodbyes(tasks)
             if any(t.poll() == exit_codes.STOPPED for t in ended):  # the master, or one interrupted
                 return Result.STOPPED
-            bad = [t for t in ended if t is master or t.poll() != exit_codes.DONE]
+            bad = [t for t in ended if t is master or self._has_failed(t)]
             bad = self._without_restarted(bad, Op.EXITED)
             lost = self._without_restarted(self.leases.lost(up), Op.LOST) if not bad else []
             if bad or lost:
@@ -256,6 +261,14 @@ class Supervisor:
                 where=str(self.attempt_files.root),
                 fix="nothing: the newer attempt runs the trial",
             )
+
+    def _has_failed(self, task: Task) -> bool:
+        """Of one that has ended: with a code of a failure, or with 0 in the middle of its work (os._exit(0)
+        in code that it runs)."""
+        if task.poll() != exit_codes.DONE:
+            return True
+        left_s = self._left_s.setdefault(id(task), time.monotonic())
+        return self.leases.left_unwell(task.worker, left_s=left_s)
 
     def _has_left(self, task: Task) -> bool:
         """Whether its parent says that it left well: srun does not, until the last of its tasks ends."""
@@ -306,7 +319,10 @@ class Supervisor:
         while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
             time.sleep(POLL_S)
         up = self._looked_after(tasks)
-        failed = [t for t in up if t.poll() not in (None, exit_codes.DONE)]
+        ended = [t for t in up if t.poll() is not None]
+        if any(t.poll() == exit_codes.DONE and not self._has_failed(t) for t in ended):
+            self.leases.look_now(timeout_s=STATUSES_S)  # who ended so may have been the first
+        failed = [t for t in ended if self._has_failed(t)]
         if any(task.poll() == exit_codes.STOPPED for task in failed):
             self._end_steps(tasks)
             return Result.STOPPED

@@ -7,6 +7,7 @@ needs minutes to notice (SlurmdTimeout). What follows from a look is decided in 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -17,6 +18,8 @@ from realsys.name_resolve.store import Entry, NameResolve
 from realsys.supervisor.failure_detector import FailureDetector
 from realsys.supervisor.looks import Looks
 from realsys.supervisor.steps import Task
+from realsys.worker.bounded import within
+from realsys.worker.lifecycle import WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class WorkerLeases:
     detector: FailureDetector = field(default_factory=FailureDetector)
     registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
+    looked_s: float = 0.0  # when the look was asked that they are of, on the monotonic clock
     # Workers that were started again → the registration of the former process, if it had one.
     _former: dict[str, WorkerRecord | None] = field(default_factory=dict)
     _let_go: set[str] = field(default_factory=set)  # workers that are not looked after any more
@@ -88,7 +92,7 @@ class WorkerLeases:
         if (found := sight.value) is not None:
             found = self._without_former(found)
             self.registered |= found.records
-            self.statuses = found.statuses
+            self.statuses, self.looked_s = found.statuses, sight.asked_s
             present = {worker: record.host for worker, record in found.records.items()}
             self._forget_who_left(present, running)
         leases = found.leases if found is not None else None
@@ -99,6 +103,22 @@ class WorkerLeases:
         if not self.judges_leases:
             return []
         return [running[worker] for worker in verdict.lost if worker in running]
+
+    def look_now(self, *, timeout_s: float) -> None:
+        """Brings the statuses up to date, if the store answers in that time."""
+        asked_s, found = time.monotonic(), list[Found]()
+        within(timeout_s, lambda: found.append(self._look()))
+        if found:
+            self.statuses = self._without_former(found[0]).statuses
+            self.looked_s = asked_s
+
+    def left_unwell(self, worker: str, *, left_s: float) -> bool:
+        """Whether a worker whose process ended at ``left_s`` has not said goodbye, as its heartbeat process
+        says: it told its end, and in no final state of the worker's own. False while that is not known."""
+        status = self.statuses.get(worker)
+        return (
+            self.looked_s > left_s and status is not None and status.state == WorkerState.LOST.value
+        )
 
     def forget(self, worker: str) -> None:
         """``worker`` is started again: nothing counts until the new process has registered."""

@@ -30,6 +30,7 @@ from realsys.supervisor.restarts import (
 from realsys.supervisor.stack_dumps import ask_for_stacks
 from realsys.supervisor.steps import Steps, Task
 from realsys.supervisor.worker_leases import WorkerLeases
+from realsys.worker import exit_codes
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class WorkerRestarts:
             return False
         now_s, past_s = time.monotonic(), self._past_s.get(task.worker, [])
         start_at_s = self.policy.next_start_s(past_s, now_s=now_s)
+        if task.poll() == exit_codes.NOT_STARTED:  # its step was refused: so would a second one be
+            start_at_s = None
         if start_at_s is None and self._is_dispensable(task.worker):
             logger.warning("worker given up worker=%s restarts=%d", task.worker, len(past_s))
             start_at_s = math.inf

@@ -38,6 +38,7 @@ from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)
 
+EXITS_FIX = "raise an error where it calls sys.exit or exit; then realsys resume"
 ROLES = {
     "master_worker": "realsys.master.build:run",
     "model_worker": "realsys.model_worker.build:run",
@@ -101,7 +102,8 @@ def main() -> int:
         code = run(runner)
         runner.move(WorkerEvent.EXIT)
         return code
-    except Exception as error:  # the outermost frame: whatever it is, it must be told
+    # The outermost frame: whatever it is, it must be told. Code that exits is no good end of a worker.
+    except (Exception, SystemExit) as error:
         _leave_last_words(files, args.attempt, name, error)
         if runner is not None and runner.state not in FINAL:
             runner.move(WorkerEvent.ERROR, reason=_first_line(error))
@@ -174,7 +176,9 @@ def _say_goodbye(runner: WorkerRunner) -> None:
         logger.warning("goodbye failed error=%s", error.what)
 
 
-def _leave_last_words(files: TrialFiles, attempt: int, name: str, error: Exception) -> None:
+def _leave_last_words(
+    files: TrialFiles, attempt: int, name: str, error: Exception | SystemExit
+) -> None:
     text = "".join(traceback.format_exception(error))
     logger.error("failed error=%s\n%s", _first_line(error), text)
     known = error if isinstance(error, RealsysError) else None
@@ -182,10 +186,10 @@ def _leave_last_words(files: TrialFiles, attempt: int, name: str, error: Excepti
         worker=name,
         host=socket.gethostname(),
         pid=os.getpid(),
-        why=known.what if known else f"{type(error).__name__}: {error}",
+        why=known.what if known else _what(error),
         at=time.time(),
         kind="RemoteError" if known and known.from_worker else type(error).__name__,
-        fix=known.fix if known else "",
+        fix=known.fix if known else EXITS_FIX if isinstance(error, SystemExit) else "",
     )
     _write_words(files.attempt(attempt).words(name), words)
 
@@ -212,9 +216,18 @@ def _write_words(path: Path, words: Failure) -> None:
         logger.error("last words not written error=%s", disk_error)
 
 
-def _first_line(error: Exception) -> str:
-    text = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
+def _first_line(error: Exception | SystemExit) -> str:
+    text = error.what if isinstance(error, RealsysError) else _what(error)
     return text.partition("\n")[0][:200]
+
+
+def _what(error: Exception | SystemExit) -> str:
+    what = f"{type(error).__name__}: {error}"
+    if not isinstance(error, SystemExit):
+        return what
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"code in it called exit: {what}{where}"
 
 
 if __name__ == "__main__":

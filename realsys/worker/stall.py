@@ -15,7 +15,8 @@ from statistics import median
 
 FLOOR_S = 30.0
 FACTOR = 2.2  # so that a hang is seen, with its stacks, before three steps' time is over
-UNKNOWN_S = 1800.0
+UNKNOWN_S = 600.0  # every micro-batch and every decoded token ticks
+STOPPED_S = 120.0  # of a process that somebody has stopped, while its steps are not known
 KNOWN_STEPS = 3  # before so many step times are known, nothing is usual
 KEPT_STEPS = 20
 GAP_S = 5.0  # between two looks: more, and it was we who stood still
@@ -77,8 +78,18 @@ class StallJudge:
     def _usual_s(self) -> float:
         if self._ticks_within_s:
             return max(self.floor_s, self._ticks_within_s)
-        known = len(self._steps_s) >= KNOWN_STEPS
-        return max(self.floor_s, FACTOR * median(self._steps_s)) if known else self.unknown_s
+        usual_s = FACTOR * median(self._steps_s) if self._are_steps_known else self.unknown_s
+        return max(self.floor_s, usual_s)
+
+    @property
+    def _are_steps_known(self) -> bool:
+        return len(self._steps_s) >= KNOWN_STEPS
+
+    @property
+    def _stopped_limit_s(self) -> float:
+        """A process that is stopped computes nothing, however slow its first steps may be."""
+        known = self._are_steps_known or self._ticks_within_s
+        return self._usual_s if known else max(self.floor_s, min(STOPPED_S, self.unknown_s))
 
     def look(self, ticks: int, *, now_s: float, stopped_s: float = 0.0) -> float:
         """How long the worker has been stalled for; 0 when it is not.
@@ -94,4 +105,4 @@ class StallJudge:
         still_s = now_s - self._moved_s
         if self._busy and still_s > self.limit_s:
             return still_s
-        return stopped_s if stopped_s > self._usual_s else 0.0
+        return stopped_s if stopped_s > self._stopped_limit_s else 0.0

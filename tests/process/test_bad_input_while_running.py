@@ -235,3 +235,25 @@ def test_two_trials_at_the_same_time_and_one_killed_before_its_first_checkpoint(
     steps = [row["step"] for row in metrics_of(killed)]
     assert steps == [1, 2, 3, 4]
     assert metrics_of(killed) == metrics_of(other)
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("raise SystemExit(0)", "code in it called exit: SystemExit: 0 (in train_step, "),
+        ("__import__('os')._exit(0)", "ended with exit code 0 before its work was done"),
+    ],
+    ids=["sys.exit", "os._exit"],
+)
+def test_code_that_ends_the_worker_with_a_good_code_is_that_workers_failure(
+    trials: Trials, tmp_path: Path, statement: str, why: str
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(PLUG_IN.replace('raise ZeroDivisionError("my own mistake")', statement))
+    files = trials.launch("mine", "exits", "--import", str(mine), *SMALL_SFT)
+    view = failed(trials, files)
+    assert view.exit is not None
+    assert view.exit.first_failure is not None
+    assert view.exit.first_failure.worker == "model_worker/0", view.exit
+    assert view.reason.startswith("model_worker/0 (pid "), view.reason
+    assert why in view.reason

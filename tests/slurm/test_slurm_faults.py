@@ -17,6 +17,7 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from told import row, rows
 
+from launcher.explain import explain
 from launcher.status import trial_view
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
@@ -226,6 +227,40 @@ def test_a_setup_line_that_fails(
         long_run("f")  # the launch that waits for its start shows what the script said
     view = until(slurm_trials.files("ppo-math", "f"), in_state(State.LOST))
     row("a setup line of the site fails").check(view)
+
+
+def test_a_step_for_which_nothing_is_free(
+    start_slurm: Callable[..., SlurmCluster],
+    tmp_path: Path,
+    tiny_policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each srun asks for more than half of the job's memory: the first one gets it. The other says after
+    SlurmctldTimeout what it waits for."""
+    with start_slurm(accounting=False, settings={"SlurmctldTimeout": "2"}) as slurm:
+        monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+        trials = SlurmTrials(tmp_path / "root", slurm)
+        trials.write_spec(slurm={"extra_srun": {"mem": "1500"}})
+        memory = [f"scheduling.{kind}_worker.mem=1000" for kind in ("model", "master")]
+        path = f"actor.path={tiny_policy}"
+        files = trials.launch("ppo-math", "b", *LONG_PPO, *memory, path)
+        view = until(files, lambda view: "srun can't start" in view.reason)
+        row("a step finds what it needs taken").check(view)
+        told = list(explain(view))
+        assert any("cpus_per_model_worker" in line for line in told), told
+        assert not any("nothing; watch it" in line for line in told)
+        assert trials.run("stop", name_of(files), "--grace", "1").returncode == 0
+
+
+def test_an_option_that_srun_does_not_know(slurm_trials: SlurmTrials, tiny_policy: Path) -> None:
+    slurm_trials.write_spec(slurm={"extra_srun": {"nonsense": "1"}})
+    files = slurm_trials.launch("ppo-math", "o", *SMALL_PPO, f"actor.path={tiny_policy}")
+    view = until(files, in_state(State.FAILED))
+    row("srun does not know an option of the site file").check(view)
+    assert "slurm.extra_srun" in view.fix
+    assert view.exit is not None
+    assert view.exit.first_failure is not None
+    assert "unrecognized option" in Path(view.exit.first_failure.log).read_text()
 
 
 # ---- time, preemption, requeue --------------------------------------------------------------

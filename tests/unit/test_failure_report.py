@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from realsys.api.trial import AttemptRecord, TrialFiles, WorkerStatus
+from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, WorkerStatus
 from realsys.supervisor.failure_report import FailureReporter, suspects
+from realsys.worker import exit_codes
 
 IN_COLLECTIVE = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"
 
@@ -75,3 +78,51 @@ def test_a_worker_that_ran_out_of_memory_is_told_with_the_setting_to_change(tmp_
     failure = FailureReporter(attempt, files).of_task(task, None)
     assert "3460 MiB" in failure.why
     assert "scheduling.model_worker.mem=" in failure.fix
+
+
+# ---- workers that were not started -----------------------------------------------------------------
+
+REFUSED = "srun ended with 255: unrecognized option '--no-container-remap-root'"
+
+
+@dataclass
+class Unstarted:
+    """A task that srun could not start."""
+
+    worker: str = "generation_server/1"
+    host: str = "n2"
+    pid: int = 0
+    ended_at: float | None = 5.0
+    hint: str = REFUSED
+
+    def poll(self) -> int | None:
+        return exit_codes.NOT_STARTED
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> FailureReporter:
+    record = AttemptRecord(
+        number=1, token="t", host="n1", supervisor_pid=1, supervisor_start=1, started_at=1.0
+    )
+    files = AttemptFiles(tmp_path / "0001")
+    files.logs.mkdir(parents=True)
+    return FailureReporter(record, files)
+
+
+def test_of_a_worker_that_was_not_started_sruns_words_and_log_are_told(reporter):
+    log = reporter.files.logs / "srun-generation_server.log"
+    log.write_text("srun: unrecognized option '--no-container-remap-root'\n")
+    found = reporter.of_task(Unstarted(), None)
+    assert found.why == f"was not started: {REFUSED}"
+    assert found.log == str(log)
+    assert found.log_tail == ("srun: unrecognized option '--no-container-remap-root'",)
+    assert "correct `container` or `slurm.extra_srun`" in found.fix
+
+
+def test_a_log_that_is_not_there_is_not_named(reporter):
+    found = reporter.of_task(Unstarted(), None)
+    assert (found.log, found.log_tail) == ("", ())
+    own = reporter.files.log("generation_server/1")
+    own.write_text("hello\n")
+    (reporter.files.logs / "srun-generation_server.log").write_text("srun: something\n")
+    assert reporter.of_task(Unstarted(), None).log == str(own)  # its own says most

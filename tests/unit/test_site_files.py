@@ -381,7 +381,7 @@ def test_every_field_of_a_partition_is_written() -> None:
     """A new one must be thought of in site_yaml.py."""
     names = {f.name for f in dataclasses.fields(PartitionSpec)}
     assert names == {
-        "nodes", "cpus", "memory_mib", "gpus", "gpu_type", "nodelist", "features", "default_time", "max_time",
-        "max_nodes",
+        "nodes", "cpus", "memory_mib", "gpus", "gpu_type", "nodelist", "features", "default_time",
+        "max_time", "max_nodes",
         "gpu_memory_gib",  # Slurm does not know it; of the usual types we do
     }  # fmt: skip

@@ -18,8 +18,10 @@ from stand_in_slurm import make_plan, program, wait_until, write_plan
 from realsys.api.errors import ClusterError
 from realsys.api.job import Layout
 from realsys.api.trial import WorkerExit, process_start, read_record, write_record
+from realsys.slurm import srun_messages
 from realsys.supervisor import slurm_step, slurm_steps
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
+from realsys.worker import exit_codes
 from realsys.worker.task_place import TaskPlace
 
 WHEN_TOLD = 'while [ ! -e "$SLURM_HOSTFILE.go" ]; do sleep 0.01; done'
@@ -160,11 +162,20 @@ def test_what_a_node_complained_of_is_told_with_it(make):
     assert trial.ends() == [(1, why), (1, why)]
 
 
-def test_an_srun_that_fails_ends_all_tasks_with_its_code_and_its_words(make):
+def test_an_srun_that_fails_before_a_task_has_a_log_has_started_none(make):
     trial = make().srun("echo 'srun: error: Unable to create step for job 7: no'; exit 4")
     trial.start()
     why = "srun ended with 4: Unable to create step for job 7: no"
-    assert trial.ends() == [(4, why), (4, why)]
+    assert trial.ends() == [(exit_codes.NOT_STARTED, why)] * 2
+
+
+def test_an_srun_that_fails_later_ends_all_tasks_with_its_code_and_its_words(make):
+    trial = make().srun(f"{WHEN_TOLD}; echo 'slurmstepd: error: lost'; exit 4")
+    trial.start()
+    for index in range(2):
+        trial.files.log(f"model_worker/{index}").touch()
+    trial.go()
+    assert trial.ends() == [(4, "srun ended with 4: lost")] * 2
 
 
 def test_of_thousands_of_tasks_that_ended_well_one_record_is_looked_at(make, monkeypatch):
@@ -490,3 +501,71 @@ def test_outside_a_batch_step_there_are_no_nodes(tmp_path):
     assert caught.value.what == "SLURM_JOB_NODELIST_HET_GROUP_1 is not set"
     assert caught.value.where == "environment of the batch step"
     assert caught.value.fix == "the supervisor must run as the batch script of the trial's job"
+
+
+# ---- steps that can't start ------------------------------------------------------------------------
+
+BUSY = "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
+
+
+def test_a_step_for_which_nothing_is_free_is_given_up_with_sruns_sentence(make, monkeypatch):
+    monkeypatch.setattr(srun_messages, "BUSY_S", 0.2)
+    trial = make()
+    trial.srun(f'echo "srun: {BUSY}"; echo $$ > "{trial.bin}/pid"; {LATER}')
+    tasks = trial.start()
+    wait_until(lambda: all(task.poll() is not None for task in tasks))
+    why = f"srun could not start its step for 0 s: {BUSY}"
+    assert [(t.returncode, t.hint) for t in tasks] == [(exit_codes.NOT_STARTED, why)] * 2
+    tasks[0].step.process.wait(10)  # it is ended: nobody would expect its tasks any more
+    assert process_start(int((trial.bin / "pid").read_text())) is None
+
+
+def test_a_step_that_started_after_a_wait_is_not_given_up(make, monkeypatch):
+    monkeypatch.setattr(srun_messages, "BUSY_S", 0.2)
+    started = "srun: Step created for StepId=7.1"
+    trial = make().srun(f"echo 'srun: {BUSY}'; echo '{started}'; {WHEN_TOLD}")
+    trial.start()
+    step = trial.tasks[0].step
+    wait_until(lambda: started in step._log() and time.monotonic() > step._began_s + 0.4)
+    assert [task.poll() for task in trial.tasks] == [None, None]
+    for index in range(2):
+        trial.told(index, 0)
+    trial.go()
+    assert trial.ends() == [(0, ""), (0, "")]
+
+
+def test_a_step_of_which_nothing_is_heard_is_given_up_later(make, monkeypatch):
+    monkeypatch.setattr(srun_messages, "LONGEST_S", 0.3)
+    trial = make().srun(LATER)
+    first, second = trial.start()
+    wait_until(lambda: first.poll() is not None)
+    why = "srun could not start its step for 0 s: it says nothing"
+    assert (first.hint, second.returncode) == (why, exit_codes.NOT_STARTED)
+
+
+def test_a_step_whose_task_has_a_log_is_up_whatever_srun_does_not_say(make, monkeypatch):
+    monkeypatch.setattr(srun_messages, "LONGEST_S", 0.3)
+    trial = make().srun(LATER)
+    trial.start()
+    trial.files.log("model_worker/1").touch()
+    step = trial.tasks[0].step
+    wait_until(lambda: step.refresh() or step._is_up)
+    assert [task.poll() for task in trial.tasks] == [None, None]
+
+
+def test_of_an_option_that_srun_does_not_know_its_words_are_told(make):
+    words = "unrecognized option '--no-container-remap-root'"
+    help_ = 'Try "srun --help" for more information'
+    trial = make().srun(f"echo \"srun: {words}\"; echo '{help_}'; exit 255")
+    trial.start()
+    assert trial.ends() == [(exit_codes.NOT_STARTED, f"srun ended with 255: {words}")] * 2
+
+
+def test_a_restart_that_srun_refuses_may_be_tried_again(make):
+    trial = make().srun("exit 3")
+    trial.start()
+    trial.ends()
+    trial.srun("echo 'srun: error: Unable to contact slurm controller'; exit 1")
+    again = trial.steps.restart(trial.tasks[0])
+    wait_until(lambda: again.poll() is not None)
+    assert again.returncode == 1

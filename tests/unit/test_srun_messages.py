@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from realsys.supervisor.srun_messages import failed_tasks, last_trouble, return_code
+from realsys.slurm.srun_messages import (
+    BUSY_S,
+    LONGEST_S,
+    failed_tasks,
+    last_trouble,
+    patience_s,
+    return_code,
+    step_wait,
+    what_to_do,
+)
 
 RECORDED = """\
 srun: Job 892000 step creation temporarily disabled, retrying (Requested nodes are busy)
@@ -53,3 +62,64 @@ def test_the_last_complaint_about_no_single_task_is_the_trouble():
 
 def test_garbage_is_no_task():
     assert failed_tasks("srun: error: n1: task : Killed\nsrun: error: tasks 1-: x\n\0\xff") == {}
+
+
+WAIT = "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
+STILL = "Job 7 step creation still disabled, retrying (Requested nodes are busy)"
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        (
+            "srun: unrecognized option '--no-container-remap-root'\n"
+            'Try "srun --help" for more information\n',
+            "unrecognized option '--no-container-remap-root'",
+        ),
+        (
+            "srun: error: fetch_config: DNS SRV lookup failed\n"
+            "srun: fatal: Could not establish a configuration source\n",
+            "Could not establish a configuration source",
+        ),
+        ("/opt/site/bin/srun: line 3: module: command not found\n",) * 2,
+        (f"srun: {WAIT}\nsrun: Step created for StepId=7.1\n", ""),
+        ("srun: error: n2: task 2: Exited with exit code 8\n", ""),
+        ("srun: cluster configuration lacks support for cpu binding\n", ""),
+        ("srun: launch/slurm: _step_signal: Terminating StepId=892002.0\n", ""),
+    ],
+)
+def test_words_that_are_not_marked_as_an_error_are_told_as_well(text, trouble):
+    assert last_trouble(text) == trouble.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", ""),
+        (f"srun: {WAIT}\n", WAIT),
+        (f"srun: {WAIT}\nsrun: {STILL}\n", STILL),
+        (f"srun: {WAIT}\nsrun: Step created for job 7\n", ""),
+        (
+            f"srun: {WAIT}\nsrun: Step created for StepId=7.1\nsrun: {WAIT}\n",
+            WAIT,
+        ),  # a later phase's
+        (RECORDED, ""),
+    ],
+)
+def test_a_step_waits_until_srun_says_that_it_is_created(text, sentence):
+    assert step_wait(text) == sentence
+
+
+def test_a_prolog_that_still_runs_is_given_more_time_than_nodes_that_stay_busy():
+    assert patience_s(WAIT) == patience_s(STILL) == BUSY_S
+    assert (
+        patience_s("Job 7 step creation temporarily disabled, retrying (Prolog running)")
+        == LONGEST_S
+    )
+    assert BUSY_S < LONGEST_S
+
+
+def test_what_can_be_done_is_told_where_it_is_known():
+    assert "cpus_per_model_worker" in what_to_do(f"srun could not start it for 180 s: {WAIT}")
+    assert "slurm.extra_srun" in what_to_do("srun ended with 255: unrecognized option '--x'")
+    assert what_to_do("srun: Killed on n2") == ""

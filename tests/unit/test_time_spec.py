@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 import time
+from contextlib import suppress
 from datetime import datetime
 
 import pytest

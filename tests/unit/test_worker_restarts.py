@@ -35,6 +35,7 @@ from realsys.supervisor.failure_detector import FailureDetector
 from realsys.supervisor.local_steps import LocalSteps
 from realsys.supervisor.restarts import RestartPolicy
 from realsys.supervisor.supervisor import Supervisor
+from realsys.worker import exit_codes
 from realsys.worker.runner import trial_keys
 
 MASTER, SERVER, EVALUATOR = "master_worker/0", "generation_server/0", "evaluator/0"
@@ -439,3 +440,21 @@ def test_one_that_can_not_be_killed_ends_the_trial(trial, monkeypatch):
     first = one.outcome().first_failure
     assert (first.worker, one.restarts()) == (SERVER, [])
     assert first.why.endswith("it was killed and has not been seen to end for 0.1 s")
+
+
+def test_one_whose_step_cant_be_started_is_not_tried_again_and_again(trial):
+    played = Played()
+    one = trial(on_slurm=True)
+    one.steps = one.supervisor.steps = one.supervisor.restarts.steps = played
+    server = played.tasks[-1]
+    server.returncode, server.hint = (
+        exit_codes.NOT_STARTED,
+        "srun could not start its step for 180 s",
+    )
+    one._thread.start()
+    first = one.outcome().first_failure
+    assert (first.worker, first.why, played.started) == (
+        SERVER,
+        "was not started: srun could not start its step for 180 s",
+        [],
+    )
