@@ -25,6 +25,7 @@ from pathlib import Path
 
 from realsys.api.errors import ClusterError, RealsysError
 from realsys.api.job import StepPlan
+from realsys.api.linux import pidfd_open
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.scheduling import RESTARTED_ALONE
 from realsys.api.trial import Failure, TrialFiles, WorkerExit, read_record, write_record
@@ -108,7 +109,7 @@ def _wait(child: subprocess.Popen[bytes], end: Path, worker_type: str) -> int:
     """The child's return code. It is killed as soon as the file ``end`` is there."""
     if worker_type in RESTARTED_ALONE:
         poll = select.poll()
-        poll.register(os.pidfd_open(child.pid), select.POLLIN)
+        poll.register(pidfd_open(child.pid), select.POLLIN)
         while not poll.poll(LOOK_S * 1000) and not end.exists():
             pass
         child.kill()  # nothing if it has ended
