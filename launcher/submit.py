@@ -26,6 +26,7 @@ from launcher.slurm.login_environment import host_variables, not_passed_on, task
 from launcher.snapshot import take_snapshot
 from launcher.submission import read_submission
 from realsys.api.errors import ClusterError, ConfigError, TrialError, TrialIsLive
+from realsys.api.folders import check_trial, make_trial_folder
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
     TrialFiles,
@@ -66,18 +67,17 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
 
     Raises:
         TrialError: the trial exists.
+        ClusterError: another user could exchange a folder on the way to it.
         ConfigErrors: an image that is a file is not there; a plan may be made elsewhere, a launch not.
     """
     raise_all(list(missing_images(plan)))
     files = TrialFiles(Path(plan.trial_dir))
-    files.root.parent.mkdir(parents=True, exist_ok=True)
     try:
-        files.root.mkdir()
+        make_trial_folder(files, root=Path(plan.cluster.file_root))
     except FileExistsError:
         raise already_there(files, plan.trial) from None
     try:
         write_text(files.plan, plan_text(plan))
-        files.secrets.mkdir(mode=0o700)
         write_record(files.record, record)
     except BaseException:
         take_away(files)
@@ -111,12 +111,14 @@ def resubmit(files: TrialFiles) -> None:
     Raises:
         TrialIsLive: it is running.
         TrialError: it has completed, or its folder is damaged.
+        ClusterError: another user could exchange its folder, or one on the way to it.
         ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
     from launcher.planning import import_all
     from launcher.status import trial_view
     from launcher.trial_state import State
 
+    check_trial(files)
     view = trial_view(files)
     if view.state in State.live():
         raise TrialIsLive(
@@ -221,7 +223,8 @@ def reported(root: Path, what: str = "the trial") -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file that did not exist, through to the disk."""
-    with open(path, "x", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

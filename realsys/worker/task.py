@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import ClusterError, RealsysError
+from realsys.api.folders import let_nobody_else_write
 from realsys.api.job import StepPlan
 from realsys.api.linux import pidfd_open
 from realsys.api.plan import LaunchPlan, read_plan
@@ -48,6 +49,7 @@ LOOK_S = 1.0  # for the file that asks for a worker's end
 def main() -> int:
     """Runs one worker as a child; returns its exit code, 128 + signal if one ended it."""
     args = _parse()
+    let_nobody_else_write()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     index = args.first_index + int(os.environ["SLURM_PROCID"])
     worker = f"{args.worker_type}/{index}"
