@@ -172,13 +172,13 @@ def check_writable(root: str) -> None:
             where=f"file_root {root}",
             fix="set file_root in the cluster spec, or REALSYS_FILE_ROOT, to a folder",
         )
+    check_folders(Path(root), root=Path(root))
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ClusterError(
             f"no permission to write in {existing}",
             where=f"file_root {root}",
             fix=f"set REALSYS_FILE_ROOT to a folder of yours, or ask the owner of {existing}",
         )
-    check_folders(Path(root), root=Path(root))
 
 
 def file_roots(wanted: str | None = None) -> list[str]:

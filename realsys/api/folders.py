@@ -57,7 +57,10 @@ def weakness(facts: Facts, *, uid: int, shared: bool) -> tuple[str, str]:
     """
     path = facts.path
     if facts.kind != "folder":
-        return f"{path} is a {facts.kind}, not a folder", _elsewhere("remove it if it is not yours")
+        whose = "of yours" if facts.owner == uid else f"that belongs to {user_of(facts.owner)}"
+        return f"{path} is no folder but a {facts.kind} {whose}", _elsewhere(
+            "find out who put it there"
+        )
     if facts.owner not in (uid, 0):
         return (
             f"{path} belongs to {user_of(facts.owner)}, who could exchange what you have in it",
