@@ -34,6 +34,7 @@ from realsys.api.errors import (
     TrialError,
     TrialIsLive,
 )
+from realsys.api.folders import check_trial, make_trial_folder
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
     AttemptRecord,
@@ -75,18 +76,17 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
 
     Raises:
         TrialError: the trial exists.
+        ClusterError: another user could exchange a folder on the way to it.
         ConfigErrors: an image that is a file is not there; a plan may be made elsewhere, a launch not.
     """
     raise_all(list(missing_images(plan)))
     files = TrialFiles(Path(plan.trial_dir))
-    files.root.parent.mkdir(parents=True, exist_ok=True)
     try:
-        files.root.mkdir()
+        make_trial_folder(files, root=Path(plan.cluster.file_root))
     except FileExistsError:
         raise already_there(files, plan.trial) from None
     try:
         write_text(files.plan, plan_text(plan))
-        files.secrets.mkdir(mode=0o700)
         write_record(files.record, record)
     except BaseException:
         take_away(files)
@@ -131,8 +131,10 @@ def resubmit(files: TrialFiles, *, exclude: str | None = None) -> Submission:
     Raises:
         TrialIsLive: it is running, or another command resumes it at this moment.
         TrialError: it has completed, or its folder is damaged.
+        ClusterError: another user could exchange its folder, or one on the way to it.
         ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
+    check_trial(files)
     with _alone(files):
         return _resubmit(files, exclude)
 
@@ -290,7 +292,8 @@ def reported(root: Path, what: str = "the trial") -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file that did not exist, through to the disk."""
-    with open(path, "x", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

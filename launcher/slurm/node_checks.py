@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.slurm.findings import Finding, unchecked
 from launcher.slurm.images import PROGRAMS
+from launcher.slurm.kernel_checks import kernel_there
 from launcher.slurm.node_job import NodeJob, Seen
 from launcher.slurm.store_checks import there_finding
 from realsys.api.cluster import ClusterSpec
@@ -69,6 +70,7 @@ def _host_findings(
     yield _shared(job, report["shared"])
     yield there_finding(job.spec, report["store"])
     yield _clock(seen["host"], report)
+    yield from kernel_there(report)
     yield _ports(job.spec, report["ports"])
     if job.spec.interface:
         yield _interface(job.spec.interface, report["addresses"])

@@ -11,24 +11,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.entry_command import job_command
 from launcher.job.times import HoldingLimit, holding_limit
 from launcher.slurm.script import (
     render_script,
     sbatch_argv,
     submissions,
-    submitit_command,
     supervisor_python,
 )
 from launcher.text import duration
 from realsys.api.job import JobComponent, StepPlan
-from realsys.api.plan import LaunchPlan
+from realsys.api.plan import LaunchPlan, plan_hash, plan_text
 from realsys.api.trial import TrialFiles
 from realsys.slurm.step_command import srun_argv
 
 FIRST_ATTEMPT = 1
 
 
-def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
+def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
     """Everything about the job, in the order in which it happens."""
     assert plan.job is not None
     yield f"Slurm job, layout {plan.job.layout.value}"
@@ -44,7 +44,7 @@ def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
         yield from _component_lines(plan, index, component)
     yield ""
     for held in submissions(plan.job):
-        yield from _script_lines(plan, held)
+        yield from _script_lines(plan, hash_of_plan, held)
     for phase in plan.phases:
         for step in phase.steps:
             yield f"# step {step.worker_type.value} of phase {phase.name}"
@@ -52,7 +52,7 @@ def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
                 plan,
                 phase,
                 step,
-                plan_hash=plan_hash,
+                plan_hash=hash_of_plan,
                 attempt=FIRST_ATTEMPT,
                 python=supervisor_python(plan, sys.executable),
             )
@@ -63,12 +63,14 @@ def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
 def scripts(plan: LaunchPlan, attempt: int = FIRST_ATTEMPT) -> list[str]:
     """The batch script of each job."""
     assert plan.job is not None
-    folder = TrialFiles(Path(plan.trial_dir)).submitit
-    command = submitit_command(supervisor_python(plan, sys.executable), folder)
-    return [
-        render_script(plan, attempt=attempt, command=command, components=held)
-        for held in submissions(plan.job)
-    ]
+    hash_of_plan = plan_hash(plan_text(plan))
+    return [_script(plan, hash_of_plan, held, attempt) for held in submissions(plan.job)]
+
+
+def _script(plan: LaunchPlan, hash_of_plan: str, held: list[int], attempt: int) -> str:
+    python = supervisor_python(plan, sys.executable)
+    command = job_command(python, Path(plan.trial_dir), hash_of_plan, held, attempt)
+    return render_script(plan, attempt=attempt, command=command, components=held)
 
 
 def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> Iterator[str]:
@@ -140,11 +142,8 @@ def step_words(step: StepPlan) -> str:
     return words + (f"; image {step.container_image}" if step.container_image else "")
 
 
-def _script_lines(plan: LaunchPlan, held: list[int]) -> Iterator[str]:
+def _script_lines(plan: LaunchPlan, hash_of_plan: str, held: list[int]) -> Iterator[str]:
     folder = TrialFiles(Path(plan.trial_dir)).submitit
-    command = submitit_command(supervisor_python(plan, sys.executable), folder)
     yield "# " + shlex.join(sbatch_argv(folder, "SCRIPT")) + ", where SCRIPT is:"
-    yield from render_script(
-        plan, attempt=FIRST_ATTEMPT, command=command, components=held
-    ).splitlines()
+    yield from _script(plan, hash_of_plan, held, FIRST_ATTEMPT).splitlines()
     yield ""

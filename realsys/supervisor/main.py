@@ -1,6 +1,5 @@
-"""Entry point of the supervisor: what submitit runs, on a laptop and on a cluster's first node.
-
-``supervise`` is importable by name, so that submitit pickles a reference and no code.
+"""The supervisor's life, on a laptop and on a cluster's first node; a job's first process (entry.py) calls
+``supervise``.
 """
 
 from __future__ import annotations

@@ -55,8 +55,6 @@ def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Eve
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, on_signal)
-    if on_slurm:
-        signal.signal(signal.SIGCONT, signal.SIG_DFL)  # submitit takes it for its own ends
     return requeue
 
 

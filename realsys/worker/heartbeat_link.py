@@ -21,6 +21,7 @@ from contextlib import suppress
 
 from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
+from realsys.api.linux import pidfd_open
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
 from realsys.name_resolve.lease_judge import Standing
 from realsys.worker import exit_codes
@@ -90,7 +91,7 @@ class Heartbeat:
             on_over: called before this process exits by ``os._exit``: last words.
         """
         here, there = Line.pair()
-        pulse, stacks_fd, worker_fd = Pulse.make(), arm(), os.pidfd_open(os.getpid())
+        pulse, stacks_fd, worker_fd = Pulse.make(), arm(), pidfd_open(os.getpid())
         fds = {
             "line": there.fileno(),
             "pulse": pulse.fd,

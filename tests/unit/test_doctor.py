@@ -13,7 +13,7 @@ import typer
 
 from launcher import verbs_site
 from launcher.clusters import read_spec, write_spec
-from launcher.slurm import canary
+from launcher.slurm import canary, kernel_checks
 from launcher.slurm import node_job as jobs
 from launcher.slurm.discover import Discovered, discovered
 from launcher.slurm.doctor import examine, space_finding
@@ -741,3 +741,22 @@ def test_a_site_that_wants_a_time_limit_of_every_job(
     assert "a job without --time, as a launch has it, is refused" in findings["time limit"].what
     assert "slurm.time_limit" in findings["time limit"].fix
     assert "time limit" not in found(replace(spec, slurm=replace(spec.slurm, time_limit="60")))
+
+
+def test_a_kernel_that_can_not_hold_a_process_is_told(
+    spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert canary.pidfd() is True
+    assert list(kernel_checks.kernel_here()) == []
+    told = judged(spec, pidfd=False, kernel="4.18.0-553.el8_10.x86_64")
+    finding = told["kernel there"]
+    assert finding.ok is False
+    assert finding.what.startswith("Linux 4.18.0-553.el8_10.x86_64 has no pidfd_open(2)")
+    assert "kernel there" not in judged(spec, pidfd=True)
+    assert "kernel there" not in judged(spec, pidfd=None)  # nobody could ask
+
+    def lacks(pid: int) -> int:
+        raise ClusterError("no pidfd_open", where="here", fix="another kernel")
+
+    monkeypatch.setattr(kernel_checks, "pidfd_open", lacks)
+    assert found(replace(spec, scheduler="local"))["kernel"].ok is False

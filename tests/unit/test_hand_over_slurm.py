@@ -5,6 +5,7 @@ sbatch is a script that numbers jobs from 41 and leaves its environment behind.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import socket
 import sys
@@ -18,10 +19,11 @@ from launcher import hand_over as module
 from launcher.hand_over import Element, hand_over, hand_over_array, take_back
 from launcher.submission import Submission, read_submission
 from launcher.submit import submit
-from realsys.api.errors import ClusterError
+from realsys.api.errors import ClusterError, TrialError
 from realsys.api.job import Layout
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text
 from realsys.api.trial import TrialFiles
+from realsys.supervisor import entry
 from realsys.worker.environment import read_exports
 
 REFUSED = "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1"
@@ -87,13 +89,13 @@ def test_a_hand_over_is_one_job_and_is_noted(site):
     )
     assert sorted(path.name for path in files.submitit.iterdir()) == [
         "41_submission.sh",
-        "41_submitted.pkl",
         "submission.json",
     ]
     assert (files.submitit / "41_submission.sh").read_text() == site.script(1)
     python = shlex.quote(sys.executable)
     last = site.script(1).splitlines()[-1]
-    assert last == f"exec {python} -u -m submitit.core._submit {shlex.quote(str(files.submitit))}"
+    called = "-u -P -m realsys.supervisor.entry realsys.supervisor.main:supervise"
+    assert last == f"exec {python} {called} {shlex.quote(str(files.root))} hash"
 
 
 def test_a_resume_notes_the_attempt_that_it_comes_after(site):
@@ -113,20 +115,17 @@ def test_a_split_trial_is_a_job_for_each_component(site):
     assert "#SBATCH --nodes=2" in site.script(2).splitlines()
 
 
-def test_what_each_job_of_a_split_trial_calls_is_pickled_by_name(site):
-    from submitit.core.utils import DelayedSubmission
-
+def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site):
     plan = make_plan(site.root, layout=Layout.SPLIT)
     files = site.trial(plan)
     files.attempt(1).root.mkdir(parents=True)
     hand_over(files, plan, "hash")
-    pickled = [
-        DelayedSubmission.load(files.submitit / f"{job_id}_submitted.pkl") for job_id in (41, 42)
+    called = [shlex.split(site.script(n).splitlines()[-1])[6:] for n in (1, 2)]
+    assert called == [
+        ["realsys.supervisor.main:supervise", str(files.root), "hash"],
+        ["realsys.supervisor.component_agent:run_component", str(files.root), "hash", "1", "2"],
     ]
-    assert [(call.function.__name__, call.args) for call in pickled] == [
-        ("supervise", (str(files.root), "hash")),
-        ("run_component", (str(files.root), "hash", 1, 2)),
-    ]
+    assert not list(files.root.rglob("*.pkl"))
 
 
 def test_a_refusal_of_the_second_job_cancels_the_first(site):
@@ -238,10 +237,17 @@ def test_an_array_is_one_job_and_each_trial_notes_its_element(site):
     assert [read_submission(element.files) for element in both] == found
     assert "#SBATCH --array=0-1%1" in site.script(1).splitlines()
     assert len(calls(site.bin, "sbatch")) == 1
-    assert {path.name for path in folder.glob("*.pkl")} == {
-        "41_0_submitted.pkl",
-        "41_1_submitted.pkl",
-    }
+    assert not list(folder.glob("*.pkl"))
+    listed = (folder / "elements.json").read_bytes()
+    assert (folder / "elements.json").stat().st_mode & 0o777 == 0o600
+    last = shlex.split(site.script(1).splitlines()[-1])
+    sha256 = hashlib.sha256(listed).hexdigest()
+    assert last[-2:] == [f"--elements={folder}/elements.json", f"--sha256={sha256}"]
+    for one in both:
+        mine = {"SLURM_ARRAY_TASK_ID": str(one.index)}
+        assert entry.element(listed, sha256, mine) == (str(one.files.root), one.plan_hash)
+    with pytest.raises(TrialError, match="list of the array's trials was changed"):
+        entry.element(listed.replace(b"trial1", b"other1"), sha256, {"SLURM_ARRAY_TASK_ID": "1"})
 
 
 def test_a_refused_array_leaves_nothing_behind(site):

@@ -23,7 +23,7 @@ from realsys.supervisor.signals import (
     requeue_job,
 )
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class Asked(list[tuple[str, float]]):
@@ -92,12 +92,6 @@ def test_the_jobs_end_time_tells_why(asked, tmp_path, monkeypatch, left_s, why):
     listen_to_signals(asked, make_plan(tmp_path, slurm=SlurmSpec(grace_seconds=120)))
     os.kill(os.getpid(), signal.SIGUSR2)
     assert asked == [(why, 110.0)]
-
-
-def test_sigcont_is_left_alone_on_slurm(asked, tmp_path):
-    signal.signal(signal.SIGCONT, lambda number, frame: None)  # submitit's
-    listen_to_signals(asked, make_plan(tmp_path))
-    assert signal.getsignal(signal.SIGCONT) is signal.SIG_DFL
 
 
 # ---- requeue ---------------------------------------------------------------------------------------
