@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from launcher.entry_command import SUPERVISOR, entry_command, job_command
-from launcher.submission import Submission
+from launcher.submission import ArrayRecord, Submission, array_record, of_array
 from realsys.api.errors import ClusterError
 from realsys.api.folders import PRIVATE, make_folders, root_of
 from realsys.api.plan import LaunchPlan
@@ -79,28 +79,35 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
     folder = first.files.submitit
     executor = BatchExecutor(folder, script=script)
     trials = {e.index: (str(e.files.root), e.plan_hash) for e in elements}
-    job_ids = executor.submit_array(supervisor_python(plan, sys.executable), trials)
-    submissions = []
-    try:
-        for element in elements:
-            job_id = job_ids[element.index]
-            submission = Submission(
-                job_id=job_id,
-                scheduler="slurm",
-                job_ids=(job_id,),
-                host=socket.gethostname(),
-                after_attempt=0,
-                at=time.time(),
-                folder="" if element is first else str(folder),
-            )
-            submissions.append(submission)
-            write_record(element.files.submission, submission)
+    notes = [
+        Submission(
+            job_id="",  # Slurm's answer is written once for all
+            scheduler="slurm",
+            host=socket.gethostname(),
+            after_attempt=0,
+            at=time.time(),
+            folder="" if element is first else str(folder),
+            index=element.index,
+        )
+        for element in elements
+    ]
+    array_id = ""
+    try:  # before they can run: a thousand notes take longer than Slurm does
+        for element, note in zip(elements, notes, strict=True):
+            write_record(element.files.submission, note)
+        job_ids = executor.submit_array(supervisor_python(plan, sys.executable), trials)
+        array_id = job_ids[first.index].partition("_")[0]
+        submitted = ArrayRecord(job_id=array_id, at=time.time())
+        write_record(array_record(first.files.submitit), submitted)
     except BaseException:
-        from launcher.slurm.commands import scancel
+        if array_id:
+            from launcher.slurm.commands import scancel
 
-        scancel(job_ids.values())  # nobody would know of them
+            scancel([array_id])  # nobody would know of it
+        for element in elements:
+            element.files.submission.unlink(missing_ok=True)
         raise
-    return submissions
+    return [of_array(note, submitted) for note in notes]
 
 
 def take_back(submission: Submission) -> None:

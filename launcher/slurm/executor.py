@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +27,35 @@ from realsys.api.folders import write_private
 
 SUBMIT_TIMEOUT_S = 30.0
 FULL = "temporarily unable to accept job"
+UNANSWERED = "slurmctld does not answer"
+ASK_AGAIN_S = (2.0, 5.0)  # whether it took the job all the same
 ELEMENTS = "elements.json"  # of a job array: index → trial's folder and plan's hash
+
+
+def accepted_job(script: Path) -> str | None:
+    """The job that Slurm made of a script although its sbatch heard no answer; None: there is none.
+
+    Raises:
+        ClusterError: Slurm does not answer this either.
+    """
+    argv = ["squeue", "--me", "--noheader", "--states=all", "--format=%F|%o"]
+    pauses = iter(ASK_AGAIN_S)
+    while True:
+        try:
+            said = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S).stdout
+        except ClusterError as error:
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise ClusterError(
+                    f"{error.what}; whether it took the job is not known",
+                    where=error.where,
+                    fix="when it answers: squeue --me, and scancel a job of this trial before you "
+                    "launch again",
+                ) from error
+            time.sleep(pause_s)
+        else:
+            rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
+            return next((job_id for job_id, command in rows if command == str(script)), None)
 
 
 class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
@@ -90,12 +119,15 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
             done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S)
             if done.returncode != 0:
                 raise refusal(done.stderr, where=where)
+            job_id = self._get_job_id_from_submission_command(done.stdout)
         except ClusterError as error:
-            path.unlink()
-            if FULL in error.what:  # sbatch itself would go on trying for ever
-                raise refusal(f"{FULL} jobs", where=where) from error
-            raise
-        job_id = self._get_job_id_from_submission_command(done.stdout)
+            accepted = accepted_job(path) if error.what.startswith(UNANSWERED) else None
+            if accepted is None:
+                path.unlink()
+                if FULL in error.what:  # sbatch itself would go on trying for ever
+                    raise refusal(f"{FULL} jobs", where=where) from error
+                raise
+            job_id = accepted
         job = SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
         job.paths.move_temporary_file(path, "submission_file")
         return job
