@@ -229,7 +229,7 @@ def resumed_now(plan: LaunchPlan, now: datetime) -> LaunchPlan:
         return plan
     passed = plan.job.deadline and datetime.fromisoformat(plan.job.deadline) <= now
     deadline = None if passed else plan.job.deadline
-    job = replace(plan.job, begin=None, dependency=None, deadline=deadline)
+    job = replace(plan.job, begin=None, dependency=None, after=None, deadline=deadline)
     return replace(plan, job=job)
 
 

@@ -38,6 +38,7 @@ class JobRequest:
     begin: str | None = None
     deadline: str | None = None
     dependency: str | None = None
+    after: str | None = None
     requeue: bool | None = None
 
 
@@ -92,6 +93,7 @@ def allocate(
         deadline=times.deadline.text if times.deadline else None,
         requeue=wanted,
         dependency=request.dependency,
+        after=request.after if request.dependency else None,
         spare=tuple(
             nodes.spare(c[0].partition)
             for c, (_, nodes) in zip(components, planned, strict=True)

@@ -37,7 +37,12 @@ def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
     if plan.job.deadline:
         yield f"  is removed if it can't end before {plan.job.deadline}"
     if plan.job.dependency:
-        yield f"  waits for {plan.job.dependency}"
+        whom = (
+            f"{plan.job.after} (job {plan.job.dependency})"
+            if plan.job.after
+            else plan.job.dependency
+        )
+        yield f"  waits for {whom}"
     if plan.job.requeue:
         yield "  goes on by itself after preemption, a lost node and the time limit"
     for index, component in enumerate(plan.job.components):

@@ -101,6 +101,7 @@ class JobPlan:
     Attributes:
         begin, deadline: absolute, ``YYYY-MM-DDTHH:MM:SS`` in the launching host's time zone.
         dependency: as --dependency, with job ids.
+        after: the trial or sweep that it waits for, as --after: ``ppo-math/run1:ok``.
         spare: per component, what its nodes have beyond the request of this job: (CPUs, MiB, GPUs)
             of one node; empty where the cluster spec does not describe the partition.
     """
@@ -111,4 +112,5 @@ class JobPlan:
     deadline: str | None = None
     requeue: bool = False
     dependency: str | None = None
+    after: str | None = None
     spare: tuple[tuple[int, int, int], ...] = ()

@@ -6,18 +6,23 @@ What the programs print was recorded from 22.05.8.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 
 import pytest
+from stand_in_slurm import make_plan
 
 from launcher.slurm.job_board import JobBoard
 from launcher.slurm.job_rows import JobInfo
 from launcher.slurm.job_story import explain_job
+from launcher.slurm.plan_lines import plan_lines
 from launcher.slurm.query import Answer
 from launcher.slurm.reasons import fix as reason_fix
 from launcher.slurm.reasons import is_shared_limit, words
 from launcher.slurm.states import JobState
 from launcher.slurm.waiting import bad_nodes, exceeded, one_line, tres, with_detail
 from launcher.submission import Submission
+from launcher.submit import resumed_now
 from launcher.trial_state import State
 from launcher.trial_view import Records
 from realsys.api.errors import ClusterError
@@ -242,3 +247,39 @@ def test_explain_says_that_it_never_starts_and_what_to_do():
     why, fix = explain_job(State.QUEUED, records)
     assert "it never starts as it is" in why
     assert fix == job.fix
+
+
+@pytest.mark.parametrize(
+    ("after", "reason", "why", "what_to_do"),
+    [
+        (
+            "ppo-math/run1:ok",
+            "Dependency",
+            "it waits for ppo-math/run1",
+            "realsys status ppo-math/run1",
+        ),
+        ("sweep1", "Dependency", "it waits for sweep1", "realsys status sweep1"),
+        (
+            "ppo-math/run1",
+            "DependencyNeverSatisfied",
+            "ppo-math/run1, which it waits for, did not end as it must",
+            "realsys status ppo-math/run1; then cancel",
+        ),
+        (None, "Dependency", "it waits for another job", "realsys status of that one"),
+    ],
+)
+def test_the_trial_that_it_waits_for_is_named(tmp_path, after, reason, why, what_to_do):
+    plan = make_plan(tmp_path)
+    plan = replace(plan, job=replace(plan.job, dependency="afterok:7", after=after))
+    submission = Submission(
+        job_id="8", scheduler="slurm", job_ids=("8",), host="h", after_attempt=0, at=1.0
+    )
+    records = Records(
+        trial="t/r", folder="/x", now=2.0, plan=plan, submission=submission, job=waiting(reason)
+    )
+    told, fix = explain_job(State.QUEUED, records)
+    assert why in told
+    assert fix.startswith(what_to_do)
+    line = next(text for text in plan_lines(plan, "h") if "waits for" in text)
+    assert line == (f"  waits for {after} (job afterok:7)" if after else "  waits for afterok:7")
+    assert resumed_now(plan, datetime.now()).job.after is None
