@@ -1,4 +1,4 @@
-"""What a real Slurm knows and a user is told: limits, reservations, drained nodes, and a node that failed."""
+"""What a real Slurm knows and a user is told: limits, reservations, drained nodes, a node that failed."""
 
 from __future__ import annotations
 
