@@ -93,4 +93,4 @@ def _by_slurm(nodes: str) -> dict[str, str]:
     except ClusterError:
         return {}
     told = dict.fromkeys(bad_nodes(lines))
-    return {line.partition(" is ")[0]: line.partition(" is ")[2] for line in told}
+    return {line.partition(" ")[0]: line.partition(" ")[2].removeprefix("is ") for line in told}

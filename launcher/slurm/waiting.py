@@ -182,8 +182,8 @@ def _nodes(job: JobInfo, ask: Ask) -> Detail | None:
     where += [f"--partition={facts['Partition']}"]
     said = ask(["sinfo", "--noheader", "--Node", "--format=%N|%T|%E|%H", *where])
     told = list(dict.fromkeys(bad_nodes(said)))
-    if not told:
-        told = list(_in_the_way(wanted, ask))
+    if wanted not in ("", "(null)") or not told:
+        told += _in_the_way(wanted, ask)
     return Detail(_few(told)) if told else None
 
 
@@ -194,7 +194,8 @@ def bad_nodes(said: str) -> Iterator[str]:
         if NODE_IS_OUT.search(state):
             when = f" since {since.replace('T', ' ')}" if since[:1].isdigit() else ""
             why = f": {reason.strip()}" if reason.strip() not in ("", "none") else ""
-            yield f"{name} is {state}{when}{why}"
+            answers = "does not answer, " if state.endswith("*") else ""
+            yield f"{name} {answers}is {state}{when}{why}"
 
 
 def _in_the_way(wanted: str, ask: Ask) -> Iterator[str]:

@@ -171,8 +171,9 @@ def test_states_of_nodes_that_run_no_jobs():
         "n1|idle|none|Unknown\nn2|mixed|none|Unknown\nn3|draining|fan|2026-01-02T03:04:05\n"
         "n4|down*|Not responding|2026-01-02T03:04:05\nn5|allocated*|none|Unknown\nn6|maint|none|x\n"
     )
-    found = [told.partition(" is ")[0] for told in bad_nodes(lines)]
-    assert found == ["n3", "n4", "n5", "n6"]
+    found = list(bad_nodes(lines))
+    assert [told.partition(" ")[0] for told in found] == ["n3", "n4", "n5", "n6"]
+    assert found[2] == "n5 does not answer, is allocated*"
 
 
 def test_when_its_reservation_begins():
