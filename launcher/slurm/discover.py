@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher.slurm.commands import run_slurm, said
+from launcher.slurm.threads import threads_of
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError
 from realsys.slurm.hostlist import compress, expand
 
-# partition (a star marks the default), nodes, CPUs, MiB, GRES, features, time limit, nodes of a job, hosts
-SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N"
+# partition (a star marks the default), nodes, CPUs, MiB, GRES, features, time limit, nodes of a job, hosts,
+# sockets:cores:threads
+SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N|%z"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class NodeKind:
     max_time: str | None
     max_nodes: int | None
     nodelist: str
+    threads_per_core: int = 1
 
     @property
     def shape(self) -> tuple[int, int, int, str | None]:
@@ -98,7 +101,7 @@ def node_kinds(text: str) -> Iterator[NodeKind]:
         fields = line.strip().split("|")
         if len(fields) != SINFO_FORMAT.count("|") + 1:
             continue
-        partition, nodes, cpus, memory, gres, features, limit, size, hosts = fields
+        partition, nodes, cpus, memory, gres, features, limit, size, hosts, cores = fields
         gpu_type, gpus = gpus_of(gres)
         if int(nodes) == 0:
             continue
@@ -114,6 +117,7 @@ def node_kinds(text: str) -> Iterator[NodeKind]:
             max_time=None if limit in ("infinite", "n/a", "") else limit,
             max_nodes=_most_nodes(size),
             nodelist=hosts,
+            threads_per_core=threads_of(cpus, cores) or 1,
         )
 
 
@@ -147,6 +151,8 @@ def partition_spec(kinds: tuple[NodeKind, ...]) -> PartitionSpec:
     return PartitionSpec(
         nodes=sum(kind.nodes for kind in described),
         cpus=min(kind.cpus for kind in described),
+        # Of all kinds, not of the described alone: more never harm, fewer let steps wait for cores.
+        threads_per_core=max(kind.threads_per_core for kind in kinds),
         memory_mib=min(kind.memory_mib for kind in described),
         gpus=described[0].gpus,
         gpu_type=described[0].gpu_type,

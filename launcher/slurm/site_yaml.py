@@ -85,7 +85,7 @@ def _partition(name: str, spec: PartitionSpec, kinds: tuple[NodeKind, ...]) -> I
         yield "    # Its nodes differ. Described is what each of those has that are marked *:"
         for kind in kinds:
             yield f"    # {'*' if kind in used else ' '} {_words(kind)}"
-    for option in ("nodes", "cpus", "memory_mib"):
+    for option in ("nodes", "cpus", "threads_per_core", "memory_mib"):
         yield f"    {option}: {scalar(getattr(spec, option))}"
     if spec.gpus:
         yield f"    gpus: {spec.gpus}"

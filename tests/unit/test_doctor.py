@@ -34,7 +34,7 @@ case "$me $1" in
 "srun --help") echo "$FAKE_SRUN_HELP"; exit ;;
 "scontrol show") printf 'ClusterName = lab\\nSLURM_VERSION = 22.05.8\\n'
   echo "AccountingStorageType = ${FAKE_ACCOUNTING:-accounting_storage/slurmdbd}"; exit ;;
-"sinfo "*) echo 'main*|2|64|1000|gpu:h200:8|a|infinite|1-infinite|n[1-2]'; exit ;;
+"sinfo "*) echo 'main*|2|64|1000|gpu:h200:8|a|infinite|1-infinite|n[1-2]|2:32:1'; exit ;;
 "sacct "*) [ -z "$FAKE_NO_SACCT" ] || { echo "sacct: error: $FAKE_NO_SACCT" >&2; exit 1; }; exit ;;
 "sbatch "*) [ -z "$FAKE_REFUSES" ] || { echo "sbatch: error: $FAKE_REFUSES" >&2; exit 1; }
   echo 'sbatch: Job 7 to start at 2026-11-21T10:00:00 in partition main' >&2; exit ;;
