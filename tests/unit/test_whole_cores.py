@@ -118,8 +118,12 @@ def test_a_smaller_task_that_is_proposed_is_one_of_fewer_cores() -> None:
 def test_a_core_that_is_not_whole_is_nobodys() -> None:
     """15 CPUs of a node that keeps one for itself: 7 cores."""
     odd = replace(THREADED, cpus=15, nodes=1)
-    assert run(ExperimentScheduling(master_worker=one_cpu(7)), site(odd)).job is not None
-    assert run(ExperimentScheduling(master_worker=one_cpu(8)), site(odd)).job is None
+    def with_model_workers(count: int) -> Allocation:
+        scheduling = ExperimentScheduling(master_worker=one_cpu(1), model_worker=one_cpu(count))
+        return run(scheduling, site(odd))
+
+    assert with_model_workers(6).job is not None
+    assert with_model_workers(7).job is None
 
 
 @pytest.mark.parametrize("option", [{"hint": "nomultithread"}, {"threads-per-core": "1"}])
@@ -148,10 +152,11 @@ def test_where_nobody_knows_steps_without_gpus_take_no_cpus_of_their_own() -> No
 def test_of_two_partitions_cores_are_whole_in_both() -> None:
     cluster = site(THREADED)
     both = replace(cluster, partitions={"main": THREADED, "other": replace(NODE, gpus=0)})
-    scheduling = ExperimentScheduling(master_worker=one_cpu(1, partition="main,other"))
+    group = one_cpu(1, partition="main,other")
+    scheduling = ExperimentScheduling(master_worker=group, model_worker=group)
     found = run(scheduling, both)
     assert found.job is not None
-    assert found.job.components[0].cpus_per_node == 2
+    assert found.job.components[0].cpus_per_node == 4
 
 
 @pytest.mark.parametrize(
