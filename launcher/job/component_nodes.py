@@ -123,9 +123,7 @@ def _demand(group: Group, node: NodeShape) -> Demand:
     )
 
 
-def _step(
-    index: int, group: Group, packing: Packing, binding: str, node: NodeShape
-) -> StepPlan:
+def _step(index: int, group: Group, packing: Packing, binding: str, node: NodeShape) -> StepPlan:
     task, runs = group.task, packing.runs(group.kind.value)
     return StepPlan(
         worker_type=group.kind,

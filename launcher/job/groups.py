@@ -188,7 +188,9 @@ def _both(specs: Sequence[PartitionSpec]) -> PartitionSpec:
         nodes=min((s.nodes for s in specs if s.nodes), default=None),
         cpus=min(s.cpus for s in specs),
         # Whole cores of the nodes with more threads are whole cores of the others.
-        threads_per_core=max(threads) if len(threads := _known_threads(specs)) == len(specs) else None,
+        threads_per_core=max(threads)
+        if len(threads := _known_threads(specs)) == len(specs)
+        else None,
         memory_mib=min(s.memory_mib for s in specs),
         gpus=min(s.gpus for s in specs),
         gpu_type=types.pop() if len(types) == 1 else None,

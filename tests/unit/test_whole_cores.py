@@ -118,6 +118,7 @@ def test_a_smaller_task_that_is_proposed_is_one_of_fewer_cores() -> None:
 def test_a_core_that_is_not_whole_is_nobodys() -> None:
     """15 CPUs of a node that keeps one for itself: 7 cores."""
     odd = replace(THREADED, cpus=15, nodes=1)
+
     def with_model_workers(count: int) -> Allocation:
         scheduling = ExperimentScheduling(master_worker=one_cpu(1), model_worker=one_cpu(count))
         return run(scheduling, site(odd))
@@ -134,7 +135,9 @@ def test_a_site_that_uses_one_thread_of_a_core_counts_cores(option: dict[str, st
     assert found.job is not None, found.problems
     assert found.job.components[0].cpus_per_node == 8
     assert found.job.spare[0][0] == 0
-    unknown = run(asynchronous(), site(replace(THREADED, threads_per_core=None), extra_sbatch=option))
+    unknown = run(
+        asynchronous(), site(replace(THREADED, threads_per_core=None), extra_sbatch=option)
+    )
     assert not unknown.warnings
 
 
