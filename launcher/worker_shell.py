@@ -63,7 +63,11 @@ def step_beside(
     *,
     terminal: bool,
 ) -> list[str]:
-    """srun's argv (pure). ``node`` is Slurm's name. It sees all GPUs of the job on that node: none is taken from a step."""
+    """srun's argv (pure). It sees all GPUs of the job on that node: none is taken from a step.
+
+    Args:
+        node: Slurm's name of it.
+    """
     wrapped = wrap(
         plan.cluster.container,
         step.container_image,

@@ -388,7 +388,8 @@ def test_every_field_of_a_partition_is_written() -> None:
     """A new one must be thought of in site_yaml.py."""
     names = {f.name for f in dataclasses.fields(PartitionSpec)}
     assert names == {
-        "nodes", "cpus", "threads_per_core", "memory_mib", "gpus", "gpu_type", "nodelist", "features", "max_time",
+        "nodes", "cpus", "threads_per_core", "memory_mib", "gpus", "gpu_type", "nodelist",
+        "features", "max_time",
         "max_nodes",
         "gpu_memory_gib",  # Slurm does not know it; of the usual types we do
     }  # fmt: skip
