@@ -77,7 +77,7 @@ def allocate(
     for group in groups:
         problems += group_problems(group, cluster, dependency=request.dependency is not None)
     planned = _planned(components, groups, times, cluster, problems)
-    problems += crowded_partitions([c for c, _ in planned], cluster)
+    problems += crowded_partitions([c for c, _ in planned], layout, cluster)
     problems += _no_requeue(layout, request, cluster)
     if layout is Layout.HET:
         problems += _carried_over([component for component, _ in planned])
@@ -95,7 +95,7 @@ def allocate(
         dependency=request.dependency,
         after=request.after if request.dependency else None,
         spare=tuple(
-            nodes.spare(c[0].partition)
+            nodes.spare
             for c, (_, nodes) in zip(components, planned, strict=True)
             if c[0].partition is not None
         ),
@@ -200,6 +200,7 @@ def _component(
         worker_types=kinds,
         nodes=nodes.nodes,
         cpus_per_node=nodes.cpus,
+        threads_per_core=nodes.node.core,
         memory_mib_per_node=nodes.memory_mib,
         gpus_per_node=nodes.gpus,
         gpu_type=gpu_types[0] if nodes.gpus else None,

@@ -21,11 +21,13 @@ from launcher.slurm.site_facts import (
     hosts_of,
     said_by,
 )
+from launcher.slurm.threads import threads_of
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.slurm.hostlist import compress, expand
 
-# partition (a star marks the default), nodes, CPUs, MiB, GRES, features, time limit, nodes of a job, hosts
-SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N"
+# partition (a star marks the default), nodes, CPUs, MiB, GRES, features, time limit, nodes of a job, hosts,
+# sockets:cores:threads
+SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N|%z"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class NodeKind:
     max_time: str | None
     max_nodes: int | None
     nodelist: str
-    threads: int = 1  # a core
+    threads_per_core: int = 1
     system_mib: int = 0  # of the memory, kept for the system: MemSpecLimit
 
     @property
@@ -118,7 +120,6 @@ def with_facts(kind: NodeKind, nodes: Mapping[str, NodeFacts]) -> NodeKind:
     return replace(
         kind,
         cpus=min(kind.cpus, *(node.cpus or kind.cpus for node in known)),
-        threads=max(node.threads for node in known),
         system_mib=max(node.system_mib for node in known),
     )
 
@@ -140,7 +141,7 @@ def node_kinds(text: str) -> Iterator[NodeKind]:
         fields = line.strip().split("|")
         if len(fields) != SINFO_FORMAT.count("|") + 1:
             continue
-        partition, nodes, cpus, memory, gres, features, limit, size, hosts = fields
+        partition, nodes, cpus, memory, gres, features, limit, size, hosts, cores = fields
         gpu_type, gpus = gpus_of(gres)
         if int(nodes) == 0:
             continue
@@ -156,6 +157,7 @@ def node_kinds(text: str) -> Iterator[NodeKind]:
             max_time=None if limit in ("infinite", "n/a", "") else limit,
             max_nodes=_most_nodes(size),
             nodelist=hosts,
+            threads_per_core=threads_of(cpus, cores) or 1,
         )
 
 
@@ -191,6 +193,8 @@ def partition_spec(kinds: tuple[NodeKind, ...], facts: PartitionFacts) -> Partit
     return PartitionSpec(
         nodes=sum(kind.nodes for kind in described),
         cpus=min(kind.cpus for kind in described),
+        # Of all kinds, not of the described alone: more never harm, fewer let steps wait for cores.
+        threads_per_core=max(kind.threads_per_core for kind in kinds),
         memory_mib=memory if most is None else min(memory, most),
         gpus=described[0].gpus,
         gpu_type=described[0].gpu_type,

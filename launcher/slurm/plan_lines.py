@@ -83,10 +83,12 @@ def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> I
     gpus = ""
     if component.gpus_per_node:
         gpus = f", {component.gpus_per_node} {component.gpu_type or 'GPU'}"
+    threads = component.threads_per_core
+    cores = f" ({component.cpus_per_node // threads} cores)" if threads > 1 else ""
     where = f" of partition {component.partition}" if component.partition else ""
     yield (
         f"  {component.name}: {component.nodes} node{'s' * (component.nodes > 1)}{where}, each "
-        f"{component.cpus_per_node} CPUs, {component.memory_mib_per_node} MiB{gpus}"
+        f"{component.cpus_per_node} CPUs{cores}, {component.memory_mib_per_node} MiB{gpus}"
     )
     if index < len(plan.job.spare):
         cpus, memory, spare_gpus = plan.job.spare[index]
@@ -141,7 +143,8 @@ def step_words(step: StepPlan) -> str:
             runs.append(f"{tasks} on {nodes}" if count == 1 else f"{tasks} on each of {nodes}")
         at += count
     words = f"{step.num_tasks} × {step.worker_type.value}: {', '.join(runs)}"
-    words += f"; {step.cpus_per_task} CPUs, {step.memory_mib} MiB"
+    cpus = "the job's CPUs, shared" if step.shares_cpus else f"{step.cpus_per_task} CPUs"
+    words += f"; {cpus}, {step.memory_mib} MiB"
     if step.gpus_per_task:
         words += f", {step.gpus_per_task:g} GPU each ({step.gpu_binding})"
     return words + (f"; image {step.container_image}" if step.container_image else "")

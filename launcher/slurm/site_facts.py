@@ -48,7 +48,6 @@ class PartitionFacts:
 class NodeFacts:
     """One line of `scontrol show node --oneliner`."""
 
-    threads: int = 1  # a core
     cpus: int | None = None  # that jobs can have, where cores are kept for the system
     system_mib: int = 0  # kept for the system: MemSpecLimit
     state: str = ""
@@ -150,7 +149,6 @@ def _partition(line: Mapping[str, str]) -> PartitionFacts:
 
 def _node(line: Mapping[str, str]) -> NodeFacts:
     return NodeFacts(
-        threads=_number(line, "ThreadsPerCore") or 1,
         cpus=_number(line, "CPUEfctv"),
         system_mib=_number(line, "MemSpecLimit") or 0,
         state=line.get("State", ""),

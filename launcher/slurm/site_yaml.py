@@ -111,7 +111,7 @@ def _about(
         yield f"MaxMemPerCPU: a job that wants more than {facts.max_mib_per_cpu} MiB a CPU gets more CPUs"
     if system := max(kind.system_mib for kind in kinds):
         yield f"MemSpecLimit: {system} MiB of a node are the system's and not counted below"
-    if (threads := max(kind.threads for kind in kinds)) > 1:
+    if (threads := max(kind.threads_per_core for kind in kinds)) > 1:
         yield f"{threads} threads a core; Slurm gives whole cores"
     for node, why in list(out.items())[:_MOST_NODES]:
         yield f"{node} is {why}"
@@ -138,7 +138,7 @@ def _partition(
         yield "    # Its nodes differ. Described is what each of those has that are marked *:"
         for kind in kinds:
             yield f"    # {'*' if kind in used else ' '} {_words(kind)}"
-    for option in ("nodes", "cpus", "memory_mib"):
+    for option in ("nodes", "cpus", "threads_per_core", "memory_mib"):
         yield f"    {option}: {scalar(getattr(spec, option))}"
     if spec.gpus:
         yield f"    gpus: {spec.gpus}"

@@ -18,6 +18,9 @@ class PartitionSpec:
 
     nodes: int | None = option(None, "how many nodes; none: not checked", ge=1)
     cpus: int = option(1, "CPUs of a node, as Slurm counts them", ge=1)
+    threads_per_core: int | None = option(
+        None, "how many of these CPUs are threads of one core; none: Slurm is asked", ge=1
+    )
     memory_mib: int = option(1024, "memory of a node that jobs can have", unit="MiB", ge=1)
     gpus: int = option(0, "GPUs of a node", ge=0)
     gpu_type: str | None = option(None, "their type in GRES, e.g. h200; none: not named")

@@ -304,6 +304,7 @@ class WorkerRecord:
     token: str
     control: str = ""  # ZMQ endpoint for requests
     data: str = ""  # ZMQ endpoint that serves tensors
+    node: str = ""  # Slurm's name of the host, which may be another one; empty elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 from collections.abc import Iterable
@@ -34,7 +35,8 @@ def listening_address(cluster: ClusterSpec, nodes: str) -> str:
         return LOOPBACK
     if cluster.interface:
         return _named_address(cluster.interface)
-    here = {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    host = socket.gethostname()
+    here = {host, host.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
     others = [node for node in expand(nodes) if node not in here] if nodes else []
     return _address_towards(others)
 

@@ -97,7 +97,7 @@ def test_a_site_file_and_doctor_know_what_slurm_knows(site: SlurmCluster) -> Non
         site.run("scontrol", "update", "nodename=g1", "state=resume")
     main = found.spec.partitions["main"]
     assert (main.memory_mib, main.default_time) == (48_000, "00:20:00")
-    assert found.kinds["main"][0].threads == 2
+    assert found.kinds["main"][0].threads_per_core == 2
     assert found.kinds["main"][0].system_mib == 1000
     text = site_yaml(found)
     for line in (

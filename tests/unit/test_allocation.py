@@ -22,6 +22,7 @@ SERVER, ROLLOUT = WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER
 GPU = PartitionSpec(
     nodes=4,
     cpus=64,
+    threads_per_core=1,
     memory_mib=1_000_000,
     gpus=8,
     gpu_type="h200",
@@ -29,7 +30,7 @@ GPU = PartitionSpec(
     features=("ib", "nvme"),
     max_time="2-00:00:00",
 )
-CPU = PartitionSpec(nodes=10, cpus=32, memory_mib=200_000)
+CPU = PartitionSpec(nodes=10, cpus=32, threads_per_core=1, memory_mib=200_000)
 SITE = ClusterSpec(
     name="lab",
     scheduler="slurm",
@@ -508,7 +509,7 @@ def model(**scheduling):
             "give it 2 nodes, or 8 tasks of model_worker (now 9)",
         ),
         (
-            lambda: run(phase(tasks(32, gpu=1)), layout="split"),
+            lambda: run(phase(tasks(32, gpu=1), tasks(1, constraint="ib"))),
             "1 for master_worker and 4 for model_worker make 5 nodes of partition 'gpu', it has 4",
             "partitions.gpu in the cluster spec",
             "layout single lets groups share nodes, or ask for less",

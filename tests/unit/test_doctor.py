@@ -44,7 +44,7 @@ case "$me $1" in
   node) echo "${FAKE_NODE:-NodeName=n1 CPUEfctv=64 State=IDLE ThreadsPerCore=1}"; exit ;;
   esac; printf 'ClusterName = lab\\nSLURM_VERSION = 22.05.8\\n'
   echo "AccountingStorageType = ${FAKE_ACCOUNTING:-accounting_storage/slurmdbd}"; exit ;;
-"sinfo "*) echo 'main*|2|64|1000|gpu:h200:8|a|infinite|1-infinite|n[1-2]'; exit ;;
+"sinfo "*) echo 'main*|2|64|1000|gpu:h200:8|a|infinite|1-infinite|n[1-2]|2:32:1'; exit ;;
 "sacctmgr "*) echo "${FAKE_ACCOUNTS:-me||normal||me}"; exit ;;
 "sacct "*) [ -z "$FAKE_NO_SACCT" ] || { echo "sacct: error: $FAKE_NO_SACCT" >&2; exit 1; }; exit ;;
 "sbatch "*) [ -z "$FAKE_REFUSES" ] || { echo "sbatch: error: $FAKE_REFUSES" >&2; exit 1; }
@@ -610,11 +610,11 @@ NodeName=n4 CPUEfctv=16 RealMemory=64000 State=DOWN* ThreadsPerCore=1 Reason=Not
 """  # noqa: E501
 ASSOCIATIONS = "lab||normal,spot,urgent||lab\nteam||big|big|lab\n"
 SHAPES = """\
-main*|2|16|64000|gpu:h200:8|a|infinite|1-infinite|n[1-2]
-main*|2|16|64000|gpu:h200:8|a|infinite|1-infinite|n[3-4]
-short|2|16|64000|gpu:h200:8|a|10:00|1-infinite|n[1-2]
-closed|1|16|64000|gpu:h200:8|a|infinite|1-infinite|n3
-drainp|1|16|64000|gpu:h200:8|a|infinite|1-infinite|n3
+main*|2|16|64000|gpu:h200:8|a|infinite|1-infinite|n[1-2]|2:4:2
+main*|2|16|64000|gpu:h200:8|a|infinite|1-infinite|n[3-4]|2:8:1
+short|2|16|64000|gpu:h200:8|a|10:00|1-infinite|n[1-2]|2:4:2
+closed|1|16|64000|gpu:h200:8|a|infinite|1-infinite|n3|2:8:1
+drainp|1|16|64000|gpu:h200:8|a|infinite|1-infinite|n3|2:8:1
 """
 ENFORCED = (
     "AccountingStorageType = accounting_storage/slurmdbd\n"

@@ -36,8 +36,10 @@ from realsys.slurm.step_command import hosts, srun_argv, step_environment
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = datetime(2026, 11, 21, 12, 0)
-GPU = PartitionSpec(nodes=8, cpus=64, memory_mib=1_000_000, gpus=8, gpu_type="h200")
-CPU = PartitionSpec(nodes=8, cpus=32, memory_mib=200_000)
+GPU = PartitionSpec(
+    nodes=8, cpus=64, threads_per_core=1, memory_mib=1_000_000, gpus=8, gpu_type="h200"
+)
+CPU = PartitionSpec(nodes=8, cpus=32, threads_per_core=1, memory_mib=200_000)
 SITE = ClusterSpec(
     name="site",
     scheduler="slurm",
