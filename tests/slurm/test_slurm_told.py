@@ -39,15 +39,21 @@ def site(other_slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator
         other_slurm.run("sacctmgr", "--immediate", *line.split(), check=False)
 
 
-def told(job_id: int) -> JobInfo:
-    """What the launcher says of a job that waits, as soon as Slurm has a reason."""
-    deadline = time.monotonic() + 60
+def told_of(job_id: int) -> JobInfo:
+    """What a board says of a job that is no trial's."""
     submission = Submission(
         job_id=str(job_id), scheduler="slurm", job_ids=(str(job_id),), host="h", after_attempt=0, at=1.0
     )  # fmt: skip
+    job = JobBoard().job(submission)
+    assert job is not None
+    return job
+
+
+def told(job_id: int) -> JobInfo:
+    """What the launcher says of a job that waits, as soon as Slurm has a reason."""
+    deadline = time.monotonic() + 60
     while True:
-        job = JobBoard().job(submission)
-        assert job is not None
+        job = told_of(job_id)
         if job.reason not in ("", "None", "Priority") or time.monotonic() > deadline:
             return job
         time.sleep(0.3)
@@ -123,6 +129,26 @@ def test_a_site_file_and_doctor_know_what_slurm_knows(site: SlurmCluster) -> Non
     wrong = {"main": PartitionSpec(nodes=2, cpus=16, memory_mib=64_000)}
     (finding,) = partition_findings(ClusterSpec(partitions=wrong, slurm=wants), found)
     assert "memory_mib is 64000 in the site file, Slurm says 48000" in finding.what
+
+
+def test_a_plan_and_a_launch_tell_the_limit_that_slurm_takes_silently(
+    site: SlurmCluster, tmp_path: Path, tiny_policy: Path
+) -> None:
+    """The site file says nothing of time: Slurm is asked for its DefaultTime."""
+    trials = SlurmTrials(tmp_path / "root", site)
+    path = trials.write_spec()
+    path.write_text("".join(t for t in path.read_text().splitlines(True) if "time" not in t))
+    words = ("plan", "ppo-math", *LONG_PPO, f"actor.path={tiny_policy}")
+    plan = trials.run(*words)
+    told = "00:20:00 (20 min), the partition's DefaultTime: none was asked for"
+    assert f"time limit {told}" in plan.stdout, plan.stdout + plan.stderr
+    assert f"the time limit is {told}; ask for another: --time" in plan.stderr
+    short = trials.run(*words, "--time", "2")
+    assert short.returncode == 4
+    assert "a time limit of 00:02:00 (2 min) leaves no time to train" in short.stderr
+    job = site.submit("--account=lab", command="sleep 300")  # and so it is
+    site.wait_for_job(job, "RUNNING")
+    assert told_of(job).time_limit_s == 1200
 
 
 # ---- a node that fails ------------------------------------------------------------------------------

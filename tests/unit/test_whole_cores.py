@@ -6,6 +6,7 @@ SelectTypeParameters CR_Core_Memory and CR_CPU_Memory): the table below.
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from datetime import datetime
 
@@ -13,7 +14,12 @@ import pytest
 
 from launcher.job.allocation import Allocation, JobRequest, allocate
 from launcher.slurm import threads
-from launcher.slurm.threads import threads_by_partition, threads_of, with_threads
+from launcher.slurm.threads import (
+    default_times,
+    threads_by_partition,
+    threads_of,
+    with_threads,
+)
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError
 from realsys.api.job import StepPlan
@@ -179,8 +185,11 @@ def test_threads_in_sinfos_words(cpus: str, shape: str, found: int | None) -> No
 
 
 def test_a_partition_has_the_most_threads_of_its_nodes() -> None:
-    said = "main|16|2:4:2\nmain|24|1:24:1\nbig|24|1:24:1\nslurm_load_partitions: error\n"
+    said = (
+        "main|16|2:4:2|n/a\nmain|24|1:24:1|n/a\nbig|24|1:24:1|3:00\nslurm_load_partitions: error\n"
+    )
     assert threads_by_partition(said) == {"main": 2, "big": 1}
+    assert default_times(said) == {"big": "3:00"}  # of main it is MaxTime
 
 
 def test_slurm_is_asked_only_for_what_the_site_file_does_not_say(
@@ -225,3 +234,16 @@ def test_jobs_that_never_run_at_the_same_time_are_refused(more: dict[str, object
     whole = ExperimentScheduling(master_worker=one_cpu(1), model_worker=one_cpu(1))
     alone = site(replace(NODE, nodes=1), exclusive=True)
     assert run(whole, alone, layout="split").problems
+
+
+def test_a_default_time_that_the_site_file_does_not_say_is_slurms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "main|16|2:4:2|20:00\n"
+    done = subprocess.CompletedProcess(["sinfo"], 0, said, "")
+    monkeypatch.setattr(threads, "run_slurm", lambda argv, **_: done)
+    unknown = site(replace(THREADED, threads_per_core=None))
+    found = with_threads(unknown).partitions["main"]
+    assert (found.threads_per_core, found.default_time) == (2, "20:00")
+    written = site(replace(THREADED, threads_per_core=None, default_time="5"))
+    assert with_threads(written).partitions["main"].default_time == "5"
