@@ -11,12 +11,17 @@ from collections.abc import Iterable, Mapping
 from realsys.api.trial import ExitMarker
 from realsys.slurm.hostlist import compress, expand
 
-# In a failure's own words: nobody saw the worker end, its node just fell silent.
-_SILENT = ("its node is lost", "has not been seen to end", "ode failure")
+# In a failure's own words: nobody saw the worker end, its node just fell silent; or CUDA says that a GPU
+# is broken (not seen on a real one).
+_OF_A_NODE = (
+    *("its node is lost", "has not been seen to end", "ode failure"),
+    *("uncorrectable ECC error", "GPU is lost", "fallen off the bus"),
+)
 
 
 def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
-    """Node of the attempt → the evidence against it: a worker there that nobody heard of any more.
+    """Node of the attempt → the evidence against it: a worker there of which nobody heard any more, or
+    whose GPU is broken.
 
     Args:
         nodes: hostlist of the attempt's nodes; empty on one machine.
@@ -27,7 +32,7 @@ def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
     told: dict[str, str] = {}
     for failure in filter(None, (marker.first_failure, *marker.other_failures)):
         node = by_host.get(_short(failure.host))
-        if node is not None and any(words in failure.why for words in _SILENT):
+        if node is not None and any(words in failure.why for words in _OF_A_NODE):
             told.setdefault(node, f"{failure.worker} there: {failure.why.splitlines()[0]}")
     return told
 

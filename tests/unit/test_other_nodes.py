@@ -48,6 +48,12 @@ LOST_N2 = marker(
 def test_a_node_is_lost_when_its_workers_fell_silent_and_not_when_one_failed():
     assert lost_nodes(LOST_N2, "n[1-2]") == {"n2": f"model_worker/1 there: {SILENT}"}
     assert lost_nodes(marker(failure("m/0", "n1", "ValueError: no")), "n[1-2]") == {}
+    broken = marker(
+        failure("m/1", "n2", "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    )
+    assert list(lost_nodes(broken, "n[1-2]")) == ["n2"]
+    full = marker(failure("m/1", "n2", "torch.OutOfMemoryError: CUDA out of memory"))
+    assert lost_nodes(full, "n[1-2]") == {}
     assert lost_nodes(LOST_N2, "") == {}  # on one machine
     assert lost_nodes(LOST_N2, "n[5-6]") == {}
     assert lost_nodes(None, "n[1-2]") == {}
