@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -149,6 +150,24 @@ def test_a_plan_and_a_launch_tell_the_limit_that_slurm_takes_silently(
     job = site.submit("--account=lab", command="sleep 300")  # and so it is
     site.wait_for_job(job, "RUNNING")
     assert told_of(job).time_limit_s == 1200
+
+
+OUT_OF_MEMORY = """
+import subprocess, sys
+from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
+before = read_oom_counts()
+child = subprocess.run([sys.executable, "-c", "len(bytearray(1 << 30))"])
+print(child.returncode, oom_evidence(before, read_oom_counts()), flush=True)
+"""
+
+
+def test_out_of_memory_is_told_with_the_limit_that_held(site: SlurmCluster) -> None:
+    """With cgroup v1, where the task's own cgroup has no limit, and its step's and job's have."""
+    assert site.shape.constrains_memory, "cgroup v1's memory controller is not here"
+    python = ("env", f"PYTHONPATH={Path(__file__).parents[2]}", sys.executable)
+    done = site.run("srun", "--account=lab", "--mem=200", *python, "-c", OUT_OF_MEMORY, check=False)
+    told = "-9 its cgroup's memory limit of 200 MiB ran out (oom_kill 0 → 1)"
+    assert told in done.stdout, done.stdout + done.stderr
 
 
 # ---- a node that fails ------------------------------------------------------------------------------
