@@ -97,7 +97,9 @@ def run(words: list[str]) -> int:
     """Runs one command line and returns its exit status. Prints every error, raises none."""
     from launcher import output
     from realsys.api.errors import RealsysError
+    from realsys.api.folders import let_nobody_else_write
 
+    let_nobody_else_write()
     # What our libraries log is for workers' logs; here every message is printed on purpose.
     logging.getLogger("realsys").addHandler(logging.NullHandler())
     as_json = "--json" in words

@@ -3,14 +3,15 @@
 Order: `--cluster NAME|PATH`, then REALSYS_CLUSTER, then `local`. A name is looked up among the user's
 own specs (`~/.config/realsys/clusters/`) and those shipped in `cluster_specs/`, where names that begin
 with `example_` are there to be copied, not launched on. REALSYS_FILE_ROOT overrides the spec's file
-root. Checks that trials can be written there; creates nothing.
+root. A root that users share has a folder for each. Checks that trials can be written there; creates
+nothing.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from launcher.settings import read_yaml
 from launcher.site_problems import cluster_problems, missing_secrets
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
+from realsys.api.folders import check_folders, own_root, top_of
 
 __all__ = [
     "absolute_root",
@@ -84,6 +86,7 @@ def read_spec(path: Path) -> ClusterSpec:
     spec: ClusterSpec = applied.options
     with collected(problems):
         root = absolute_root(os.environ.get("REALSYS_FILE_ROOT") or spec.file_root)
+        root = own_root(root, places.user_name())
         # The store's address is a URL: a space, %, # or line break in the path must not end it.
         store = spec.name_resolve or f"file://{quote(root)}/name_resolve"
         venv = os.path.expanduser(spec.venv) if spec.venv else None
@@ -158,7 +161,8 @@ def absolute_root(root: str) -> str:
 
 
 def check_writable(root: str) -> None:
-    """Raises ClusterError unless trials can be written under ``root``, which need not exist yet."""
+    """Raises ClusterError unless trials can be written under ``root``, which need not exist yet, and
+    nobody else could exchange them."""
     existing = Path(root)
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -168,6 +172,7 @@ def check_writable(root: str) -> None:
             where=f"file_root {root}",
             fix="set file_root in the cluster spec, or REALSYS_FILE_ROOT, to a folder",
         )
+    check_folders(Path(root), root=Path(root))
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ClusterError(
             f"no permission to write in {existing}",
@@ -179,11 +184,16 @@ def check_writable(root: str) -> None:
 def file_roots(wanted: str | None = None) -> list[str]:
     """Where trials may be: of the given cluster, else of every known one. Skips broken specs."""
     if wanted or os.environ.get("REALSYS_CLUSTER") or os.environ.get("REALSYS_FILE_ROOT"):
-        return [find_cluster(wanted).file_root]
+        return _with_shared([find_cluster(wanted).file_root])
     roots = []
     for path in places.spec_files().values():
         try:
             roots.append(read_spec(Path(path)).file_root)
         except ConfigError:
             continue  # `plan --cluster` says what is wrong with it; it must not hide other trials
-    return list(dict.fromkeys([*roots, *places.remembered_file_roots()]))
+    return _with_shared([*roots, *places.remembered_file_roots()])
+
+
+def _with_shared(roots: Sequence[str]) -> list[str]:
+    """Each once; of a folder of one's own also the shared root that it is in, with its older trials."""
+    return list(dict.fromkeys(r for root in roots for r in (root, str(top_of(Path(root))))))

@@ -92,7 +92,9 @@ def workers(trial: str) -> list[str]:
 
 def _runs_folders() -> list[str]:
     user = places.user_name()
-    return [os.path.join(root, "runs", user) for root in places.glance_file_roots()]
+    roots = places.glance_file_roots()
+    own = [os.path.join(root, f"realsys-{user}") for root in roots]  # realsys.api.folders.own_root
+    return [os.path.join(root, "runs", user) for root in (*roots, *own)]
 
 
 def _folders(path: str) -> list[str]:

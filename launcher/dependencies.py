@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.slurm.conditions import CONDITIONS
 from launcher.status import trial_views
 from launcher.submission import read_submission, that_counts
 from launcher.trial_state import State
@@ -16,7 +17,6 @@ from launcher.trials import find_sweep, find_trial, trial_name
 from realsys.api.errors import ConfigError
 from realsys.api.trial import AttemptRecord, TrialFiles, read_record
 
-CONDITIONS = {"ok": "afterok", "any": "afterany", "notok": "afternotok"}
 _WHERE = "command line --after"
 _FULFILLED = {
     "ok": frozenset({State.COMPLETED}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.slurm.time_left import time_warning, time_words
 from launcher.text import duration, moment, times
 from launcher.trial_state import State
 from launcher.trial_view import TrialView, WorkerView
@@ -49,6 +50,10 @@ def _job(view: TrialView) -> Iterator[str]:
     if job.restarts:
         said += f", started again {job.restarts} time{'s' * (job.restarts > 1)}"
     yield said
+    if view.time:
+        yield f"time limit of the job: {time_words(view.time)}"
+    if late := time_warning(view.time, view.trial):
+        yield f"warning: {late}"
 
 
 def _workers(view: TrialView) -> Iterator[str]:

@@ -10,7 +10,7 @@ HELP = "\x1b[1m                                                                 
 VERBS: dict[str, tuple[str, ...]] = {
     'launch': ('--account', '--after', '--begin', '--cluster', '--config', '--constraint', '--deadline', '--detach', '--exclude', '--import', '--layout', '--no-snapshot', '--nodelist', '--parallel', '--partition', '--qos', '--requeue', '--reservation', '--sweep', '--time', '--trial'),
     'plan': ('--account', '--after', '--begin', '--check', '--cluster', '--config', '--constraint', '--deadline', '--device', '--exclude', '--gpus', '--import', '--json', '--layout', '--no-snapshot', '--nodelist', '--partition', '--profile', '--qos', '--requeue', '--reservation', '--search', '--time', '--trial', '--within'),
-    'resume': ('--cluster', '--detach'),
+    'resume': ('--cluster', '--detach', '--exclude'),
     'replay': ('--cluster', '--detach', '--trial'),
     'stop': ('--all', '--cluster', '--grace', '--yes'),
     'wait': ('--cluster', '--json', '--timeout'),

@@ -1,29 +1,26 @@
 """Hands the supervisor to submitit: a process of its own on this machine, a batch job on Slurm.
 
-The two differ in the executor and in what is noted down of the hand-over; the function that submitit
-pickles, and the folder it works in, are the same.
+The two differ in the executor and in what is noted down of the hand-over; the command that becomes the
+supervisor (entry_command.py), and the folder that submitit works in, are the same. Nothing is pickled.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from launcher.submission import Submission
+from launcher.entry_command import SUPERVISOR, entry_command, job_command
+from launcher.submission import ArrayRecord, Submission, array_record, of_array
 from realsys.api.errors import ClusterError
+from realsys.api.folders import PRIVATE, make_folders, root_of
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import TrialFiles, process_start, write_record
-
-# By name: importing it would bring the supervisor's room into the launcher.
-SUPERVISOR = "realsys.supervisor.main:supervise"
-COMPONENT_AGENT = "realsys.supervisor.component_agent:run_component"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +34,12 @@ class Element:
 
 
 def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
-    """Submits ``supervise(trial_dir, hash)`` and notes down who has it.
+    """Submits the trial's supervisor and notes down who has it.
 
     Raises:
         ClusterError: the scheduler refuses.
     """
-    files.submitit.mkdir(mode=0o700, exist_ok=True)
+    _make_submitit_folder(files)
     attempts = files.all_attempts()
     after = attempts[-1].number if attempts else 0
     if plan.job is None:
@@ -78,32 +75,39 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
         return render_script(plan, attempt=1, command=command, array=array)
 
     for element in elements:
-        element.files.submitit.mkdir(mode=0o700, exist_ok=True)
+        _make_submitit_folder(element.files)
     folder = first.files.submitit
-    executor = BatchExecutor(folder, script=script, python=supervisor_python(plan, sys.executable))
-    calls = {e.index: (str(e.files.root), e.plan_hash) for e in elements}
-    job_ids = executor.submit_array(_function(SUPERVISOR), calls)
-    submissions = []
-    try:
-        for element in elements:
-            job_id = job_ids[element.index]
-            submission = Submission(
-                job_id=job_id,
-                scheduler="slurm",
-                job_ids=(job_id,),
-                host=socket.gethostname(),
-                after_attempt=0,
-                at=time.time(),
-                folder="" if element is first else str(folder),
-            )
-            submissions.append(submission)
-            write_record(element.files.submission, submission)
+    executor = BatchExecutor(folder, script=script)
+    trials = {e.index: (str(e.files.root), e.plan_hash) for e in elements}
+    notes = [
+        Submission(
+            job_id="",  # Slurm's answer is written once for all
+            scheduler="slurm",
+            host=socket.gethostname(),
+            after_attempt=0,
+            at=time.time(),
+            folder="" if element is first else str(folder),
+            index=element.index,
+        )
+        for element in elements
+    ]
+    array_id = ""
+    try:  # before they can run: a thousand notes take longer than Slurm does
+        for element, note in zip(elements, notes, strict=True):
+            write_record(element.files.submission, note)
+        job_ids = executor.submit_array(supervisor_python(plan, sys.executable), trials)
+        array_id = job_ids[first.index].partition("_")[0]
+        submitted = ArrayRecord(job_id=array_id, at=time.time())
+        write_record(array_record(first.files.submitit), submitted)
     except BaseException:
-        from launcher.slurm.commands import scancel
+        if array_id:
+            from launcher.slurm.commands import scancel
 
-        scancel(job_ids.values())  # nobody would know of them
+            scancel([array_id])  # nobody would know of it
+        for element in elements:
+            element.files.submission.unlink(missing_ok=True)
         raise
-    return submissions
+    return [of_array(note, submitted) for note in notes]
 
 
 def take_back(submission: Submission) -> None:
@@ -123,10 +127,10 @@ def _to_this_machine(files: TrialFiles, hash_of_plan: str, after: int) -> Submis
     executor = DetachedLocalExecutor(
         files.submitit, environment={"REALSYS_TRIAL_DIR": str(files.root)}
     )
-    job = executor.submit(_function(SUPERVISOR), str(files.root), hash_of_plan)
-    pid = int(job.job_id)
+    command = entry_command(sys.executable, SUPERVISOR, files.root, hash_of_plan)
+    pid = int(executor.start(command))
     return Submission(
-        job_id=job.job_id,
+        job_id=str(pid),
         host=socket.gethostname(),
         pid=pid,
         start=process_start(pid) or 0,
@@ -144,24 +148,20 @@ def _to_slurm(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str, after: int
     assert plan.job is not None
     python = supervisor_python(plan, sys.executable)
     job_ids: list[str] = []
-    for number, held in enumerate(submissions(plan.job)):
+    for held in submissions(plan.job):
 
         def script(command: str, held: list[int] = held) -> str:
             return render_script(plan, attempt=after + 1, command=command, components=held)
 
-        executor = BatchExecutor(files.submitit, script=script, python=python)
+        executor = BatchExecutor(files.submitit, script=script)
+        command = job_command(python, files.root, hash_of_plan, held, after + 1)
         try:
-            if number == 0:
-                job = executor.submit(_function(SUPERVISOR), str(files.root), hash_of_plan)
-            else:
-                agent = _function(COMPONENT_AGENT)
-                job = executor.submit(agent, str(files.root), hash_of_plan, held[0], after + 1)
+            job_ids.append(executor.start(command))
         except BaseException:
             if job_ids:
                 with suppress(ClusterError):
                     scancel(job_ids)
             raise
-        job_ids.append(job.job_id)
     return Submission(
         job_id=job_ids[0],
         scheduler="slurm",
@@ -172,7 +172,5 @@ def _to_slurm(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str, after: int
     )
 
 
-def _function(name: str) -> Callable[..., object]:
-    """The function that submitit pickles by reference."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+def _make_submitit_folder(files: TrialFiles) -> None:
+    make_folders(files.submitit, root=root_of(files.root), mode=PRIVATE)

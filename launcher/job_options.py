@@ -50,6 +50,7 @@ class JobOptions:
             begin=self.begin,
             deadline=self.deadline,
             dependency=dependency,
+            after=self.after,
             requeue=self.requeue,
         )
 

@@ -24,10 +24,10 @@ TIMEOUT_MIN = 10 * 365 * 24 * 60
 
 
 class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
-    """Runs a function in a process of its own session on this machine.
+    """Runs a command in a process of its own session on this machine.
 
     Args:
-        folder: where submitit keeps the pickled call and the output; created if missing.
+        folder: where submitit keeps the output; created if missing.
         environment: variables that the job and all its processes have besides ours.
     """
 
@@ -36,6 +36,10 @@ class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
         super().__init__(folder)
         self.environment = environment
         self.update_parameters(timeout_min=TIMEOUT_MIN, tasks_per_node=1)
+
+    def start(self, command: str) -> str:
+        """Starts the controller of a shell command; returns its process id. Nothing is pickled."""
+        return str(self._submit_command(command).job_id)
 
     def _submit_command(self, command: str) -> LocalJob:
         process = _start_controller(self.folder, command, self.environment)

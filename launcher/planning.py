@@ -20,6 +20,7 @@ from launcher.job_options import JobOptions
 from launcher.overrides import defaults_of, put_on, read_settings
 from launcher.resolve import resolve
 from launcher.scheduling_options import PREFIX, SchedulingOptions
+from launcher.slurm.threads import with_threads
 from launcher.snapshot import revision
 from launcher.trials import next_free_name
 from realsys.api import registry
@@ -89,7 +90,7 @@ class Planner:
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
         self._imports = import_all(imports)
         self._kind = experiment_type(experiment)
-        self.cluster = find_cluster(cluster)
+        self.cluster = with_threads(find_cluster(cluster))
         check_writable(self.cluster.file_root)
         self.on_slurm = self.cluster.scheduler == "slurm"
         self._user = places.user_name()

@@ -18,6 +18,7 @@ from launcher import output
 from launcher.exit_codes import ExitCode
 from launcher.liveness import Liveness
 from launcher.logs import TrialLogs
+from launcher.slurm.time_left import time_words
 from launcher.status import TrialReader, tail_lines
 from launcher.submission import batch_logs, read_submission
 from launcher.text import duration, headline, times
@@ -140,8 +141,15 @@ def rates(view: TrialView) -> str:
     if progress.step_seconds:
         parts.append(f"{duration(progress.step_seconds)} a step")
     if progress.eta_seconds is not None and view.state is State.RUNNING:
-        parts.append(f"ETA {duration(progress.eta_seconds)}")
+        parts.append(f"ETA {duration(progress.eta_seconds)}{_after_the_limit(view)}")
     return "   ".join(parts)
+
+
+def _after_the_limit(view: TrialView) -> str:
+    """Behind the ETA, where the job's time limit comes first."""
+    if view.time is None or view.time.over_s is None or view.time.left_s is None:
+        return ""
+    return f", but the time limit comes in {duration(view.time.left_s)}"
 
 
 # ---- on a terminal --------------------------------------------------------------------------
@@ -213,6 +221,8 @@ def _where(view: TrialView) -> str:
         )
     if view.started_at and not view.ended_at:
         parts.append(f"{duration(time.time() - view.started_at)} so far")
+    if view.time:
+        parts.append(time_words(view.time))
     return "".join(f"   {part}" for part in parts)
 
 

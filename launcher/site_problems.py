@@ -169,6 +169,7 @@ def _times_and_hosts(spec: ClusterSpec) -> Iterator[ConfigError]:
     texts: dict[str, tuple[Callable[[str], object], str | None]] = {}
     texts["slurm.time_limit"] = (parse_time_limit, spec.slurm.time_limit)
     for name, partition in spec.partitions.items():
+        texts[f"partitions.{name}.default_time"] = (parse_time_limit, partition.default_time)
         texts[f"partitions.{name}.max_time"] = (parse_time_limit, partition.max_time)
         texts[f"partitions.{name}.nodelist"] = (expand, partition.nodelist)
     for where, (parse, text) in texts.items():

@@ -8,16 +8,21 @@ this machine starts at once and runs the code as it is.
 from __future__ import annotations
 
 import compileall
+import functools
+import hashlib
 import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from realsys.api.trial import TrialFiles, write_record
+from realsys.api.plan import LaunchPlan
+from realsys.api.trial import TrialFiles, TrialRecord, read_record, write_record
 
 PACKAGES = ("realsys", "launcher", "experiments", "cluster_specs")
+RUN_PACKAGES = ("realsys", "experiments")  # what a run computes depends on
 SOURCE_ENDINGS = (".py", ".yaml", ".yml", ".typed")
 MAX_FILE_BYTES = 10 << 20  # no checkpoint that somebody left in the checkout
 GIT_TIMEOUT_S = 30.0
@@ -28,11 +33,12 @@ class Snapshot:
     """``snapshot.json``."""
 
     root: str
-    revision: str  # empty outside git
-    changed: bool  # the copy differs from the revision: see dirty.diff
+    revision: str  # empty outside git, or where git refuses
+    changed: bool | None  # the copy differs from the revision: see dirty.diff; None: not known
     files: int
     taken_at: float
     left_out: tuple[str, ...] = ()  # larger than MAX_FILE_BYTES
+    problem: str = ""  # why git does not say which code this is
 
 
 def code_root() -> Path:
@@ -40,13 +46,71 @@ def code_root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def revision(root: Path | None = None) -> str:
-    """``9fceb02d0ae5``, with ``+`` where the checkout has changes; empty outside git."""
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Which code a checkout holds, as git says. ``changed`` None: not known."""
+
+    revision: str = ""
+    changed: bool | None = None
+    problem: str = ""  # why not; empty outside git, where there is nothing to know
+
+
+def provenance(root: Path | None = None) -> Provenance:
+    """Of the checkout; git refuses to speak of one that belongs to somebody else."""
     root = root or code_root()
     if not (root / ".git").exists():
+        return Provenance()
+    name, why = _git(root, "rev-parse", "--short=12", "HEAD")
+    if name is None:
+        return Provenance(problem=why)
+    status, why = _git(root, "status", "--porcelain")
+    changed = None if status is None else bool(status.strip())
+    return Provenance(revision=name.strip(), changed=changed, problem=why)
+
+
+def revision(root: Path | None = None) -> str:
+    """``9fceb02d0ae5``, with ``+`` where the checkout has changes and ``?`` where it may have; empty
+    outside git, or where git refuses."""
+    found = provenance(root)
+    return found.revision + {True: "+", False: "", None: "?" * bool(found.revision)}[found.changed]
+
+
+@functools.cache
+def code_digest(imports: tuple[str, ...] = (), root: Path | None = None) -> str:
+    """16 hex digits of the code that workers run: our sources and ``--import`` files, as they are now."""
+    root = root or code_root()
+    ours = sorted(p for package in RUN_PACKAGES for p in (root / package).rglob("*.py"))
+    named = [(str(path.relative_to(root)), path) for path in ours]
+    named += [(Path(name).name, Path(name)) for name in imports if name.endswith(".py")]
+    digest = hashlib.sha256()
+    for name, path in named:
+        with suppress(OSError):  # one that has gone is told by its import
+            digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def other_code(files: TrialFiles, plan: LaunchPlan) -> str:
+    """That a resume would run other code than the launch did; empty where it runs a copy, or the same."""
+    record = read_record(TrialRecord, files.record)
+    if plan.snapshot or record is None or not record.code:
         return ""
-    name = _git(root, "rev-parse", "--short=12", "HEAD").strip()
-    return name + ("+" if name and _git(root, "status", "--porcelain").strip() else "")
+    if code_digest(plan.imports) == record.code:
+        return ""
+    return (
+        "the code has changed since the trial was launched: what it computes from here on may differ, and "
+        "no record says how. To compare runs, launch a new trial"
+    )
+
+
+def provenance_remark(files: TrialFiles) -> str:
+    """That nobody will be able to say which code a trial's copy is; empty where git does."""
+    taken = read_record(Snapshot, files.snapshot)
+    if taken is None or not taken.problem:
+        return ""
+    return (
+        f"git does not say which revision the copied code is, or whether it was changed: {taken.problem} "
+        f"({files.snapshot} says so)"
+    )
 
 
 def snapshot_imports(imports: Sequence[str], trial_dir: Path) -> tuple[str, ...]:
@@ -86,16 +150,21 @@ def take_snapshot(
         if path.endswith(".py"):
             (files.code / "imports").mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, files.code / "imports" / Path(path).name)
-    name = revision(root)
-    if name.endswith("+"):
-        (files.root / "dirty.diff").write_text(_git(root, "diff", "HEAD"), encoding="utf-8")
+    found = provenance(root)
+    problem = found.problem
+    if found.changed:
+        diff, why = _git(root, "diff", "HEAD")
+        problem = problem or why
+        if diff is not None:
+            (files.root / "dirty.diff").write_text(diff, encoding="utf-8", errors="surrogateescape")
     taken = Snapshot(
         root=str(root),
-        revision=name.rstrip("+"),
-        changed=name.endswith("+"),
+        revision=found.revision,
+        changed=found.changed,
         files=copied,
         taken_at=time.time(),
         left_out=tuple(left_out),
+        problem=problem,
     )
     write_record(files.snapshot, taken)
     return taken
@@ -104,7 +173,7 @@ def take_snapshot(
 def _listed(root: Path) -> Iterator[str]:
     """Files to copy, relative to ``root``."""
     if (root / ".git").exists():
-        listing = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        listing, _ = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
         if listing:
             yield from filter(None, listing.split("\0"))
             return
@@ -114,8 +183,8 @@ def _listed(root: Path) -> Iterator[str]:
                 yield str(path.relative_to(root))
 
 
-def _git(root: Path, *words: str) -> str:
-    """git's answer; empty when there is no git, or none of ours."""
+def _git(root: Path, *words: str) -> tuple[str | None, str]:
+    """(git's answer, ""), or (None, why there is none)."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *words],
@@ -125,6 +194,11 @@ def _git(root: Path, *words: str) -> str:
             timeout=GIT_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    except FileNotFoundError:
+        return None, "there is no program git"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"git {words[0]} fails: {error}"
+    if done.returncode == 0:
+        return done.stdout, ""
+    said = next((line for line in done.stderr.splitlines() if line.strip()), "")
+    return None, f"git {words[0]}: {said.strip()[:300] or f'exit {done.returncode}'}"

@@ -20,7 +20,7 @@ from launcher.liveness import Liveness, liveness
 from launcher.logs import worker_of
 from launcher.slurm.job_board import WATCH_AGE_S, JobBoard
 from launcher.slurm.query import JobInfo
-from launcher.submission import Submission, batch_logs, that_counts
+from launcher.submission import Submission, batch_logs, read_submission, that_counts
 from launcher.trial_view import Known, Records, TrialView, view_of
 from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
@@ -119,7 +119,7 @@ class TrialReader:
         self._notes, self._unread = [], ""
         self._store_is_away = False
         files, plan = self.files, self.plan
-        submission = self._file(Submission, files.submission)
+        submission = self._submission()
         full = self._check_space()
         attempt, supervisor, marker = self._last_attempt()
         job = self._job(submission, attempt, marker)
@@ -220,7 +220,7 @@ class TrialReader:
 
     def unsettled_job(self) -> Submission | None:
         """The hand-over whose job Slurm must be asked about; None where the records say it all."""
-        submission = self._file(Submission, self.files.submission)
+        submission = self._submission()
         if submission is None or not submission.on_slurm:
             return None
         attempts = self.files.all_attempts()
@@ -232,6 +232,11 @@ class TrialReader:
             attempt = self._file(AttemptRecord, attempts[-1].record)
             return None if that_counts(submission, attempt) is submission else submission
         return submission
+
+    def _submission(self) -> Submission | None:
+        with self._noted():
+            return read_submission(self.files)
+        return None
 
     def _alive(self, submission: Submission | None) -> Liveness:
         if submission is None:

@@ -27,6 +27,8 @@ class Submission:
         folder: where submitit's files of the job are, if not beside this note: the elements of an
             array share the first one's.
         cancelled_by: who cancelled the job before it took an attempt; empty if nobody did.
+        index: of an element of a job array, whose id is in one ArrayRecord for all (``job_id`` is empty
+            in the file then, and whole in what read_submission returns).
     """
 
     job_id: str
@@ -39,6 +41,7 @@ class Submission:
     at: float
     folder: str = ""
     cancelled_by: str = ""
+    index: int | None = None
 
     @property
     def on_slurm(self) -> bool:
@@ -47,8 +50,36 @@ class Submission:
 
 
 def read_submission(files: TrialFiles) -> Submission | None:
-    """The last hand-over; None when there was none. Raises TrialError when the note is damaged."""
-    return read_record(Submission, files.submission)
+    """The last hand-over; None when there was none, or Slurm has not taken the array yet.
+
+    Raises:
+        TrialError: the note is damaged.
+    """
+    found = read_record(Submission, files.submission)
+    if found is None or found.index is None or found.job_id:
+        return found
+    folder = Path(found.folder) if found.folder else files.submitit
+    array = read_record(ArrayRecord, array_record(folder))
+    return None if array is None else of_array(found, array)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayRecord:
+    """``array.json`` in the folder of an array's first trial: that Slurm has taken it."""
+
+    job_id: str
+    at: float
+
+
+def array_record(folder: Path) -> Path:
+    """Where it lies, in the first trial's folder for submitit."""
+    return folder / "array.json"
+
+
+def of_array(note: Submission, array: ArrayRecord) -> Submission:
+    """The note of an element with its job, which Slurm named after the array (pure)."""
+    job_id = f"{array.job_id}_{note.index}"
+    return replace(note, job_id=job_id, job_ids=(job_id,), at=array.at)
 
 
 def that_counts(submission: Submission, attempt: AttemptRecord | None) -> Submission:

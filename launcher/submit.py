@@ -15,18 +15,26 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from launcher.hand_over import hand_over
+from launcher.other_nodes import excluding
 from launcher.problems import raise_all
 from launcher.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
-from launcher.snapshot import take_snapshot
+from launcher.snapshot import code_digest, other_code, provenance_remark, take_snapshot
 from launcher.submission import Submission, read_submission
-from realsys.api.errors import ClusterError, ConfigError, TrialError, TrialIsLive
+from realsys.api.errors import (
+    ClusterError,
+    ConfigError,
+    RealsysError,
+    TrialError,
+    TrialIsLive,
+)
+from realsys.api.folders import check_trial, make_trial_folder
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.trial import (
     AttemptRecord,
@@ -68,18 +76,17 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
 
     Raises:
         TrialError: the trial exists.
+        ClusterError: another user could exchange a folder on the way to it.
         ConfigErrors: an image that is a file is not there; a plan may be made elsewhere, a launch not.
     """
     raise_all(list(missing_images(plan)))
     files = TrialFiles(Path(plan.trial_dir))
-    files.root.parent.mkdir(parents=True, exist_ok=True)
     try:
-        files.root.mkdir()
+        make_trial_folder(files, root=Path(plan.cluster.file_root))
     except FileExistsError:
         raise already_there(files, plan.trial) from None
     try:
         write_text(files.plan, plan_text(plan))
-        files.secrets.mkdir(mode=0o700)
         write_record(files.record, record)
     except BaseException:
         take_away(files)
@@ -104,22 +111,35 @@ def take_away(files: TrialFiles) -> None:
 def remarks(plan: LaunchPlan) -> list[str]:
     """What a launch should say besides doing it: the plan's warnings, and what this shell does not
     pass on to a Slurm job."""
-    return [*plan.warnings, *(not_passed_on(os.environ) if plan.job is not None else ())]
+    told = [provenance_remark(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
+    told += not_passed_on(os.environ) if plan.job is not None else []
+    return [*plan.warnings, *filter(None, told)]
 
 
-def resubmit(files: TrialFiles) -> Submission:
+def remarks_on_resume(files: TrialFiles) -> list[str]:
+    """What a resume should say besides doing it."""
+    with suppress(RealsysError):  # the resume itself says what is wrong with the records
+        return list(filter(None, [other_code(files, read_plan(files.plan))]))
+    return []
+
+
+def resubmit(files: TrialFiles, *, exclude: str | None = None) -> Submission:
     """Starts the next attempt of a trial that is not running; returns who has it.
 
+    Args:
+        exclude: hostlist of nodes that it shall not have.
     Raises:
         TrialIsLive: it is running, or another command resumes it at this moment.
         TrialError: it has completed, or its folder is damaged.
+        ClusterError: another user could exchange its folder, or one on the way to it.
         ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
+    check_trial(files)
     with _alone(files):
-        return _resubmit(files)
+        return _resubmit(files, exclude)
 
 
-def _resubmit(files: TrialFiles) -> Submission:
+def _resubmit(files: TrialFiles, exclude: str | None) -> Submission:
     from launcher.planning import import_all
     from launcher.status import trial_view
     from launcher.trial_state import State
@@ -153,7 +173,8 @@ def _resubmit(files: TrialFiles) -> Submission:
     if plan.job is not None:
         raise_all(missing_secrets(plan.cluster, os.environ))
     with reported(files.root):
-        return start(files, resumed_now(plan, datetime.now()), record.plan_hash)
+        now = resumed_now(plan, datetime.now())
+        return start(files, excluding(now, exclude) if exclude else now, record.plan_hash)
 
 
 @contextmanager
@@ -208,7 +229,7 @@ def resumed_now(plan: LaunchPlan, now: datetime) -> LaunchPlan:
         return plan
     passed = plan.job.deadline and datetime.fromisoformat(plan.job.deadline) <= now
     deadline = None if passed else plan.job.deadline
-    job = replace(plan.job, begin=None, dependency=None, deadline=deadline)
+    job = replace(plan.job, begin=None, dependency=None, after=None, deadline=deadline)
     return replace(plan, job=job)
 
 
@@ -271,7 +292,8 @@ def reported(root: Path, what: str = "the trial") -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file that did not exist, through to the disk."""
-    with open(path, "x", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -295,6 +317,7 @@ def record_of(
         launch_host=socket.gethostname(),
         command=tuple(command),
         realsys_version=importlib.metadata.version("realsys"),
+        code="" if plan.snapshot else code_digest(plan.imports),
         sweep=sweep,
         point=dict(point or {}),
     )

@@ -20,7 +20,7 @@ from launcher.job_options import JobOptions
 from launcher.planning import Planner
 from launcher.problems import flat, raise_all
 from launcher.snapshot import take_snapshot
-from launcher.submission import read_submission
+from launcher.submission import Submission, read_submission
 from launcher.submit import make_trial, record_of, reported, take_away, write_environment
 from launcher.sweep import Point, array_text, job_groups, points_of, told_once
 from launcher.trials import next_free_name
@@ -136,8 +136,9 @@ def submit_jobs(
             with reported(trials[group[0]].root):
                 jobs.append(_submit_group(planned, trials, group, parallel))
     except BaseException:
-        for files in trials:
-            _withdraw(files)
+        # All are read first: elements of an array are known by their first one's folder.
+        for files, submission in [(files, read_submission(files)) for files in trials]:
+            _withdraw(files, submission)
         raise
     return jobs
 
@@ -166,9 +167,8 @@ def _submit_group(
     return f"{submissions[0].job_id.partition('_')[0]}_[{array}]"
 
 
-def _withdraw(files: TrialFiles) -> None:
+def _withdraw(files: TrialFiles, submission: Submission | None) -> None:
     """Cancels the trial's job, if it has one, and removes its folder, unless it has run already."""
-    submission = read_submission(files)
     if submission is not None:
         with suppress(ClusterError):
             take_back(submission)

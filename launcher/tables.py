@@ -16,6 +16,7 @@ from launcher.option_tree import OptionRow, value_text
 from launcher.plan_view import ALLOCATION_HEAD, MEMORY_HEAD, allocation_rows, memory_rows
 from launcher.render import last_words, progress_line, rates
 from launcher.rollout_view import rollout_lines
+from launcher.slurm.time_left import time_warning, time_words
 from launcher.text import duration, headline, moment, times
 from launcher.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -47,6 +48,10 @@ def print_status(view: TrialView) -> None:
         say(f"  evaluated {evaluated}")
     if view.job:
         say(f"  job       {_job_words(view)}")
+    if view.time:
+        say(f"  time      {time_words(view.time)}")
+    if late := time_warning(view.time, view.trial):
+        output.warn(late)
     if view.supervisor_pid:
         say(f"  where     {view.host}, supervisor pid {view.supervisor_pid}")
     if view.started_at:

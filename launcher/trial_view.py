@@ -13,6 +13,7 @@ from launcher.liveness import Liveness
 from launcher.slurm.job_story import explain_job
 from launcher.slurm.query import JobInfo
 from launcher.slurm.states import JobState
+from launcher.slurm.time_left import TimeLeft, time_left
 from launcher.submission import Submission
 from launcher.text import duration
 from launcher.trial_state import Facts, State, decide
@@ -27,6 +28,8 @@ from realsys.api.trial import (
     WorkerRecord,
     WorkerStatus,
 )
+from realsys.slurm.hostlist import compress
+from realsys.slurm.lost_nodes import lost_nodes
 from realsys.slurm.srun_messages import patience_s, what_to_do
 
 
@@ -141,6 +144,7 @@ class TrialView:
     exit: ExitMarker | None = None
     job: JobInfo | None = None
     job_ids: tuple[str, ...] = ()
+    time: TimeLeft | None = None  # of the job; None without a limit
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     known_at: float | None = None  # set where the store can't be read: how old step and phase are
@@ -193,10 +197,18 @@ def view_of(records: Records) -> TrialView:
         exit=marker,
         job=records.job,
         job_ids=records.submission.job_ids if records.submission else (),
+        time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
         known_at=known.at if known else None,
     )
+
+
+def _time_left(state: State, records: Records, progress: Progress | None) -> TimeLeft | None:
+    if state not in State.live():
+        return None
+    eta_s = progress.eta_seconds if progress and state is State.RUNNING else None
+    return time_left(records.job, records.plan, eta_s=eta_s, now=records.now)
 
 
 def _facts(records: Records) -> Facts:
@@ -258,12 +270,14 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     if state is State.FAILED and marker and marker.first_failure:
         failure = marker.first_failure
         why = f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}"
+        if lost := lost_nodes(marker, attempt.nodes if attempt else ""):
+            return why, f"{resume} --exclude {compress(sorted(lost))}, which takes other nodes"
         return why, failure.fix or (f"read its log, then {resume}" if failure.log else resume)
     if state is State.FAILED:
         return "its supervisor says so without a reason", f"realsys logs {records.trial}; {resume}"
     if state is State.LOST and _facts(records).pending is Liveness.DEAD:
-        told = f"read {records.batch_log}, then {resume}" if records.batch_log else resume
-        return "the supervisor ended before it could take an attempt", told
+        fix = f"read {records.batch_log}, then {resume}" if records.batch_log else resume
+        return "the supervisor ended before it could take an attempt", fix
     if state is State.LOST and attempt and records.full:
         who = f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host})"
         return f"{who} is gone without an exit marker, and there is {records.full}", resume

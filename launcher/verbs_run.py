@@ -45,6 +45,7 @@ def launch(
     from launcher import output, places
     from launcher.planning import make_plan
     from launcher.predictions import store_prediction
+    from launcher.slurm.plan_lines import limit_lines
     from launcher.submit import remarks, submit
     from realsys.api.errors import TrialError
 
@@ -88,6 +89,8 @@ def launch(
         places.remember_file_root(plan.cluster.file_root)
     store_prediction(plan, files)
     output.data(plan.trial)
+    for line in limit_lines(plan):
+        output.say(line)
     return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
 
 
@@ -165,10 +168,12 @@ def plan(
         from launcher.tables import print_plan
 
         print_plan(made)
-        show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
+        found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
         if made.job is not None:
-            from launcher.slurm.plan_lines import plan_lines
+            from launcher.slurm.plan_lines import plan_lines, too_long_for
 
+            if found and (late := too_long_for(made, found.figures.wall_s)):
+                output.warn(late)
             for line in plan_lines(made, plan_hash(text)):
                 output.data(line)
     if check:
@@ -179,15 +184,30 @@ def plan(
     return ExitCode.OK
 
 
-def resume(trial: o.Trial, detach: o.Detach = False, cluster: o.Cluster = None) -> int:
+def resume(
+    trial: o.Trial,
+    detach: o.Detach = False,
+    exclude: Annotated[
+        str | None,
+        typer.Option("--exclude", "-x", metavar="HOSTS", help="Not on these nodes, e.g. n2."),
+    ] = None,
+    cluster: o.Cluster = None,
+) -> int:
     """Go on with a trial that was stopped, failed or was lost."""
     from launcher import output
-    from launcher.submit import resubmit
+    from launcher.other_nodes import offers
+    from launcher.submit import remarks_on_resume, resubmit
     from launcher.trials import find_trial, trial_name
 
     files = find_trial(trial, cluster=cluster)
     name = trial_name(files)
-    submission = resubmit(files)
+    if exclude is None:
+        for offer in offers(files, name):
+            output.warn(offer)
+    told = remarks_on_resume(files)
+    submission = resubmit(files, exclude=exclude)
+    for warning in told:
+        output.warn(warning)
     output.data(name)
     return _detached(files, name, submission) if detach else _attached(files, name)
 

@@ -49,7 +49,8 @@ def shell_command(
     job_id = records.attempt.job_id if records.attempt else submission.job_id
     if reader.plan.job is not None and reader.plan.job.layout is Layout.SPLIT:
         job_id = submission.job_ids[step.component]
-    argv = step_beside(reader.plan, step, _number(job_id), record.host, command, terminal=terminal)
+    node = record.node or record.host
+    argv = step_beside(reader.plan, step, _number(job_id), node, command, terminal=terminal)
     return argv, scrubbed(os.environ)
 
 
@@ -57,12 +58,16 @@ def step_beside(
     plan: LaunchPlan,
     step: StepPlan,
     job_id: str,
-    host: str,
+    node: str,
     command: Sequence[str],
     *,
     terminal: bool,
 ) -> list[str]:
-    """srun's argv (pure). It sees all GPUs of the job on that node: none is taken from a step."""
+    """srun's argv (pure). It sees all GPUs of the job on that node: none is taken from a step.
+
+    Args:
+        node: Slurm's name of it.
+    """
     wrapped = wrap(
         plan.cluster.container,
         step.container_image,
@@ -77,7 +82,7 @@ def step_beside(
         "--overlap",
         "--nodes=1",
         "--ntasks=1",
-        f"--nodelist={host}",
+        f"--nodelist={node}",
         "--mem=0",
         "--job-name=exec",
         *(["--pty"] if terminal else []),

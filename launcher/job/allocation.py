@@ -21,7 +21,7 @@ from launcher.job.groups import (
     groups_of,
     too_many_components,
 )
-from launcher.job.times import JobTimes, job_times, over_the_partition
+from launcher.job.times import JobTimes, job_times, over_the_partition, time_to_run
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
@@ -38,6 +38,7 @@ class JobRequest:
     begin: str | None = None
     deadline: str | None = None
     dependency: str | None = None
+    after: str | None = None
     requeue: bool | None = None
 
 
@@ -76,7 +77,7 @@ def allocate(
     for group in groups:
         problems += group_problems(group, cluster, dependency=request.dependency is not None)
     planned = _planned(components, groups, times, cluster, problems)
-    problems += crowded_partitions([c for c, _ in planned], cluster)
+    problems += crowded_partitions([c for c, _ in planned], layout, cluster)
     problems += _no_requeue(layout, request, cluster)
     if layout is Layout.HET:
         problems += _carried_over([component for component, _ in planned])
@@ -92,8 +93,9 @@ def allocate(
         deadline=times.deadline.text if times.deadline else None,
         requeue=wanted,
         dependency=request.dependency,
+        after=request.after if request.dependency else None,
         spare=tuple(
-            nodes.spare(c[0].partition)
+            nodes.spare
             for c, (_, nodes) in zip(components, planned, strict=True)
             if c[0].partition is not None
         ),
@@ -167,6 +169,7 @@ def _planned(
         partition = groups[0].partition
         limit = times.limit(groups, everyone)
         problems += over_the_partition(groups, limit, times)
+        problems += time_to_run(groups, limit, times, cluster.slurm.grace_seconds)
         if partition is None:
             continue  # a problem of groups_of
         nodes = component_nodes(
@@ -197,6 +200,7 @@ def _component(
         worker_types=kinds,
         nodes=nodes.nodes,
         cpus_per_node=nodes.cpus,
+        threads_per_core=nodes.node.core,
         memory_mib_per_node=nodes.memory_mib,
         gpus_per_node=nodes.gpus,
         gpu_type=gpu_types[0] if nodes.gpus else None,

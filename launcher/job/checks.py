@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from launcher.job.component_nodes import NodeLimit
+from launcher.job.component_nodes import NodeLimit, node_shape, threads_are_known
 from launcher.job.groups import Group
+from launcher.job.placement import Demand, Misfit, place
 from launcher.job.sbatch_options import extra_problems
 from launcher.problems import collected
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
-from realsys.api.job import JobComponent
+from realsys.api.job import JobComponent, Layout
 from realsys.slurm.containers import image_problems, image_warnings
 from realsys.slurm.hostlist import check_nodelist, expand
 
@@ -43,6 +44,12 @@ def group_warnings(group: Group, cluster: ClusterSpec) -> Iterator[str]:
             f"constraint {group.task.constraint}: no partition of the cluster spec has the feature "
             f"{', '.join(unknown)}; known are {', '.join(sorted(features))}"
         )
+    if not threads_are_known(group):
+        yield (
+            f"how many threads a core has in partition {group.task.partition} is not known: Slurm does not "
+            "tell, and the cluster spec has no threads_per_core there. Workers without GPUs will share the "
+            "job's CPUs, so that none of them waits for another's"
+        )
     yield from image_warnings(
         cluster.container, group.task.container_image, where=group.where("container_image")
     )
@@ -71,19 +78,52 @@ def node_limit(groups: Sequence[Group], partition: PartitionSpec) -> NodeLimit:
 
 
 def crowded_partitions(
-    components: Sequence[JobComponent], cluster: ClusterSpec
+    components: Sequence[JobComponent], layout: Layout, cluster: ClusterSpec
 ) -> Iterator[ConfigError]:
-    """Components that fit one by one, but not all at the same time."""
+    """Components that fit one by one, but not all at the same time.
+
+    Those of a heterogeneous job never share a node (Slurm 22.05 leaves such a job in the queue), jobs do
+    where both fit.
+    """
     for name, partition in cluster.partitions.items():
         here = [c for c in components if c.partition == name]
         nodes = sum(c.nodes for c in here)
-        if len(here) > 1 and partition.nodes is not None and nodes > partition.nodes:
-            each = " and ".join(f"{c.nodes} for {c.name}" for c in here)
-            yield ConfigError(
-                f"{each} make {nodes} nodes of partition {name!r}, it has {partition.nodes}",
-                where=f"partitions.{name} in the cluster spec",
-                fix="layout single lets groups share nodes, or ask for less",
-            )
+        if len(here) < 2 or partition.nodes is None or nodes <= partition.nodes:
+            continue
+        each = " and ".join(f"{c.nodes} for {c.name}" for c in here)
+        what = f"{each} make {nodes} nodes of partition {name!r}, it has {partition.nodes}"
+        if layout is Layout.SPLIT:
+            misfit = _jobs_beside_each_other(here, partition)
+            if misfit is None:
+                continue
+            what = f"the jobs don't fit into partition {name!r} at the same time: {misfit.why}"
+        yield ConfigError(
+            what,
+            where=f"partitions.{name} in the cluster spec",
+            fix="layout single lets groups share nodes, or ask for less",
+        )
+
+
+def _jobs_beside_each_other(
+    jobs: Sequence[JobComponent], partition: PartitionSpec
+) -> Misfit | None:
+    """Why the partition can't hold all jobs at once; None when it can.
+
+    That two nodes of one job are never the same one is left out: a job that needs more nodes than there are
+    is refused by itself.
+    """
+    shares = [
+        Demand(
+            name=job.name,
+            count=job.nodes,
+            cpus=job.cpus_per_node,
+            memory_mib=job.memory_mib_per_node,
+            gpus=float(job.gpus_per_node),
+        )
+        for job in jobs
+    ]
+    found = place(shares, node_shape(partition, jobs[0].extra), max_nodes=partition.nodes)
+    return found if isinstance(found, Misfit) else None
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -33,14 +33,16 @@ class ComponentNodes:
     cpus: int
     memory_mib: int
     gpus: int
+    node: NodeShape
     steps: Mapping[StepKey, StepPlan]
 
-    def spare(self, partition: PartitionSpec) -> tuple[int, int, int]:
+    @property
+    def spare(self) -> tuple[int, int, int]:
         """What a node has beyond the request: CPUs, MiB, GPUs."""
         return (
-            partition.cpus - self.cpus,
-            partition.memory_mib - self.memory_mib,
-            partition.gpus - self.gpus,
+            self.node.cpus - self.cpus,
+            self.node.memory_mib - self.memory_mib,
+            self.node.gpus - self.gpus,
         )
 
 
@@ -53,22 +55,22 @@ def component_nodes(
     problems: list[ConfigError],
 ) -> ComponentNodes | None:
     """All phases of a component; None when one does not fit."""
-    node = NodeShape(cpus=partition.cpus, memory_mib=partition.memory_mib, gpus=partition.gpus)
+    node = node_shape(partition, groups[0].task.extra)
     before, steps = len(problems), dict[StepKey, StepPlan]()
     nodes = cpus = memory = gpus = 0
     for phase in dict.fromkeys(g.phase for g in groups):
         now = [g for g in groups if g.phase == phase]
-        packing = place([_demand(g) for g in now], node, max_nodes=limit.nodes)
+        packing = place([_demand(g, node) for g in now], node, max_nodes=limit.nodes)
         if isinstance(packing, Misfit):
-            problems.append(_misfit(now, packing, limit))
+            problems.append(_misfit(now, packing, limit, node))
             continue
         binding = _bindings(now, packing, node, cluster, problems)
         for group in now:
-            steps[phase, group.kind] = _step(index, group, packing, binding[group.kind])
+            steps[phase, group.kind] = _step(index, group, packing, binding[group.kind], node)
         nodes = max(nodes, packing.num_nodes)
         for _, tasks in packing.patterns:
             used = list(zip(now, tasks, strict=True))
-            cpus = max(cpus, sum(t * g.task.cpu for g, t in used))
+            cpus = max(cpus, sum(t * node.whole(g.task.cpu) for g, t in used))
             memory = max(memory, sum(t * g.task.mem for g, t in used))
             gpus = max(gpus, _gpus_asked(now, tasks, packing, binding))
     if len(problems) > before:
@@ -77,27 +79,58 @@ def component_nodes(
         memory = min(node.memory_mib, memory + SUPERVISOR_MIB)
     if cluster.slurm.exclusive:
         cpus, memory, gpus = node.cpus, node.memory_mib, node.gpus
-    return ComponentNodes(nodes=nodes, cpus=cpus, memory_mib=memory, gpus=gpus, steps=steps)
+    return ComponentNodes(
+        nodes=nodes, cpus=cpus, memory_mib=memory, gpus=gpus, node=node, steps=steps
+    )
 
 
-def _demand(group: Group) -> Demand:
+def node_shape(partition: PartitionSpec, extra: Mapping[str, str]) -> NodeShape:
+    """A node as Slurm counts it for a job with these options.
+
+    Slurm gives whole cores to a job and to each of its steps, so that steps of one thread each would wait
+    for cores that the job does not have. With one thread a core, all counts are of cores.
+    """
+    threads = partition.threads_per_core or 1
+    cores = partition.cpus // threads
+    single = uses_one_thread(extra)
+    return NodeShape(
+        cpus=cores if single else cores * threads,
+        memory_mib=partition.memory_mib,
+        gpus=partition.gpus,
+        core=1 if single else threads,
+    )
+
+
+def uses_one_thread(extra: Mapping[str, str]) -> bool:
+    """Whether a job asks for one thread of each core only; its steps do as it does (22.05)."""
+    return extra.get("hint") == "nomultithread" or extra.get("threads-per-core") == "1"
+
+
+def threads_are_known(group: Group) -> bool:
+    """Whether the steps' share of CPUs can be counted as Slurm will count it."""
+    known = group.partition is None or group.partition.threads_per_core is not None
+    return known or uses_one_thread(group.task.extra)
+
+
+def _demand(group: Group, node: NodeShape) -> Demand:
     task = group.task
     return Demand(
         name=group.kind.value,
         count=group.count,
-        cpus=task.cpu,
+        cpus=node.whole(task.cpu),
         memory_mib=task.mem,
         gpus=task.gpu,
     )
 
 
-def _step(index: int, group: Group, packing: Packing, binding: str) -> StepPlan:
+def _step(index: int, group: Group, packing: Packing, binding: str, node: NodeShape) -> StepPlan:
     task, runs = group.task, packing.runs(group.kind.value)
     return StepPlan(
         worker_type=group.kind,
         component=index,
         nodes=runs if runs[-1][1] else runs[:-1],
-        cpus_per_task=task.cpu,
+        cpus_per_task=node.whole(task.cpu),
+        shares_cpus=not task.gpu and not threads_are_known(group),
         memory_mib=task.mem,
         gpus_per_task=task.gpu,
         gpus_per_node=_gpus_per_node(group, packing),
@@ -172,8 +205,12 @@ def _uneven(group: Group, packing: Packing, node: NodeShape) -> ConfigError:
     )
 
 
-def _misfit(groups: Sequence[Group], misfit: Misfit, limit: NodeLimit) -> ConfigError:
+def _misfit(
+    groups: Sequence[Group], misfit: Misfit, limit: NodeLimit, node: NodeShape
+) -> ConfigError:
     about = f" ({limit.words})" if misfit.needed is not None else ""
+    if node.core > 1:
+        about += f"; each task has whole cores, of {node.core} CPUs"
     own = groups[0].where("") if len(groups) == 1 else f"scheduling, phase {groups[0].phase}"
     where = own.replace(". ", " ").rstrip(".")
     if misfit.needed is not None:

@@ -62,7 +62,7 @@ def _smaller_tasks(
     for at, d in enumerate(groups):
 
         def with_cpus(cpus: int, at: int = at) -> Sequence[Demand]:
-            return _changed(groups, at, cpus=cpus)
+            return _changed(groups, at, cpus=node.whole(cpus))
 
         def with_memory(mib: int, at: int = at) -> Sequence[Demand]:
             return _changed(groups, at, memory_mib=mib)

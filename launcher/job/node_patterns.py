@@ -36,11 +36,20 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShape:
-    """What a node has for tasks."""
+    """What a node has for tasks.
+
+    Attributes:
+        core: CPUs that come together: Slurm gives a step whole cores, with all threads of each.
+    """
 
     cpus: int
     memory_mib: int
     gpus: int = 0
+    core: int = 1
+
+    def whole(self, cpus: int) -> int:
+        """The CPUs that a task with so many takes: of whole cores."""
+        return -(-cpus // self.core) * self.core
 
 
 @dataclass(frozen=True, kw_only=True)

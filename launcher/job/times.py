@@ -12,15 +12,18 @@ from launcher.slurm.time_spec import (
     Moment,
     TimeLimit,
     deadline_problem,
+    limit_text,
     longest,
     parse_begin,
     parse_deadline,
     parse_time_limit,
 )
-from realsys.api.cluster import ClusterSpec
+from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
 
 _SITE_LIMIT = "slurm.time_limit in the cluster spec"
+_EARLY_S = 60  # man sbatch, --signal: up to so much earlier than asked for
+_WORTHWHILE_MIN = 5  # beyond the grace, of a limit that is proposed
 Parsed = TypeVar("Parsed", TimeLimit, Moment)
 
 
@@ -120,6 +123,76 @@ def over_the_partition(
         where=own[0].where("time_limit") if own else _SITE_LIMIT,
         fix=f"ask for {most.text} or less, or choose another partition",
     )
+
+
+@dataclass(frozen=True)
+class HoldingLimit:
+    """The time limit that Slurm will hold a component to, and whose it is. ``limit`` None: not known."""
+
+    limit: TimeLimit | None
+    whose: str
+
+    @property
+    def is_silent(self) -> bool:
+        """Nobody asked for it: the partition's own is taken."""
+        return self.whose != _ASKED_FOR
+
+    @property
+    def words(self) -> str:
+        """``00:05:00 (5 min), the partition's DefaultTime: none was asked for``."""
+        if self.limit is None:
+            return self.whose
+        return f"{self.limit.text} ({self.limit.words})" + (f", {self.whose}" * self.is_silent)
+
+
+_ASKED_FOR = "asked for"
+
+
+def holding_limit(asked_for: str | None, partition: PartitionSpec | None) -> HoldingLimit:
+    """Of a component: what was asked for, else what the partition gives (as far as the site file says)."""
+    if asked_for is not None:
+        return HoldingLimit(parse_time_limit(asked_for), _ASKED_FOR)
+    for option, name in (("default_time", "DefaultTime"), ("max_time", "MaxTime")):
+        text = getattr(partition, option, None)
+        if text is not None:
+            own = f"the partition's {name}: none was asked for"
+            return HoldingLimit(parse_time_limit(text), own)
+    return HoldingLimit(None, "the partition's own: none was asked for")
+
+
+def time_to_run(
+    groups: Sequence[Group], limit: TimeLimit | None, times: JobTimes, grace_s: int
+) -> Iterator[ConfigError]:
+    """A limit that leaves no time before the run is told to save; a silent one is warned about."""
+    partition, name = groups[0].partition, groups[0].task.partition
+    try:
+        holds = holding_limit(limit.text if limit else None, partition)
+    except ConfigError:
+        return  # a wrong text in the site file: reported there
+    minutes = holds.limit.minutes if holds.limit else None
+    if minutes is None or holds.limit is None:
+        return
+    if holds.is_silent and partition is not None and partition.default_time is not None:
+        told = f"partition {name!r}: the time limit is {holds.words}; ask for another: --time"
+        times.warnings += [told] if told not in times.warnings else []
+    left = 60 * minutes - grace_s
+    if left <= 0:
+        own = [g for g in groups if limit and times.own.get((g.phase, g.kind)) == limit]
+        site = f"partitions.{name} in the cluster spec" if holds.is_silent else _SITE_LIMIT
+        longer = f"give --time {limit_text(-(-grace_s // 60) + _WORTHWHILE_MIN)} or more"
+        yield ConfigError(
+            f"a time limit of {holds.words} leaves no time to train: {grace_s} s before it "
+            "the run is told to save and end",
+            where=own[0].where("time_limit") if own else site,
+            fix=f"{limit.warning if limit and limit.warning else longer}, or set "
+            "slurm.grace_seconds in the cluster spec to what a step and a checkpoint take",
+        )
+    elif left <= _EARLY_S:
+        told = (
+            f"a time limit of {holds.words} leaves little time to train: Slurm tells the run to "
+            f"save {grace_s} s before it, and may do so up to {_EARLY_S} s earlier"
+        )
+        times.warnings += [told] if told not in times.warnings else []
 
 
 def _agreed(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -42,6 +43,8 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
         "ports": ports(wanted["ports"]),
         "addresses": addresses(),
         "gpus": gpus(),
+        "kernel": platform.release(),
+        "pidfd": pidfd(),
     }
     found["begin"], found["end"] = begin, time.time()
     return found
@@ -152,6 +155,22 @@ def gpus() -> list[Any] | None:
             lines = [line for line in text.splitlines() if line.lower().startswith(("gpu", "card"))]
             return [len(lines) if done.returncode == 0 else 0, text[:300]]
     return None
+
+
+def pidfd() -> bool | None:
+    """Whether the kernel has pidfd_open(2); None if it can't be asked."""
+    import ctypes
+    import errno
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).syscall
+        descriptor = call(434, os.getpid(), 0)
+    except (OSError, AttributeError):
+        return None
+    if descriptor < 0:
+        return False if ctypes.get_errno() == errno.ENOSYS else None
+    os.close(descriptor)
+    return True
 
 
 if __name__ == "__main__":

@@ -9,16 +9,25 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from launcher.slurm.commands import run_slurm, said
+from launcher.places import user_name
+from launcher.slurm.site_facts import (
+    NodeFacts,
+    PartitionFacts,
+    SiteFacts,
+    ask_facts,
+    hosts_of,
+    said_by,
+)
+from launcher.slurm.threads import threads_of
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
-from realsys.api.errors import ClusterError
 from realsys.slurm.hostlist import compress, expand
 
-# partition (a star marks the default), nodes, CPUs, MiB, GRES, features, time limit, nodes of a job, hosts
-SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N"
+# partition (a star marks the default), nodes, CPUs, MiB, GRES, features, time limit, nodes of a job, hosts,
+# sockets:cores:threads
+SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N|%z"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +45,8 @@ class NodeKind:
     max_time: str | None
     max_nodes: int | None
     nodelist: str
+    threads_per_core: int = 1
+    system_mib: int = 0  # of the memory, kept for the system: MemSpecLimit
 
     @property
     def shape(self) -> tuple[int, int, int, str | None]:
@@ -50,39 +61,71 @@ class Discovered:
     spec: ClusterSpec
     version: str
     kinds: dict[str, tuple[NodeKind, ...]]
+    facts: SiteFacts = field(default_factory=SiteFacts)
 
 
 def ask(name: str | None = None) -> Discovered:
     """The site whose Slurm programs are on PATH. Raises ClusterError when nobody answers."""
-    options = _said(["srun", "--help"])
+    options = said_by(["srun", "--help"])
     runtime = "pyxis" if "--container-image" in options else "none"
     if runtime == "none" and shutil.which("apptainer"):
         runtime = "apptainer"
+    config = said_by(["scontrol", "show", "config"])
     return discovered(
-        _said(["scontrol", "show", "config"]),
-        _said(["sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]),
+        config,
+        said_by(["sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]),
         runtime=runtime,
         name=name,
+        more=ask_facts(user_name(), accounting=_keeps_accounts(config_facts(config))),
     )
 
 
-def discovered(config: str, nodes: str, *, runtime: str, name: str | None = None) -> Discovered:
-    """The site, from the two programs' output."""
+def discovered(
+    config: str,
+    nodes: str,
+    *,
+    runtime: str,
+    name: str | None = None,
+    more: SiteFacts | None = None,
+) -> Discovered:
+    """The site, from the programs' output."""
     facts = config_facts(config)
-    kinds = by_partition(node_kinds(nodes))
+    enforced = "associations" in facts.get("AccountingStorageEnforce", "")
+    more = replace(more or SiteFacts(), enforces_accounts=enforced)
+    kinds = by_partition(with_facts(kind, more.nodes) for kind in node_kinds(nodes))
     default = [p for p, of_it in kinds.items() if any(kind.default for kind in of_it)]
     accounting = facts.get("AccountingStorageType", "")
     spec = ClusterSpec(
         name=name or facts.get("ClusterName", "cluster"),
         scheduler="slurm",
         container=ContainerSpec(runtime=runtime),
-        partitions={p: partition_spec(of_it) for p, of_it in kinds.items()},
+        partitions={
+            p: partition_spec(of_it, more.partitions.get(p, PartitionFacts()))
+            for p, of_it in kinds.items()
+        },
         slurm=SlurmSpec(
             partition=default[0] if default else None,
-            accounting=accounting.endswith("slurmdbd") if accounting else None,
+            accounting=_keeps_accounts(facts) if accounting else None,
         ),
     )
-    return Discovered(spec=spec, version=facts.get("SLURM_VERSION", "?"), kinds=kinds)
+    version = facts.get("SLURM_VERSION", "?")
+    return Discovered(spec=spec, version=version, kinds=kinds, facts=more)
+
+
+def with_facts(kind: NodeKind, nodes: Mapping[str, NodeFacts]) -> NodeKind:
+    """The kind with what jobs can have of its nodes, the least of them."""
+    known = [nodes[host] for host in hosts_of(kind.nodelist) if host in nodes]
+    if not known:
+        return kind
+    return replace(
+        kind,
+        cpus=min(kind.cpus, *(node.cpus or kind.cpus for node in known)),
+        system_mib=max(node.system_mib for node in known),
+    )
+
+
+def _keeps_accounts(facts: Mapping[str, str]) -> bool:
+    return facts.get("AccountingStorageType", "").endswith("slurmdbd")
 
 
 def config_facts(text: str) -> dict[str, str]:
@@ -98,7 +141,7 @@ def node_kinds(text: str) -> Iterator[NodeKind]:
         fields = line.strip().split("|")
         if len(fields) != SINFO_FORMAT.count("|") + 1:
             continue
-        partition, nodes, cpus, memory, gres, features, limit, size, hosts = fields
+        partition, nodes, cpus, memory, gres, features, limit, size, hosts, cores = fields
         gpu_type, gpus = gpus_of(gres)
         if int(nodes) == 0:
             continue
@@ -114,6 +157,7 @@ def node_kinds(text: str) -> Iterator[NodeKind]:
             max_time=None if limit in ("infinite", "n/a", "") else limit,
             max_nodes=_most_nodes(size),
             nodelist=hosts,
+            threads_per_core=threads_of(cpus, cores) or 1,
         )
 
 
@@ -140,18 +184,23 @@ def by_partition(kinds: Iterable[NodeKind]) -> dict[str, tuple[NodeKind, ...]]:
     return found
 
 
-def partition_spec(kinds: tuple[NodeKind, ...]) -> PartitionSpec:
-    """What each of the described nodes has: those with the commonest GPUs, if any have some."""
+def partition_spec(kinds: tuple[NodeKind, ...], facts: PartitionFacts) -> PartitionSpec:
+    """What a job can have of each described node: of those with the commonest GPUs, if any have some."""
     described = described_kinds(kinds)
     features = dict.fromkeys(f for kind in described for f in kind.features)
+    memory = max(1, min(kind.memory_mib - kind.system_mib for kind in described))
+    most = facts.max_mib_per_node
     return PartitionSpec(
         nodes=sum(kind.nodes for kind in described),
         cpus=min(kind.cpus for kind in described),
-        memory_mib=min(kind.memory_mib for kind in described),
+        # Of all kinds, not of the described alone: more never harm, fewer let steps wait for cores.
+        threads_per_core=max(kind.threads_per_core for kind in kinds),
+        memory_mib=memory if most is None else min(memory, most),
         gpus=described[0].gpus,
         gpu_type=described[0].gpu_type,
         nodelist=compress(host for kind in described for host in expand(kind.nodelist)),
         features=tuple(features),
+        default_time=facts.default_time,
         max_time=described[0].max_time,
         max_nodes=described[0].max_nodes,
     )
@@ -164,17 +213,6 @@ def described_kinds(kinds: tuple[NodeKind, ...]) -> tuple[NodeKind, ...]:
         totals[kind.gpus, kind.gpu_type] += kind.gpus * kind.nodes
     commonest, _ = totals.most_common(1)[0]
     return tuple(kind for kind in kinds if (kind.gpus, kind.gpu_type) == commonest)
-
-
-def _said(argv: list[str]) -> str:
-    done = run_slurm(argv, timeout_s=20)
-    if done.returncode != 0:
-        raise ClusterError(
-            f"{argv[0]} fails: {said(done.stderr) or done.returncode}",
-            where=" ".join(argv),
-            fix="try it in this shell; then ask the site's administrators",
-        )
-    return done.stdout
 
 
 def _number(text: str) -> int:

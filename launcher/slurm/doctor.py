@@ -17,6 +17,7 @@ from pathlib import Path
 from launcher.clusters import check_writable
 from launcher.site_problems import IMAGES, missing_secrets
 from launcher.slurm.findings import Finding, of_error
+from launcher.slurm.kernel_checks import kernel_here
 from launcher.slurm.login_checks import slurm_findings
 from launcher.slurm.node_checks import NEEDED, node_findings, not_looked, python_here
 from launcher.slurm.node_job import QUEUE_S, NodeJob, Seen, look, node_job
@@ -37,6 +38,7 @@ def examine(spec: ClusterSpec, *, partition: str | None = None) -> Iterator[Find
     yield from here_findings(spec)
     if spec.scheduler != "slurm":
         yield packages_finding()
+        yield from kernel_here()
         return
     yield from image_findings(spec)
     try:

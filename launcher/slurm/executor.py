@@ -1,90 +1,106 @@
 """submitit's Slurm executor with our script, a clean environment, and Slurm's refusals in words.
 
-Its folder, file names and pickled call are submitit's; status, results and requeue are not used
-(without accounting they wait for ever, and a time limit written as text crashes them).
+Its folder and file names are submitit's; status, results and requeue are not used (without accounting
+they wait for ever, and a time limit written as text crashes them), and no pickled call: the command in
+the script says what runs.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
+from launcher.entry_command import array_command
 from launcher.local_executor import check_folder
-from launcher.slurm.commands import run_slurm, scancel
+from launcher.slurm.commands import run_slurm
 from launcher.slurm.refusals import refusal
-from launcher.slurm.script import sbatch_argv, submitit_command
+from launcher.slurm.script import sbatch_argv
 from realsys.api.errors import ClusterError
+from realsys.api.folders import write_private
 
 SUBMIT_TIMEOUT_S = 30.0
 FULL = "temporarily unable to accept job"
-CALL_TIMEOUT_MIN = 5  # submitit's default; its own clock is not used
+UNANSWERED = "slurmctld does not answer"
+ASK_AGAIN_S = (2.0, 5.0)  # whether it took the job all the same
+ELEMENTS = "elements.json"  # of a job array: index → trial's folder and plan's hash
+
+
+def accepted_job(script: Path) -> str | None:
+    """The job that Slurm made of a script although its sbatch heard no answer; None: there is none.
+
+    Raises:
+        ClusterError: Slurm does not answer this either.
+    """
+    argv = ["squeue", "--me", "--noheader", "--states=all", "--format=%F|%o"]
+    pauses = iter(ASK_AGAIN_S)
+    while True:
+        try:
+            said = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S).stdout
+        except ClusterError as error:
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise ClusterError(
+                    f"{error.what}; whether it took the job is not known",
+                    where=error.where,
+                    fix="when it answers: squeue --me, and scancel a job of this trial before you "
+                    "launch again",
+                ) from error
+            time.sleep(pause_s)
+        else:
+            rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
+            return next((job_id for job_id, command in rows if command == str(script)), None)
 
 
 class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
-    """Submits one function call as the batch step of a job, or one for each element of a job array.
+    """Submits a command as the batch step of a job, or of each element of a job array.
 
     Args:
-        folder: where submitit keeps the pickled call, the script and the output.
-        script: the batch script, from the shell command that makes the call.
-        python: interpreter of the batch script.
+        folder: where submitit keeps the script and the output.
+        script: the batch script, from the shell command that it becomes.
     """
 
-    def __init__(self, folder: Path, *, script: Callable[[str], str], python: str) -> None:
+    def __init__(self, folder: Path, *, script: Callable[[str], str]) -> None:
         check_folder(folder)
         super().__init__(folder)
-        self._script, self._interpreter, self._array = script, python, False
+        self._script, self._array = script, False
 
-    def submit_array(
-        self, function: Callable[..., Any], arguments: Mapping[int, tuple[Any, ...]]
-    ) -> dict[int, str]:
-        """Submits one array; element i calls ``function`` with ``arguments[i]``: i → its job id.
+    def start(self, command: str) -> str:
+        """Submits the job; its id. Raises ClusterError: Slurm refuses."""
+        return str(self._submit_command(command).job_id)
+
+    def submit_array(self, python: str, trials: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+        """Submits one array; element i runs ``trials[i]``, folder and plan's hash: i → its job id.
 
         The script's --array must name just these indices. All or none is submitted.
 
         Raises:
             ClusterError: Slurm refuses.
         """
-        folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        pickles = {index: folder / f"{uuid.uuid4().hex}.pkl" for index in arguments}
+        elements = self.folder / ELEMENTS
+        data = json.dumps({str(index): trial for index, trial in trials.items()}).encode()
+        write_private(elements, data)
         try:
-            for index, path in pickles.items():
-                call = utils.DelayedSubmission(function, *arguments[index])
-                call.set_timeout(CALL_TIMEOUT_MIN, self.max_num_timeout)
-                call.dump(path)
             self._array = True
-            whole = self._submit_command(self._submitit_command_str)
-            return self._named(whole.job_id, pickles)
+            sha256 = hashlib.sha256(data).hexdigest()
+            array_id = self.start(array_command(python, elements, sha256))
+        except BaseException:
+            elements.unlink(missing_ok=True)
+            raise
         finally:
             self._array = False
-            for path in pickles.values():
-                path.unlink(missing_ok=True)  # those that were not moved
-
-    def _named(self, array_id: str, pickles: Mapping[int, Path]) -> dict[int, str]:
-        """The pickled calls where the elements look for them; an element waits a minute for its own."""
-        ids = {index: f"{array_id}_{index}" for index in pickles}
-        try:
-            for index, path in pickles.items():
-                job = SlurmJob(folder=self.folder, job_id=ids[index], tasks=[0])
-                job.paths.move_temporary_file(path, "submitted_pickle")
-        except BaseException:
-            scancel([array_id])
-            raise
-        return ids
+        return {index: f"{array_id}_{index}" for index in trials}
 
     @classmethod
     def affinity(cls) -> int:
         """Always possible: a missing sbatch is told when it is run."""
         return 2
-
-    @property
-    def _submitit_command_str(self) -> str:
-        return submitit_command(self._interpreter, self.folder)
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script(command)
@@ -96,19 +112,22 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         """Writes the script, runs sbatch, names the script after the job. Raises ClusterError."""
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
         path = folder / f".submission_file_{uuid.uuid4().hex}.sh"
-        path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
+        write_private(path, self._make_submission_file_text(command, "").encode())
         where = f"sbatch of {folder.parent}"
         try:
             argv = sbatch_argv(folder, str(path), array=self._array)
             done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S)
             if done.returncode != 0:
                 raise refusal(done.stderr, where=where)
+            job_id = self._get_job_id_from_submission_command(done.stdout)
         except ClusterError as error:
-            path.unlink()
-            if FULL in error.what:  # sbatch itself would go on trying for ever
-                raise refusal(f"{FULL} jobs", where=where) from error
-            raise
-        job_id = self._get_job_id_from_submission_command(done.stdout)
+            accepted = accepted_job(path) if error.what.startswith(UNANSWERED) else None
+            if accepted is None:
+                path.unlink()
+                if FULL in error.what:  # sbatch itself would go on trying for ever
+                    raise refusal(f"{FULL} jobs", where=where) from error
+                raise
+            job_id = accepted
         job = SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
         job.paths.move_temporary_file(path, "submission_file")
         return job

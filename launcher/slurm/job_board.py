@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from launcher.slurm.query import Answer, JobInfo, ask
+from launcher.slurm.waiting import with_detail
 from launcher.submission import Submission
 
 WATCH_AGE_S = 10.0  # a live view asks Slurm no more often than this
@@ -23,12 +25,19 @@ class JobBoard:
         max_age_s: how old an answer may become; None: never too old, unless a trial's own records
             show that something has changed.
         query: asks Slurm; replaced by tests.
+        detail: finds out more about why a job waits, for a single trial; replaced by tests.
     """
 
     def __init__(
-        self, *, max_age_s: float | None = None, query: Callable[..., Answer] = ask
+        self,
+        *,
+        max_age_s: float | None = None,
+        query: Callable[..., Answer] = ask,
+        detail: Callable[[JobInfo], JobInfo] = with_detail,
     ) -> None:
-        self._max_age_s, self._query = max_age_s, query
+        self._max_age_s, self._query, self._detail = max_age_s, query, detail
+        self._is_list = False
+        self._details: dict[tuple[str, str], JobInfo] = {}
         self._ids: dict[str, None] = {}
         self._answer: Answer | None = None
         self._accounting: bool | None = None
@@ -41,6 +50,7 @@ class JobBoard:
     def expect(self, submissions: Iterable[Submission]) -> None:
         """Names jobs that will be asked about, so that the first question asks for all."""
         self._ids |= {job_id: None for s in submissions for job_id in _ids(s)}
+        self._is_list = True
 
     def job(
         self, submission: Submission, *, news_at: float = 0.0, accounting: bool | None = None
@@ -61,7 +71,16 @@ class JobBoard:
             self._answer = self._query(list(self._ids), accounting=self._accounting, max_age_s=age)
             if self._answer.accounting_off:
                 self._accounting = False
-        return self._answer.jobs.get(submission.job_id)
+        return self._told_further(self._answer.jobs.get(submission.job_id))
+
+    def _told_further(self, job: JobInfo | None) -> JobInfo | None:
+        """With what lies behind its reason, asked once a job and reason; a list does without."""
+        if job is None or self._is_list:
+            return job
+        known = self._details.get(key := (job.job_id, job.reason))
+        if known is None:
+            known = self._details[key] = self._detail(job)
+        return replace(job, reason_words=known.reason_words, fix=known.fix)
 
     def _age_that_will_do(self, news_at: float, *, first: bool) -> float:
         """0 for the first question: what a command shows first is true when it shows it."""

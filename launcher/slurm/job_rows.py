@@ -44,6 +44,7 @@ class JobInfo:
     Attributes:
         job_id: Slurm's name of it: ``12``, ``12_3``, ``12+0``.
         slurm_state, reason: Slurm's own words; a reason that says nothing is empty.
+        fix: what to do about the reason, where more was found out than the reason says.
         expected_start: when Slurm thinks it will start, or may at the earliest; only before the start.
         submitted_at, started_at, ended_at: seconds since 1970 by the controller's clock. Of a requeued
             job they are its present run's.
@@ -59,6 +60,7 @@ class JobInfo:
     slurm_state: str = ""
     reason: str = ""
     reason_words: str = ""
+    fix: str = ""
     expected_start: float | None = None
     submitted_at: float | None = None
     started_at: float | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from launcher.slurm.conditions import CONDITIONS
 from launcher.slurm.reasons import fix as reason_fix
 from launcher.slurm.states import JobState
 from launcher.text import duration, moment
@@ -54,8 +56,27 @@ def explain_job(state: State, records: Records) -> tuple[str, str] | None:
 def _waiting(job: JobInfo, records: Records) -> tuple[str, str]:
     again = "again " if records.attempt is not None else ""
     start = f"; expected to start {moment(job.expected_start)}" if job.expected_start else ""
-    why = f"job {job.job_id} waits {again}in Slurm's queue: {job.reason_words or job.reason}{start}"
-    return why, reason_fix(job.reason)
+    words, fix = job.reason_words or job.reason, job.fix or reason_fix(job.reason)
+    if (other := _waits_for(records)) and job.reason in _DEPENDENCY:
+        words, fix = _DEPENDENCY[job.reason](other), f"realsys status {other}"
+        if job.reason != "Dependency":
+            fix += "; then cancel this one (realsys stop) and launch it without --after"
+    return f"job {job.job_id} waits {again}in Slurm's queue: {words}{start}", fix
+
+
+_DEPENDENCY: dict[str, Callable[[str], str]] = {
+    "Dependency": lambda other: f"it waits for {other}",
+    "DependencyNeverSatisfied": lambda other: (
+        f"{other}, which it waits for, did not end as it must"
+    ),
+}
+
+
+def _waits_for(records: Records) -> str:
+    """The trial or sweep named by --after, as `realsys status` takes it."""
+    after = records.plan.job.after if records.plan and records.plan.job else None
+    name, colon, condition = (after or "").rpartition(":")
+    return name if colon and condition in CONDITIONS else after or ""
 
 
 def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:

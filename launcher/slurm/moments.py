@@ -63,7 +63,7 @@ def _read(stripped: str, text: str, now: datetime, where: str) -> datetime:
     if match := _UTS.fullmatch(stripped):
         return datetime.fromtimestamp(int(match[1]))
     if match := _OFFSET.fullmatch(stripped):
-        return now + _offset(match, text, where)
+        return later(now, _offset_s(match, text, where))
     if stripped.lower() == "now":
         return now
     parts, at = _Parts(), 0
@@ -78,14 +78,27 @@ def _read(stripped: str, text: str, now: datetime, where: str) -> datetime:
     return _combined(parts, now)
 
 
-def _offset(match: re.Match[str], text: str, where: str) -> timedelta:
+def later(at: datetime, seconds: float) -> datetime:
+    """So many seconds after a local time without a zone, as Slurm counts them: clocks may change between.
+
+    Of the hour that comes twice in autumn it is not known which one the outcome is: sbatch reads no more.
+    """
+    return datetime.fromtimestamp(at.timestamp() + seconds)
+
+
+def seconds_between(begin: datetime, end: datetime) -> float:
+    """By the clock on the wall there may be an hour more, or less."""
+    return end.timestamp() - begin.timestamp()
+
+
+def _offset_s(match: re.Match[str], text: str, where: str) -> int:
     unit = match[3].lower().removesuffix("s") or "second"
     if unit not in _UNITS:
         near = [u for u in _UNITS if u.startswith(unit)]
         meant = f"; for {near[0]}s write now{match[1]}{match[2]}{near[0]}s" if near else ""
         raise _refused(text, where, f"{match[3]!r} is no unit of Slurm's{meant}")
     seconds = int(match[2]) * _UNITS[unit]
-    return timedelta(seconds=seconds if match[1] == "+" else -seconds)
+    return seconds if match[1] == "+" else -seconds
 
 
 def _take(match: re.Match[str], parts: _Parts, now: datetime, text: str, where: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.slurm.findings import Finding, unchecked
 from launcher.slurm.images import PROGRAMS
+from launcher.slurm.kernel_checks import kernel_there
 from launcher.slurm.node_job import NodeJob, Seen
 from launcher.slurm.store_checks import there_finding
 from realsys.api.cluster import ClusterSpec
@@ -69,6 +70,7 @@ def _host_findings(
     yield _shared(job, report["shared"])
     yield there_finding(job.spec, report["store"])
     yield _clock(seen["host"], report)
+    yield from kernel_there(report)
     yield _ports(job.spec, report["ports"])
     if job.spec.interface:
         yield _interface(job.spec.interface, report["addresses"])
@@ -188,16 +190,18 @@ def _gpu(seen: Seen | None) -> Finding:
     if not visible:
         fix = "check GresTypes and gres.conf, and gpu_type in the site file: ask the site"
         return Finding("GPU", False, "Slurm gave none: CUDA_VISIBLE_DEVICES is not set", fix)
+    number = len(visible.split(","))
+    given = f"{number} GPU{'s' * (number > 1)} (index {visible})"
     if gpus is None:
         fix = (
             "if there should be: is the driver on the node, and in the image (--nv, NVIDIA's hook)?"
         )
-        what = f"not checked: Slurm gave {visible}, and no nvidia-smi is there to ask"
+        what = f"not checked: Slurm gave {given}, and no nvidia-smi is there to ask"
         return Finding("GPU", None, what, fix)
-    number, text = gpus
-    if not number:
-        return Finding("GPU", False, f"Slurm gave {visible}; {text}", "the driver does not answer")
-    return Finding("GPU", True, f"Slurm gave {visible}; {text.splitlines()[0]}")
+    seen_there, text = gpus
+    if not seen_there:
+        return Finding("GPU", False, f"Slurm gave {given}; {text}", "the driver does not answer")
+    return Finding("GPU", True, f"Slurm gave {given}; {text.splitlines()[0]}")
 
 
 def python_here() -> str:

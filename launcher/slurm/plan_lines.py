@@ -11,23 +11,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.entry_command import job_command
+from launcher.job.times import HoldingLimit, holding_limit
 from launcher.slurm.script import (
     render_script,
     sbatch_argv,
     submissions,
-    submitit_command,
     supervisor_python,
 )
-from launcher.slurm.time_spec import parse_time_limit
+from launcher.text import duration
 from realsys.api.job import JobComponent, StepPlan
-from realsys.api.plan import LaunchPlan
+from realsys.api.plan import LaunchPlan, plan_hash, plan_text
 from realsys.api.trial import TrialFiles
 from realsys.slurm.step_command import srun_argv
 
 FIRST_ATTEMPT = 1
 
 
-def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
+def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
     """Everything about the job, in the order in which it happens."""
     assert plan.job is not None
     yield f"Slurm job, layout {plan.job.layout.value}"
@@ -36,14 +37,19 @@ def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
     if plan.job.deadline:
         yield f"  is removed if it can't end before {plan.job.deadline}"
     if plan.job.dependency:
-        yield f"  waits for {plan.job.dependency}"
+        whom = (
+            f"{plan.job.after} (job {plan.job.dependency})"
+            if plan.job.after
+            else plan.job.dependency
+        )
+        yield f"  waits for {whom}"
     if plan.job.requeue:
         yield "  goes on by itself after preemption, a lost node and the time limit"
     for index, component in enumerate(plan.job.components):
         yield from _component_lines(plan, index, component)
     yield ""
     for held in submissions(plan.job):
-        yield from _script_lines(plan, held)
+        yield from _script_lines(plan, hash_of_plan, held)
     for phase in plan.phases:
         for step in phase.steps:
             yield f"# step {step.worker_type.value} of phase {phase.name}"
@@ -51,7 +57,7 @@ def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
                 plan,
                 phase,
                 step,
-                plan_hash=plan_hash,
+                plan_hash=hash_of_plan,
                 attempt=FIRST_ATTEMPT,
                 python=supervisor_python(plan, sys.executable),
             )
@@ -62,12 +68,14 @@ def plan_lines(plan: LaunchPlan, plan_hash: str) -> Iterator[str]:
 def scripts(plan: LaunchPlan, attempt: int = FIRST_ATTEMPT) -> list[str]:
     """The batch script of each job."""
     assert plan.job is not None
-    folder = TrialFiles(Path(plan.trial_dir)).submitit
-    command = submitit_command(supervisor_python(plan, sys.executable), folder)
-    return [
-        render_script(plan, attempt=attempt, command=command, components=held)
-        for held in submissions(plan.job)
-    ]
+    hash_of_plan = plan_hash(plan_text(plan))
+    return [_script(plan, hash_of_plan, held, attempt) for held in submissions(plan.job)]
+
+
+def _script(plan: LaunchPlan, hash_of_plan: str, held: list[int], attempt: int) -> str:
+    python = supervisor_python(plan, sys.executable)
+    command = job_command(python, Path(plan.trial_dir), hash_of_plan, held, attempt)
+    return render_script(plan, attempt=attempt, command=command, components=held)
 
 
 def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> Iterator[str]:
@@ -75,21 +83,55 @@ def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> I
     gpus = ""
     if component.gpus_per_node:
         gpus = f", {component.gpus_per_node} {component.gpu_type or 'GPU'}"
+    threads = component.threads_per_core
+    cores = f" ({component.cpus_per_node // threads} cores)" if threads > 1 else ""
     where = f" of partition {component.partition}" if component.partition else ""
     yield (
         f"  {component.name}: {component.nodes} node{'s' * (component.nodes > 1)}{where}, each "
-        f"{component.cpus_per_node} CPUs, {component.memory_mib_per_node} MiB{gpus}"
+        f"{component.cpus_per_node} CPUs{cores}, {component.memory_mib_per_node} MiB{gpus}"
     )
     if index < len(plan.job.spare):
         cpus, memory, spare_gpus = plan.job.spare[index]
         yield f"    spare a node: {cpus} CPUs, {memory} MiB, {spare_gpus} GPUs"
-    if component.time_limit:
-        limit = parse_time_limit(component.time_limit)
-        yield f"    time limit {component.time_limit} ({limit.words})"
+    yield f"    time limit {limit_of(plan, component).words}"
     for phase in plan.phases:
         for step in phase.steps:
             if step.component == index:
                 yield f"    {phase.name}: {step_words(step)}"
+
+
+def limit_of(plan: LaunchPlan, component: JobComponent) -> HoldingLimit:
+    """The time limit that holds, also where the partition's is taken silently."""
+    return holding_limit(
+        component.time_limit, plan.cluster.partitions.get(component.partition or "")
+    )
+
+
+def limit_lines(plan: LaunchPlan) -> list[str]:
+    """For a launch: the limit of each kind of node, once; nothing on this machine."""
+    if plan.job is None:
+        return []
+    words = [limit_of(plan, component).words for component in plan.job.components]
+    return [f"time limit {told}" for told in dict.fromkeys(words)]
+
+
+def too_long_for(plan: LaunchPlan, step_s: float) -> str:
+    """That the predicted run does not fit its shortest time limit; empty where it does, or who knows.
+
+    Only the main phase's steps are counted, so it says "at least".
+    """
+    limits = [limit_of(plan, c).limit for c in plan.job.components] if plan.job else []
+    minutes = [limit.minutes for limit in limits if limit and limit.minutes is not None]
+    steps = plan.phases[-1].config.exp_ctrl.benchmark_steps
+    if plan.job is None or plan.job.requeue or not minutes or steps is None:
+        return ""
+    given_s = 60 * min(minutes) - plan.cluster.slurm.grace_seconds
+    if steps * step_s <= given_s:
+        return ""
+    return (
+        f"{steps} steps take at least {duration(steps * step_s)} as predicted, and the time limit leaves "
+        f"{duration(given_s)}: the run will save and stop before its end; give more --time, or --requeue"
+    )
 
 
 def step_words(step: StepPlan) -> str:
@@ -101,17 +143,15 @@ def step_words(step: StepPlan) -> str:
             runs.append(f"{tasks} on {nodes}" if count == 1 else f"{tasks} on each of {nodes}")
         at += count
     words = f"{step.num_tasks} × {step.worker_type.value}: {', '.join(runs)}"
-    words += f"; {step.cpus_per_task} CPUs, {step.memory_mib} MiB"
+    cpus = "the job's CPUs, shared" if step.shares_cpus else f"{step.cpus_per_task} CPUs"
+    words += f"; {cpus}, {step.memory_mib} MiB"
     if step.gpus_per_task:
         words += f", {step.gpus_per_task:g} GPU each ({step.gpu_binding})"
     return words + (f"; image {step.container_image}" if step.container_image else "")
 
 
-def _script_lines(plan: LaunchPlan, held: list[int]) -> Iterator[str]:
+def _script_lines(plan: LaunchPlan, hash_of_plan: str, held: list[int]) -> Iterator[str]:
     folder = TrialFiles(Path(plan.trial_dir)).submitit
-    command = submitit_command(supervisor_python(plan, sys.executable), folder)
     yield "# " + shlex.join(sbatch_argv(folder, "SCRIPT")) + ", where SCRIPT is:"
-    yield from render_script(
-        plan, attempt=FIRST_ATTEMPT, command=command, components=held
-    ).splitlines()
+    yield from _script(plan, hash_of_plan, held, FIRST_ATTEMPT).splitlines()
     yield ""

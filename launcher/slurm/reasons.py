@@ -183,6 +183,34 @@ def is_hold(reason: str) -> bool:
     return bool(_HELD.fullmatch(_plain(reason)))
 
 
+def is_shared_limit(reason: str) -> bool:
+    """True of a limit on several jobs together, which one of them alone may exceed."""
+    text = _plain(reason)
+    found = None if text in REASONS else _LIMIT.fullmatch(text)
+    if found is None or found["thing"] not in _THINGS or found["kind"] == "Min":
+        return False
+    return not _is_own_limit(found)
+
+
+def is_about_nodes(reason: str) -> bool:
+    """True where the job waits for nodes that are down, drained or reserved."""
+    text = _plain(reason)
+    return text.startswith(("ReqNodeNotAvail", "NodeDown", "Nodes required for job are DOWN"))
+
+
+def thing_of(tres: str) -> str:
+    """``gres/gpu:h200`` → GPUs (h200), ``cpu`` → CPUs."""
+    name, _, kind = tres.partition(":")
+    known = {"cpu": "CPUs", "mem": "MiB of memory", "node": "nodes", "gres/gpu": "GPUs"}
+    return known.get(name, name) + (f" ({kind})" if kind else "")
+
+
+def _is_own_limit(found: re.Match[str]) -> bool:
+    """Of one job or node: nobody else's end helps."""
+    per = (found["per"] or "").removeprefix("Per").lower()
+    return found["kind"] == "Max" and (per in {"job", "node"} or found["thing"] == "WallDuration")
+
+
 def _plain(reason: str) -> str:
     """Without what squeue's NODELIST(REASON) puts around it."""
     text = reason.strip()
@@ -212,7 +240,7 @@ def _limit(found: re.Match[str], text: str) -> Reason:
         return Reason(
             f"it asks for too little of {thing} for {owner}{name}", f"{_NEVER} more, or another qos"
         )
-    if found["kind"] == "Max" and (per in {"job", "node"} or found["thing"] == "WallDuration"):
+    if _is_own_limit(found):
         of = f"{thing} of one {per or 'job'}" + (" times its time limit" if budget else "")
         return Reason(
             f"it is over the limit of {owner} on {of}{name}", f"{_NEVER} less, or use another qos"

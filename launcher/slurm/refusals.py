@@ -19,7 +19,16 @@ _FIXES = (
     ("invalid qualit", "set slurm.qos or --qos; yours: sacctmgr show assoc user=$USER format=qos"),
     ("invalid feature", "check --constraint against `sinfo -o '%f'`"),
     ("invalid node name", "check --nodelist against `sinfo -N`"),
-    ("invalid dependency", "the trial named by --after has no such job any more"),
+    (
+        "invalid dependency",
+        "Slurm does not know the job of the trial named by --after any more: launch without --after if "
+        "`realsys status` says that it is over",
+    ),
+    (
+        "time limit specification required",
+        "this site wants a time limit of every job: give --time, or set slurm.time_limit in the cluster "
+        "spec",
+    ),
     ("requested reservation is invalid", "check --reservation against `scontrol show reservation`"),
     ("access denied to requested reservation", "ask who owns it, or leave --reservation out"),
     (

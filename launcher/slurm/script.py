@@ -32,7 +32,7 @@ def render_script(
 
     Args:
         attempt: number of the attempt that this submission will be, for the comment.
-        command: shell command that runs the pickled call (submitit's).
+        command: shell command that the script becomes (entry_command.py).
         components: indices of the plan's components that this job holds; None: all of them. The
             layout split submits one script for each.
         array: ``0-5%2``: one job array for several trials of equal shape.
@@ -122,7 +122,6 @@ def body(plan: LaunchPlan, command: str) -> Iterator[str]:
     if plan.snapshot:
         path = shlex.quote(str(files.code))
         yield f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"'
-    yield "export SUBMITIT_EXECUTOR=slurm"
     yield f"exec {command}"
 
 
@@ -136,11 +135,6 @@ def sbatch_argv(folder: Path, script: str, *, array: bool = False) -> list[str]:
         f"--chdir={folder}",
         script,
     ]
-
-
-def submitit_command(python: str, folder: Path) -> str:
-    """What submitit runs to load the pickled call and make it."""
-    return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
 
 
 def supervisor_python(plan: LaunchPlan, here: str) -> str:

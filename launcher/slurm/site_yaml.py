@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from launcher.slurm.discover import Discovered, NodeKind, described_kinds
+from launcher.slurm.site_facts import PartitionFacts, SiteFacts, hosts_of
 from realsys.api.cluster import PartitionSpec
 
 _PLAIN = re.compile(r"[A-Za-z/][\w./+-]*( [\w./+-]+)*")
@@ -21,6 +22,8 @@ _WORDS = (
     "none",
     "null",
 )  # that would be read as no text
+_MOST_NODES = 5  # named as down or drained
+_MOST_NAMES = 12  # of accounts or QOS
 _MAX_FEATURES = 30  # some sites have one for each node
 
 
@@ -43,9 +46,8 @@ def _lines(found: Discovered) -> Iterator[str]:
     yield ""
     yield "slurm:"
     yield f"  partition: {scalar(spec.slurm.partition)}"
-    yield "  # account: EDIT, where the site wants one: sacctmgr show assoc user=$USER"
-    yield "  # qos:"
-    yield "  # time_limit: 1-00:00:00"
+    yield from _mine(found.facts)
+    yield "  # time_limit: 1-00:00:00     # some sites refuse jobs without one; realsys doctor tells"
     if spec.slurm.accounting is not None:
         yield f"  accounting: {scalar(spec.slurm.accounting)}"
     yield ""
@@ -55,7 +57,7 @@ def _lines(found: Discovered) -> Iterator[str]:
     else:
         yield "partitions:"
         for name, partition in spec.partitions.items():
-            yield from _partition(name, partition, found.kinds[name])
+            yield from _partition(name, partition, found.kinds[name], found.facts)
     yield ""
     yield "# interface: ib0             # or a subnet, 10.1.0.0/16; without it: the host's address"
     yield "# port_range: 20000-29999    # where a firewall lets no others through"
@@ -77,15 +79,66 @@ def _software(runtime: str) -> Iterator[str]:
     yield "  # mounts: [/shared/models:/shared/models:ro]   # besides file_root"
 
 
-def _partition(name: str, spec: PartitionSpec, kinds: tuple[NodeKind, ...]) -> Iterator[str]:
+def _mine(facts: SiteFacts) -> Iterator[str]:
+    """Accounts and QOS to choose from."""
+    if not facts.accounts:
+        yield "  # account: EDIT, where the site wants one: sacctmgr show assoc user=$USER"
+        yield "  # qos:"
+        return
+    names = [a.name + " (default)" * a.is_default for a in facts.accounts]
+    qos = dict.fromkeys(q for a in facts.accounts for q in a.qos)
+    yield f"  # account:                  # yours: {_few(dict.fromkeys(names))}"
+    yield f"  # qos:                      # yours: {_few(qos)}"
+
+
+def _about(
+    facts: PartitionFacts, kinds: tuple[NodeKind, ...], out: dict[str, str]
+) -> Iterator[str]:
+    """What a job there must know besides shapes."""
+    if facts.state != "UP":
+        yield f"its state is {facts.state}: it starts no jobs now"
+    for word, names in (
+        ("only accounts", facts.allow_accounts),
+        ("not accounts", facts.deny_accounts),
+        ("only QOS", facts.allow_qos),
+        ("not QOS", facts.deny_qos),
+    ):
+        if names:
+            yield f"{word} {_few(names)}"
+    if facts.max_mib_per_node is not None:
+        yield f"MaxMemPerNode: a job can have {facts.max_mib_per_node} MiB of a node"
+    if facts.max_mib_per_cpu is not None:
+        yield f"MaxMemPerCPU: a job that wants more than {facts.max_mib_per_cpu} MiB a CPU gets more CPUs"
+    if system := max(kind.system_mib for kind in kinds):
+        yield f"MemSpecLimit: {system} MiB of a node are the system's and not counted below"
+    if (threads := max(kind.threads_per_core for kind in kinds)) > 1:
+        yield f"{threads} threads a core; Slurm gives whole cores"
+    for node, why in list(out.items())[:_MOST_NODES]:
+        yield f"{node} is {why}"
+    if len(out) > _MOST_NODES:
+        yield f"and {len(out) - _MOST_NODES} more are down or drained"
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - _MOST_NAMES
+    return ", ".join(listed[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _partition(
+    name: str, spec: PartitionSpec, kinds: tuple[NodeKind, ...], facts: SiteFacts
+) -> Iterator[str]:
     yield f"  {scalar(name)}:"
+    out = facts.out(host for kind in kinds for host in hosts_of(kind.nodelist))
+    for line in _about(facts.partitions.get(name, PartitionFacts()), kinds, out):
+        yield "    # " + re.sub(r"\s+", " ", line)
     shapes = {kind.shape for kind in kinds}
     if len(shapes) > 1:
         used = described_kinds(kinds)
         yield "    # Its nodes differ. Described is what each of those has that are marked *:"
         for kind in kinds:
             yield f"    # {'*' if kind in used else ' '} {_words(kind)}"
-    for option in ("nodes", "cpus", "memory_mib"):
+    for option in ("nodes", "cpus", "threads_per_core", "memory_mib"):
         yield f"    {option}: {scalar(getattr(spec, option))}"
     if spec.gpus:
         yield f"    gpus: {spec.gpus}"
@@ -96,7 +149,7 @@ def _partition(name: str, spec: PartitionSpec, kinds: tuple[NodeKind, ...]) -> I
     if spec.features:
         shown = ", ".join(scalar(f) for f in spec.features[:_MAX_FEATURES])
         yield f"    features: [{shown}]"
-    for option in ("max_time", "max_nodes"):
+    for option in ("default_time", "max_time", "max_nodes"):
         if getattr(spec, option) is not None:
             yield f"    {option}: {scalar(getattr(spec, option))}"
 

@@ -88,6 +88,10 @@ STATE_TABLE: dict[str, SlurmState] = {
 }
 # fmt: on
 
+# Of a node, as sinfo or scontrol writes it (drained, IDLE+DRAIN, down*): it starts no jobs now.
+NODE_IS_OUT = re.compile(
+    r"down|drain|fail|maint|not_responding|powered_down|powering_down|\*$", re.IGNORECASE
+)
 _BY_COMPACT = {row.compact: row.state for row in STATE_TABLE.values() if row.compact}
 _CANCELLED_BY = re.compile(r"CANCELLED BY \S+")
 

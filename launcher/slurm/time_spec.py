@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from launcher.slurm.moments import read_moment
+from launcher.slurm.moments import read_moment, seconds_between
 from realsys.api.errors import ConfigError
 
 MAX_MINUTES = 35_791_393  # 68 years; above it 22.05 wraps round: 99999-0 became 578 days
@@ -153,7 +153,7 @@ def deadline_problem(
             fix="give --time as well",
         )
     start = max(now, begin.at) if begin else now
-    if start + timedelta(minutes=limit.minutes) > deadline.at:
+    if seconds_between(start, deadline.at) < 60 * limit.minutes:
         return ConfigError(
             f"a job of {limit.words} that starts {moment_text(start)} can't end before the deadline "
             f"{deadline.text}",
@@ -170,7 +170,7 @@ def moment_text(at: datetime) -> str:
 
 def moment_words(at: datetime, now: datetime) -> str:
     """``in 2 h 5 min, on 2026-11-21 at 16:00``."""
-    minutes = round((at - now).total_seconds() / 60)
+    minutes = round(seconds_between(now, at) / 60)
     when = f"on {at:%Y-%m-%d} at {at:%H:%M}"
     if minutes < 1:
         return f"now, {when}" if minutes == 0 else f"{minutes_words(-minutes)} ago, {when}"

@@ -18,6 +18,9 @@ class PartitionSpec:
 
     nodes: int | None = option(None, "how many nodes; none: not checked", ge=1)
     cpus: int = option(1, "CPUs of a node, as Slurm counts them", ge=1)
+    threads_per_core: int | None = option(
+        None, "how many of these CPUs are threads of one core; none: Slurm is asked", ge=1
+    )
     memory_mib: int = option(1024, "memory of a node that jobs can have", unit="MiB", ge=1)
     gpus: int = option(0, "GPUs of a node", ge=0)
     gpu_type: str | None = option(None, "their type in GRES, e.g. h200; none: not named")
@@ -28,6 +31,9 @@ class PartitionSpec:
         None, "hostlist of its nodes, to check nodelist and exclude; none: not checked"
     )
     features: tuple[str, ...] = option((), "features that a constraint can name")
+    default_time: str | None = option(
+        None, "time limit of a job that names none (DefaultTime), as --time; none: max_time"
+    )
     max_time: str | None = option(None, "longest time limit, as --time")
     max_nodes: int | None = option(None, "most nodes of one job", ge=1)
 

@@ -31,6 +31,8 @@ class StepPlan:
         component: index into ``JobPlan.components``.
         nodes: (number of nodes, tasks on each of them) in order of the component's nodes, from its
             first; nodes after the last run have none. Task i of the group is the i-th in that order.
+        cpus_per_task: what Slurm gives it, which is whole cores.
+        shares_cpus: it takes no CPUs for itself: how many Slurm would give it is not known.
         gpus_per_task: a fraction below 1 when several tasks share one GPU.
         gpus_per_node: GPUs that the step has on each of its nodes; 0 without GPUs. Meant for
             ``gpu_binding`` visible: task l of a node (SLURM_LOCALID) uses entries
@@ -44,6 +46,7 @@ class StepPlan:
     nodes: tuple[tuple[int, int], ...]
     cpus_per_task: int
     memory_mib: int
+    shares_cpus: bool = False
     gpus_per_task: float = 0.0
     gpus_per_node: int = 0
     gpu_type: str | None = None
@@ -70,6 +73,7 @@ class JobComponent:
     Attributes:
         worker_types: whose steps run here, for people.
         cpus_per_node, memory_mib_per_node, gpus_per_node: asked for on every node.
+        threads_per_core: of the CPUs, so many are one core; 1 where Slurm counts cores.
         nodelist, exclude: Slurm hostlists, normalised.
         time_limit: as --time, normalised.
         extra: further sbatch options.
@@ -81,6 +85,7 @@ class JobComponent:
     cpus_per_node: int
     memory_mib_per_node: int
     gpus_per_node: int = 0
+    threads_per_core: int = 1
     gpu_type: str | None = None
     partition: str | None = None
     account: str | None = None
@@ -101,6 +106,7 @@ class JobPlan:
     Attributes:
         begin, deadline: absolute, ``YYYY-MM-DDTHH:MM:SS`` in the launching host's time zone.
         dependency: as --dependency, with job ids.
+        after: the trial or sweep that it waits for, as --after: ``ppo-math/run1:ok``.
         spare: per component, what its nodes have beyond the request of this job: (CPUs, MiB, GPUs)
             of one node; empty where the cluster spec does not describe the partition.
     """
@@ -111,4 +117,5 @@ class JobPlan:
     deadline: str | None = None
     requeue: bool = False
     dependency: str | None = None
+    after: str | None = None
     spare: tuple[tuple[int, int, int], ...] = ()

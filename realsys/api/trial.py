@@ -200,6 +200,7 @@ class TrialRecord:
     launch_host: str
     command: tuple[str, ...] = ()
     realsys_version: str = ""
+    code: str = ""  # digest of the code as it was at the launch (launcher/snapshot.py)
     sweep: str = ""  # name of the sweep that launched it, and its values there
     point: Mapping[str, str] = field(default_factory=dict)
 
@@ -305,6 +306,7 @@ class WorkerRecord:
     token: str
     control: str = ""  # ZMQ endpoint for requests
     data: str = ""  # ZMQ endpoint that serves tensors
+    node: str = ""  # Slurm's name of the host, which may be another one; empty elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,15 @@ import msgspec
 import numpy as np
 import torch
 
+from realsys.api.linux import (
+    F_ADD_SEALS,
+    F_GET_SEALS,
+    F_SEAL_GROW,
+    F_SEAL_SHRINK,
+    MFD_ALLOW_SEALING,
+    MFD_CLOEXEC,
+    memfd_create,
+)
 from realsys.data_plane.free_ranges import FreeRanges
 from realsys.data_plane.transfer_messages import SharedSlot
 from realsys.name_resolve.process_identity import is_known_dead, this_process
@@ -38,15 +47,13 @@ SEGMENT_BYTES = 256 << 20  # pages come into being when they are first written
 KEEP_BYTES = 1 << 30  # memory that is kept, written once, for the next rows
 _PAGE = 4096
 _FREE, _IN_USE = 0, 1
-_SEALS = 0
-if hasattr(os, "memfd_create"):  # else nothing is shared, see ``host_name``
-    _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 
 def host_name() -> str:
     """The same for two processes that may be able to share memory; empty where nothing is shared."""
     here = this_process()
-    if not _SEALS or not here.boot_id:
+    if not here.boot_id:
         return ""
     return f"{here.boot_id} {here.pid_namespace} {os.geteuid()}"
 
@@ -120,11 +127,11 @@ class _Segment:
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
         self.written = 0  # bytes that have ever been taken: what it costs
-        self._fd = os.memfd_create(f"realsys-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = memfd_create(f"realsys-{number}", MFD_CLOEXEC | MFD_ALLOW_SEALING)
         try:
             os.fchmod(self._fd, 0o600)
             os.ftruncate(self._fd, size)
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(self._fd, F_ADD_SEALS, _SEALS)
             self._inode = os.fstat(self._fd).st_ino
             self._map = mmap.mmap(self._fd, size)
         except BaseException:
@@ -247,7 +254,7 @@ def _open(slot: SharedSlot) -> mmap.mmap:
 
 def _is_sealed(fd: int) -> bool:
     with suppress(OSError):  # a file on a disk has no seals
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        return fcntl.fcntl(fd, F_GET_SEALS) & _SEALS == _SEALS
     return False
 
 

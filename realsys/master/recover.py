@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realsys.api.errors import CheckpointError, ClusterError
+from realsys.api.folders import PRIVATE
 from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, TrialFiles, read_record
 from realsys.master.master_state import FILE as STATE
@@ -56,7 +57,8 @@ def begin(recover: Path, *, step: int, attempt: int) -> Path:
     folder = recover / f".step-{step:06d}.{attempt}"
     try:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        recover.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE)
     except OSError as error:
         raise ClusterError(
             f"the checkpoint's folder can't be made: {error}",

@@ -15,16 +15,19 @@ import torch
 
 from realsys.api.errors import CheckpointError, ClusterError
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
-    """Writes ``state`` (tensors and plain values), syncs it to disk, returns (SHA-256, bytes).
+    """Writes ``state`` (tensors and plain values) for its owner alone to read, syncs it to disk, returns
+    (SHA-256, bytes).
 
     Raises:
         ClusterError: the disk is full or refuses.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
+        with os.fdopen(os.open(path, _NEW, 0o600), "wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())

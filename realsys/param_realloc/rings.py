@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from realsys.api.linux import memfd_create
+
 NUM_SLOTS = 4
 SLOT_BYTES = 4 << 20  # copying takes much longer than Python does, and four slots fit in a cache
 _HEADER_BYTES = 4096
@@ -53,8 +55,8 @@ class Ring:
         if platform.machine() not in ("x86_64", "AMD64"):
             raise RingRefused(f"processors of type {platform.machine()} reorder writes")
         try:
-            fd = os.memfd_create("realsys-weights")
-        except (AttributeError, OSError) as error:
+            fd = memfd_create("realsys-weights")
+        except OSError as error:
             raise RingRefused(f"no memory to share: {error}") from error
         os.ftruncate(fd, _SIZE)
         ring = cls(f"/proc/self/fd/{fd}", fd)

@@ -13,6 +13,8 @@ import os
 import ssl
 from dataclasses import dataclass, field
 
+from realsys.api.linux import memfd_create
+
 # Clocks of nodes differ; a run is over before the other end.
 _EARLY = datetime.timedelta(days=1)
 _LIFE = datetime.timedelta(days=365)
@@ -69,7 +71,7 @@ def server_context(certificate: ServerCertificate) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The ssl module takes paths only: an anonymous file has one while it is open, for us alone.
-    with os.fdopen(os.memfd_create("certificate", os.MFD_CLOEXEC), "wb") as file:
+    with os.fdopen(memfd_create("certificate"), "wb") as file:
         file.write(certificate.key_pem + certificate.cert_pem)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

@@ -143,7 +143,8 @@ def srun_argv(
         file_root=cluster.file_root,
         gpu=step.gpus_per_task > 0,
     )
-    share = _share(cluster, step) if again is None else _no_share(step)
+    own = again is None and not step.shares_cpus
+    share = _share(cluster, step) if own else _no_share(step)
     tasks = "%t" if again is None else str(again.index)
     return [
         "srun",

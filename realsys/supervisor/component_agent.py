@@ -1,7 +1,7 @@
 """The batch step of every job but the first, when a trial's groups sit in several Slurm jobs.
 
-``run_component`` is importable by name, so that submitit pickles a reference and no code. It runs an
-``OrderFollower`` and passes Slurm's signals on to it.
+The job's first process (entry.py) calls ``run_component``. It runs an ``OrderFollower`` and passes Slurm's
+signals on to it.
 """
 
 from __future__ import annotations
@@ -78,4 +78,3 @@ def _listen_to_signals(agent: OrderFollower, plan: LaunchPlan) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, on_signal)
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # submitit takes it for its own ends

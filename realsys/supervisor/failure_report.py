@@ -24,6 +24,7 @@ from realsys.slurm.srun_messages import what_to_do
 from realsys.supervisor.first_failure import describe_exit, log_tail
 from realsys.supervisor.steps import Task
 from realsys.worker import exit_codes
+from realsys.worker.oom_evidence import memory_fix
 
 STALLED = "Stalled"
 # What the main thread's innermost frames look like while a rank waits for its peers.
@@ -46,8 +47,12 @@ class FailureReporter:
             why=words.why if words is not None else _why(task),
             at=words.at if words is not None else (task.ended_at or time.time()),
             kind=words.kind if words is not None else "",
-            fix=words.fix if words is not None else what_to_do(task.hint),
+            fix=words.fix if words is not None else what_to_do(task.hint) or self._memory_fix(task),
         )
+
+    def _memory_fix(self, task: Task) -> str:
+        worker_type = task.worker.partition("/")[0]
+        return memory_fix(task.hint, worker_type, on_slurm=bool(self.attempt.nodes))
 
     def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
         """Of a worker that lives and does not get on."""

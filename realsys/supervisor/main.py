@@ -1,6 +1,5 @@
-"""Entry point of the supervisor: what submitit runs, on a laptop and on a cluster's first node.
-
-``supervise`` is importable by name, so that submitit pickles a reference and no code.
+"""The supervisor's life, on a laptop and on a cluster's first node; a job's first process (entry.py) calls
+``supervise``.
 """
 
 from __future__ import annotations
@@ -14,16 +13,23 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import RealsysError
-from realsys.api.job import Layout
+from realsys.api.job import JobPlan, Layout
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.name_resolve.keys import TrialKeys
 from realsys.observability.logs import configure_logging
+from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor.attempt import Job, end_attempt, take_attempt
 from realsys.supervisor.component_board import ComponentBoard
 from realsys.supervisor.job_store import JobStore, former_store
 from realsys.supervisor.local_steps import LocalSteps
-from realsys.supervisor.signals import listen_to_signals, requeue_job
+from realsys.supervisor.other_nodes import leave_out
+from realsys.supervisor.signals import (
+    cancel_job,
+    is_cancelled,
+    listen_to_signals,
+    requeue_job,
+)
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
 from realsys.supervisor.split_steps import SplitSteps
 from realsys.supervisor.steps import Steps
@@ -88,19 +94,40 @@ def _supervise(
         supervisor.give_room()
         write_record(attempt_files.exit, marker)
         logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+        lost = _leave_out_lost_nodes(plan, job, marker)
         if newer_attempt_of_same_job(files, record.number) is not None:
             logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
             linger()
     finally:
         if isinstance(steps, SplitSteps):
             steps.close()  # whatever happened: the other jobs hold nodes
-    is_to_come_back = marker.result is Result.STOPPED and requeue.is_set()
+    comes_back = (marker.result is Result.STOPPED and requeue.is_set()) or lost
     # First: what Slurm leaves may be over before a picture is drawn. The next incarnation draws them.
-    if not (is_to_come_back and requeue_job(job.job_id)):
+    if not (comes_back and requeue_job(job.job_id)):
         _write_keepsakes(files)
+        if plan.job is not None and _is_stopped_by_somebody(marker, supervisor, plan.job):
+            cancel_job(job.job_id)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
     return 0 if marker.result is Result.COMPLETED else 1
+
+
+def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> bool:
+    """Whether the attempt lost nodes and goes on by itself; its job's next start is to take others."""
+    if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
+        return False
+    lost = lost_nodes(marker, job.nodes)
+    if lost and plan.job.layout is Layout.SINGLE:
+        leave_out(job.job_id, lost, plan.job.components[0].nodes)
+    return bool(lost)
+
+
+def _is_stopped_by_somebody(marker: ExitMarker, supervisor: Supervisor, job: JobPlan) -> bool:
+    """Not by Slurm, as far as is known: a SIGTERM may be a preemption, after which Slurm requeues it."""
+    by = supervisor.stop_watch.asked_by
+    if marker.result is not Result.STOPPED or (job.requeue and by.startswith("Slurm (")):
+        return False
+    return is_cancelled(by)
 
 
 def make_steps(

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 LOCAL_GRACE_S = 60.0
 TERM_GRACE_S = 20.0  # Slurm sends SIGKILL KillWait (30 s by default) after SIGTERM
 SAVE_MARGIN_S = 10.0  # of the announced time: for the exit marker and the requeue
+CANCEL_TIMEOUT_S = 20.0
+_ANNOUNCED = ("Slurm (time limit)", "Slurm (preemption)")
+_ANNOUNCED_UNKNOWN = "Slurm (SIGUSR2: time limit or preemption)"
 REQUEUE_TIMEOUT_S = 20.0  # of one scontrol
 REQUEUE_AGAIN_S = 2.0
 REQUEUE_PATIENCE_S = 600.0  # Slurm ends the job before, if its time is over
@@ -52,8 +55,6 @@ def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Eve
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, on_signal)
-    if on_slurm:
-        signal.signal(signal.SIGCONT, signal.SIG_DFL)  # submitit takes it for its own ends
     return requeue
 
 
@@ -89,11 +90,38 @@ def requeue_job(job_id: str) -> bool:
     return True
 
 
+def is_cancelled(by: str) -> bool:
+    """Whether a stop that ``by`` asked for is somebody's wish (`realsys stop`, scancel), rather than an
+    interruption that Slurm has announced (SIGUSR2). Pure."""
+    return by not in (*_ANNOUNCED, _ANNOUNCED_UNKNOWN)
+
+
+def cancel_job(job_id: str) -> None:
+    """So that Slurm, too, calls a job CANCELLED that somebody has stopped, and not FAILED.
+
+    This process is sent SIGTERM by it, and leaves by itself. What waits for the job to end well sees no
+    good end.
+    """
+    try:
+        done = subprocess.run(
+            ["scancel", job_id],
+            capture_output=True,
+            text=True,
+            timeout=CANCEL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.warning("cancellation not told to Slurm job=%s error=%s", job_id, error)
+        return
+    if done.returncode:
+        logger.warning("cancellation refused job=%s said=%s", job_id, done.stderr.strip())
+
+
 def _interruption(environ: os._Environ[str], announced_s: float) -> str:
     """Why SIGUSR2 came, as far as the job's end time tells (SLURM_JOB_END_TIME, Slurm 23.02)."""
     end = environ.get("SLURM_JOB_END_TIME", "")
     if not end.isdigit():
-        return "Slurm (SIGUSR2: time limit or preemption)"
+        return _ANNOUNCED_UNKNOWN
     # Slurm sends it up to 60 s early (man sbatch, --signal).
     near_end = int(end) - time.time() < announced_s + 90
-    return "Slurm (time limit)" if near_end else "Slurm (preemption)"
+    return _ANNOUNCED[0] if near_end else _ANNOUNCED[1]

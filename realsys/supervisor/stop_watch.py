@@ -35,6 +35,7 @@ class StopWatch:
     _watch: Watch | None = None
     _newest: bytes | None = None  # of the key
     _damaged: bytes | None = None  # a request that can't be understood
+    asked_by: str = ""  # who wanted the stop, as the request says
     _looks: Looks[StopRequest | None] = field(init=False)
 
     def start(self) -> None:
@@ -61,6 +62,7 @@ class StopWatch:
         if self._deadline_s is None and request is not None:
             logger.info("stop requested by=%s grace_s=%g", request.by, request.grace_seconds)
             self._deadline_s = time.monotonic() + request.grace_seconds
+            self.asked_by = request.by
 
     @property
     def is_asked(self) -> bool:

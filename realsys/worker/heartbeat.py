@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from realsys.api.errors import LeaseLost, RealsysError, StoreError
+from realsys.api.linux import pidfd_send_signal
 from realsys.api.trial import AttemptFiles, Failure, WorkerStatus, write_record
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.lease_judge import Standing
@@ -248,7 +249,7 @@ class HeartbeatProcess:
             self._kill_at_s = float("inf")
             within(1.0, partial(self._last_words, self._over))
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._worker_fd, signal.SIGKILL)
+                pidfd_send_signal(self._worker_fd, signal.SIGKILL)
             return
         if self._progress.look(now_s):
             with self._changed:

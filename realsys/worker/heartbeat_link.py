@@ -21,6 +21,7 @@ from contextlib import suppress
 
 from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
+from realsys.api.linux import pidfd_open
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
 from realsys.name_resolve.lease_judge import Naps, Standing
 from realsys.worker import exit_codes
@@ -94,7 +95,7 @@ class Heartbeat:
         """
         here, there = Line.pair()
         pulse = Pulse.make(give_up_s=begin.patience_s)
-        stacks_fd, worker_fd = arm(), os.pidfd_open(os.getpid())
+        stacks_fd, worker_fd = arm(), pidfd_open(os.getpid())
         fds = {
             "line": there.fileno(),
             "pulse": pulse.fd,

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from realsys.api.linux import memfd_create
 from realsys.api.progress import count_in, ticks
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
 from realsys.name_resolve.lease_judge import GIVE_UP_S, LeaseJudge, Naps, Standing
@@ -201,7 +202,7 @@ class Pulse:
     @classmethod
     def make(cls, *, give_up_s: float = GIVE_UP_S) -> Self:
         """New memory, not seen by other children; from now on this process's ticks count in it."""
-        fd = os.memfd_create("realsys-pulse")
+        fd = memfd_create("realsys-pulse")
         os.ftruncate(fd, PULSE_BYTES)
         pulse = cls(fd, give_up_s=give_up_s)
         count_in(pulse._memory)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from realsys.api import registry
 from realsys.api.errors import RealsysError, StaleAttempt
+from realsys.api.folders import let_nobody_else_write
 from realsys.api.plan import read_plan
 from realsys.api.trial import (
     AttemptRecord,
@@ -81,6 +82,7 @@ def command(
 def main() -> int:
     """Runs one worker; returns its exit code."""
     args = _parse()
+    let_nobody_else_write()
     allow_many_files()
     if parent := os.environ.get(PARENT_PID_VARIABLE):
         die_with_parent(int(parent))

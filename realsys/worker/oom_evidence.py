@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_LIMIT = "its cgroup's memory limit"
+_MACHINE = "the node's memory"
+_UNLIMITED = 1 << 60  # bytes; no limit that somebody has set
+
 
 @dataclass(frozen=True, kw_only=True)
 class OomCounts:
@@ -17,36 +21,65 @@ class OomCounts:
 
     cgroup: int | None
     machine: int | None
-    limit: str = ""  # the cgroup's memory limit as its file says it
+    limit: int | None = (
+        None  # bytes: the smallest of the cgroup's and those it lies in; None: unlimited
+    )
 
 
 def read_oom_counts(root: Path = Path("/")) -> OomCounts:
     """Counts of this process's cgroup, which its children share, and of the machine."""
-    for folder, events in _memory_cgroups(root):
+    for top, folder, events in _memory_cgroups(root):
         if (count := _counted(folder / events, "oom_kill")) is not None:
-            limit = _first_line(folder / "memory.max") or _first_line(
-                folder / "memory.limit_in_bytes"
-            )
+            limit = _limit_that_holds(top, folder)
             break
     else:
-        count, limit = None, ""
+        count, limit = None, None
     return OomCounts(cgroup=count, machine=_counted(root / "proc/vmstat", "oom_kill"), limit=limit)
 
 
 def oom_evidence(before: OomCounts, after: OomCounts) -> str:
     """What the counts prove, as part of a sentence; "" when they prove nothing. Pure."""
     if before.cgroup is not None and (after.cgroup or 0) > before.cgroup:
-        limit = f" of {int(after.limit) / 2**30:.1f} GiB" if after.limit.isdecimal() else ""
-        return (
-            f"its cgroup's memory limit{limit} ran out (oom_kill {before.cgroup} → {after.cgroup})"
-        )
+        limit = "" if after.limit is None else f" of {after.limit >> 20} MiB"
+        return f"{_LIMIT}{limit} ran out (oom_kill {before.cgroup} → {after.cgroup})"
     if before.machine is not None and (after.machine or 0) > before.machine:
-        return f"the node's memory ran out (oom_kill {before.machine} → {after.machine})"
+        return f"{_MACHINE} ran out (oom_kill {before.machine} → {after.machine})"
     return ""
 
 
-def _memory_cgroups(root: Path) -> list[tuple[Path, str]]:
-    """(folder, file of events) of the cgroups that may limit our memory; cgroups(7)."""
+def memory_fix(evidence: str, worker_type: str, *, on_slurm: bool) -> str:
+    """What to do about what ``oom_evidence`` said, perhaps as part of more; "" if nothing of it. Pure."""
+    setting = f"scheduling.{worker_type}.mem=MIB"
+    if _LIMIT in evidence and on_slurm:
+        return (
+            f"launch with more memory: {setting} (of each task; what the job asks for on a node is the "
+            "sum of its tasks there, and they share it)"
+        )
+    if _LIMIT in evidence:
+        return "raise the memory limit of this container or session, or train with less at a time"
+    if _MACHINE in evidence and on_slurm:
+        return (
+            f"launch with {setting} as large as the tasks really need, so that fewer share a node"
+        )
+    return (
+        "free memory of this machine, or train with less at a time" if _MACHINE in evidence else ""
+    )
+
+
+def _limit_that_holds(top: Path, folder: Path) -> int | None:
+    """The smallest of the cgroup's limit and of those above it: a step's own may be unlimited, its job's
+    is not. Version 1 writes "unlimited" as a number near 2^63, version 2 as ``max``."""
+    limits = []
+    while folder != top and top in folder.parents:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _first_line(folder / name)
+            limits += [int(text)] if text.isdecimal() else []
+        folder = folder.parent
+    return min((limit for limit in limits if limit < _UNLIMITED), default=None)
+
+
+def _memory_cgroups(root: Path) -> list[tuple[Path, Path, str]]:
+    """(mount, folder, file of events) of the cgroups that may limit our memory; cgroups(7)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -56,9 +89,11 @@ def _memory_cgroups(root: Path) -> list[tuple[Path, str]]:
         _, controllers, path = line.split(":", 2)
         relative = path.lstrip("/")
         if not controllers:
-            found.append((root / "sys/fs/cgroup" / relative, "memory.events"))
+            top = root / "sys/fs/cgroup"
+            found.append((top, top / relative, "memory.events"))
         elif "memory" in controllers.split(","):
-            found.append((root / "sys/fs/cgroup/memory" / relative, "memory.oom_control"))
+            top = root / "sys/fs/cgroup/memory"
+            found.append((top, top / relative, "memory.oom_control"))
     return found
 
 

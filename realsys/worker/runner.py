@@ -181,6 +181,7 @@ class WorkerRunner:
             token=self.attempt.token,
             control=control,
             data=data,
+            node=os.environ.get("SLURMD_NODENAME", ""),
         )
         num_workers = sum(group.count for group in self.phase.scheduling.groups().values())
         with self._telling:

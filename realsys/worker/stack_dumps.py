@@ -15,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 
+from realsys.api.linux import memfd_create
+
 DUMP_SIGNAL = signal.SIGUSR1
 INNERMOST = 3  # frames that a short text names
 WRITTEN_IN_S = 2.0
@@ -23,7 +25,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)
 
 def arm() -> int:
     """From now on the signal makes this process write its stacks; returns the memory's descriptor."""
-    fd = os.memfd_create("realsys-stacks")
+    fd = memfd_create("realsys-stacks")
     faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=False)
     return fd
 

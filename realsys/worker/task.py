@@ -24,7 +24,9 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import ClusterError, RealsysError
+from realsys.api.folders import let_nobody_else_write
 from realsys.api.job import StepPlan
+from realsys.api.linux import pidfd_open
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.scheduling import RESTARTED_ALONE
 from realsys.api.trial import Failure, TrialFiles, WorkerExit, fresh, read_record, write_record
@@ -47,6 +49,7 @@ LOOK_S = 2.0  # for the file that asks for a worker's end
 def main() -> int:
     """Runs one worker as a child; returns its exit code, 128 + signal if one ended it."""
     args = _parse()
+    let_nobody_else_write()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     index = args.first_index + int(os.environ["SLURM_PROCID"])
     worker = f"{args.worker_type}/{index}"
@@ -108,7 +111,7 @@ def _wait(child: subprocess.Popen[bytes], end: Path, worker_type: str) -> int:
     """The child's return code. It is killed as soon as the file ``end`` is there."""
     if worker_type in RESTARTED_ALONE:
         poll = select.poll()
-        poll.register(os.pidfd_open(child.pid), select.POLLIN)
+        poll.register(pidfd_open(child.pid), select.POLLIN)
         while not poll.poll(LOOK_S * 1000) and not _is_there(end):
             pass
         child.kill()  # nothing if it has ended

@@ -385,3 +385,20 @@ def test_a_heartbeat_process_is_small_and_soon_there(site: Site) -> None:
     rss = Path(f"/proc/{worker.heartbeat_pid}/status").read_text().split("VmRSS:")[1].split()[0]
     assert seconds < 3, "0.2 s where nothing else runs"
     assert int(rss) < 60_000, "kB"
+
+
+def test_a_python_without_memfd_and_pidfd_will_do(site: Site, tmp_path: Path) -> None:
+    """As uv's and conda-forge's, whatever the kernel has: registers, is dumped, is killed."""
+    lacking = tmp_path / "lacking"
+    lacking.mkdir()
+    (lacking / "sitecustomize.py").write_text(
+        "import os, signal\ndel os.memfd_create, os.pidfd_open, signal.pidfd_send_signal\n"
+    )
+    path = os.pathsep.join(filter(None, (str(lacking), os.environ.get("PYTHONPATH"))))
+    worker = site.start(env={"PYTHONPATH": path})
+    site.order(Verb.DUMP)
+    stacks = site.files.stacks_of("model_worker/0")
+    until(lambda: stacks.exists() and "heartbeat_worker.py" in stacks.read_text(), within_s=60)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    site.store.add(KEYS.attempt, attempt(2, "theirs"), replace=True)
+    assert worker.process.wait(60) == -signal.SIGKILL

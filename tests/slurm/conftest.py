@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import other_site
 import pytest
 from slurm_cluster import SlurmCluster
 from slurm_daemons import SYSTEM_TABLES
@@ -91,6 +92,20 @@ def slurm(session_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
     session_slurm.clear()
 
 
+@pytest.fixture(scope="session")
+def session_other_slurm(start_slurm: Callable[..., SlurmCluster]) -> Iterator[SlurmCluster]:
+    """The second cluster of the session; tests take ``other_slurm``."""
+    with start_slurm(**other_site.options()) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def other_slurm(session_other_slurm: SlurmCluster) -> Iterator[SlurmCluster]:
+    """A cluster of another shape, idle: two threads a core, limits of all kinds (other_site.py)."""
+    yield session_other_slurm
+    session_other_slurm.clear()
+
+
 @pytest.fixture(scope="module")
 def slurm_without_accounting(
     start_slurm: Callable[..., SlurmCluster],
@@ -105,9 +120,24 @@ def slurm_trials(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SlurmTrials]:
     """Trials on the session's cluster; none of their processes outlives the test."""
-    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])  # for looking at them here
-    made = SlurmTrials(tmp_path / "root", slurm)
+    yield from _trials_on(slurm, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def other_trials(
+    other_slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SlurmTrials]:
+    """The same on the cluster of another shape."""
+    yield from _trials_on(other_slurm, tmp_path, monkeypatch)
+
+
+def _trials_on(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SlurmTrials]:
+    # For looking at them here.
+    monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+    made = SlurmTrials(tmp_path / "root", cluster)
     made.write_spec()
     yield made
-    slurm.clear()  # first, so that Slurm starts nothing anew
+    cluster.clear()  # first, so that Slurm starts nothing anew
     made.end_all()

@@ -17,10 +17,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import slurm_processes as processes
-from slurm_conf import ACCOUNT, QOS, ClusterShape, configuration, num_ports
+from slurm_conf import ACCOUNT, QOS, ClusterShape, NodeKind, configuration, equal_nodes, num_ports
 from slurm_daemons import Daemons, free_ports, wait_until
 
 # As `scontrol show job` writes them.
@@ -29,6 +29,7 @@ OVER = (
     *("OUT_OF_MEMORY", "BOOT_FAIL"),
 )
 UP = ("idle", "mixed", "allocated", "completing")
+_OF_ALL_USERS = ("etc", "run", "etc/slurm.conf", "etc/plugstack.conf", "etc/hosts")
 
 
 class SlurmCluster:
@@ -38,11 +39,13 @@ class SlurmCluster:
         folder: is made; a short path on a tmpfs starts fastest.
         nodes: how many: n1, n2, … with their name and rack1 or rack2 as features.
         gpus, cpus, memory_mib: of each node, whatever this machine has.
+        kinds: of nodes, in place of all these.
         accounting: with slurmdbd, and the QOS ``spot``, which ``urgent`` preempts. Without it (up in a
             tenth of a second) the partition ``high`` preempts ``low``.
         spank: a plug-in and its arguments.
         settings: further lines of slurm.conf, or others in place of its own. With AccountingStorageEnforce,
             root has the account ``lab`` and no other.
+        others: fields of ClusterShape.
     """
 
     def __init__(
@@ -53,23 +56,24 @@ class SlurmCluster:
         gpus: int = 8,
         cpus: int = 64,
         memory_mib: int = 1_000_000,
+        kinds: tuple[NodeKind, ...] = (),
         accounting: bool = True,
         spank: str = "",
         settings: Mapping[str, str] | None = None,
+        **others: Any,
     ) -> None:
-        self.nodes = tuple(f"n{i + 1}" for i in range(nodes))
+        kinds = kinds or (equal_nodes(nodes, cpus=cpus, memory_mib=memory_mib, gpus=gpus),)
+        self.nodes = tuple(name for kind in kinds for name in kind.names)
         self.shape = ClusterShape(
             folder=folder,
             host=socket.gethostname().partition(".")[0],
-            first_port=free_ports(num_ports(nodes)),
-            nodes=self.nodes,
-            gpus=gpus,
-            cpus=cpus,
-            memory_mib=memory_mib,
+            first_port=free_ports(num_ports(len(self.nodes))),
+            kinds=kinds,
             accounting=accounting,
             tracking="cgroup" if processes.FREEZER.is_dir() else "linuxproc",
             spank=spank,
             settings=settings or {},
+            **others,
         )
         self.daemons = Daemons(folder, self.environment)
 
@@ -174,7 +178,7 @@ class SlurmCluster:
     def start_slurmd(self, name: str, *, wait: bool = True) -> None:
         """Starts a node, or starts it again."""
         script = (
-            f"hostname {name} && mount --bind {self.shape.folder}/etc/hosts /etc/hosts "
+            f"hostname {self.shape.hosts[name]} && mount --bind {self.shape.folder}/etc/hosts /etc/hosts "
             f"&& exec slurmd -D -N {name}"
         )
         self.daemons.start(f"slurmd.{name}", "unshare", "--uts", "--mount", "sh", "-c", script)
@@ -216,11 +220,16 @@ class SlurmCluster:
         shape, daemons = self.shape, self.daemons
         for name in ("etc", "run", "log", "state", "db", "dev"):
             (shape.folder / name).mkdir(parents=True)
-        for i in range(shape.gpus):  # a major number that no driver has
+        for i in range(shape.most_gpus):  # a major number that no driver has
             os.mknod(shape.folder / f"dev/nvidia{i}", 0o020666, os.makedev(240, i))
         for name, text in configuration(shape).items():
             _write_private(shape.folder / "etc" / name, text.encode())
         _write_private(shape.folder / "etc/munge.key", os.urandom(128))
+        if shape.prolog:
+            (shape.folder / "etc/prolog").chmod(0o700)
+        if shape.users:  # they come to what Slurm's commands read, and to munged
+            for path in (shape.folder, *(shape.folder / name for name in _OF_ALL_USERS)):
+                path.chmod(0o755)
         daemons.start_munged(shape.munge_socket)
         if shape.accounting:
             daemons.start_mariadbd()
@@ -236,11 +245,15 @@ class SlurmCluster:
         self.wait_for_nodes()
 
     def _add_qos_and_account(self) -> None:
-        self._administer(*QOS)
+        lines = (*QOS, *self.shape.qos)
+        self._administer(*lines)
         if "AccountingStorageEnforce" in self.shape.settings:
-            qos = "QosLevel=normal,spot,urgent"
+            names = ["normal", *(line.split()[2] for line in lines)]
+            qos = f"QosLevel={','.join(names)}"
+            users = ("root", *self.shape.users)
             self._administer(
-                f"add account {ACCOUNT} {qos}", f"add user root Account={ACCOUNT} {qos}"
+                f"add account {ACCOUNT} {qos}",
+                *(f"add user {user} Account={ACCOUNT} {qos}" for user in users),
             )
 
     def _administer(self, *lines: str) -> None:

@@ -12,12 +12,61 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ADDRESS = "127.0.0.1"
+DOMAIN = "lab.example"
 GPU_TYPE = "h200"
 QOS = (
     "add qos spot set Priority=1 PreemptMode=requeue",
     "add qos urgent set Priority=100 Preempt=spot",
 )
 ACCOUNT = "lab"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Equal nodes.
+
+    Attributes:
+        names: what Slurm calls them.
+        sockets, cores, threads: sockets of a node, cores of a socket, threads of a core.
+        gpu_type: of all their GPUs.
+        reserved_mib: memory that Slurm gives to no job (MemSpecLimit).
+        has_domain: their host names are others than Slurm's, with a domain.
+    """
+
+    names: tuple[str, ...]
+    sockets: int
+    cores: int
+    threads: int = 1
+    memory_mib: int
+    gpus: int = 0
+    gpu_type: str = GPU_TYPE
+    reserved_mib: int = 0
+    features: Mapping[str, str] = field(default_factory=dict)
+    has_domain: bool = False
+
+    @property
+    def cpus(self) -> int:
+        """As Slurm counts them: threads."""
+        return self.sockets * self.cores * self.threads
+
+    def host(self, name: str) -> str:
+        """What a node calls itself."""
+        return f"host-{name}.{DOMAIN}" if self.has_domain else name
+
+
+def equal_nodes(num: int, *, cpus: int, memory_mib: int, gpus: int) -> NodeKind:
+    """n1, n2, … without threads, each with its name and rack1 or rack2 as features."""
+    names = tuple(f"n{i + 1}" for i in range(num))
+    sockets = 2 if cpus % 2 == 0 else 1
+    features = {name: f"{name},rack{i % 2 + 1}" for i, name in enumerate(names)}
+    return NodeKind(
+        names=names,
+        sockets=sockets,
+        cores=cpus // sockets,
+        memory_mib=memory_mib,
+        gpus=gpus,
+        features=features,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +77,13 @@ class ClusterShape:
         folder: of configuration, sockets, state and logs.
         host: name of the machine that runs slurmctld, without domain.
         first_port: the first of ``num_ports`` free ports in a row.
+        kinds: of nodes.
+        partitions: lines of slurm.conf without ``PartitionName=``; none: ``main`` and ``small``.
+        users: others than root who have the account.
         tracking: ``cgroup`` (ends every process of a job) or ``linuxproc`` (where there is no cgroup v1).
+        constrains_memory: a job that takes more memory than it asked for is killed; needs cgroup v1.
+        prolog: shell lines that run on a node before a job's first step there; none if empty.
+        qos: further lines of sacctmgr.
         spank: a plug-in and its arguments, as in plugstack.conf; none if empty.
         settings: further slurm.conf lines, or others in place of those here.
     """
@@ -36,14 +91,31 @@ class ClusterShape:
     folder: Path
     host: str
     first_port: int
-    nodes: tuple[str, ...]
-    gpus: int
-    cpus: int
-    memory_mib: int
+    kinds: tuple[NodeKind, ...]
     accounting: bool
     tracking: str
+    partitions: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    constrains_memory: bool = False
+    prolog: str = ""
+    qos: tuple[str, ...] = ()
     spank: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All of them, as Slurm calls them."""
+        return tuple(name for kind in self.kinds for name in kind.names)
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Node: what it calls itself."""
+        return {name: kind.host(name) for kind in self.kinds for name in kind.names}
+
+    @property
+    def most_gpus(self) -> int:
+        """Of a node."""
+        return max(kind.gpus for kind in self.kinds)
 
     @property
     def slurmctld_port(self) -> int:
@@ -82,15 +154,22 @@ def num_ports(num_nodes: int) -> int:
 
 def configuration(shape: ClusterShape) -> dict[str, str]:
     """File name: text, for the folder ``etc``."""
-    gpus = f"AutoDetect=off\nName=gpu Type={GPU_TYPE} File={shape.folder}/dev/nvidia[0-{shape.gpus - 1}]\n"
-    names = [("localhost", ADDRESS), (shape.host, ADDRESS), *((n, ADDRESS) for n in shape.nodes)]
+    gpus = "".join(
+        f"NodeName={','.join(kind.names)} AutoDetect=off Name=gpu Type={kind.gpu_type} "
+        f"File={shape.folder}/dev/nvidia[0-{kind.gpus - 1}]\n"
+        for kind in shape.kinds
+        if kind.gpus
+    )
+    names = dict.fromkeys(["localhost", shape.host, *shape.nodes, *shape.hosts.values()])
     return {
         "slurm.conf": slurm_conf(shape),
         "slurmdbd.conf": _lines(_slurmdbd(shape)),
-        "gres.conf": gpus if shape.gpus else "",
-        "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        "gres.conf": gpus,
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\n"
+        + "ConstrainRAMSpace=yes\n" * shape.constrains_memory,
         "plugstack.conf": f"required {shape.spank}\n" if shape.spank else "",
-        "hosts": "".join(f"{address} {name}\n" for name, address in names),
+        **({"prolog": f"#!/bin/sh\n{shape.prolog}\n"} if shape.prolog else {}),
+        "hosts": "".join(f"{ADDRESS} {name}\n" for name in names),
     }
 
 
@@ -121,9 +200,10 @@ def _daemons(shape: ClusterShape) -> dict[str, str]:
         "PlugStackConfig": f"{folder}/etc/plugstack.conf",
         "ProctrackType": f"proctrack/{shape.tracking}",
         "FirstJobId": str(shape.first_job_id),
-        "TaskPlugin": "task/none",
+        "TaskPlugin": "task/cgroup" if shape.constrains_memory else "task/none",
         "MpiDefault": "none",
         "MailProg": "/bin/true",
+        **({"Prolog": f"{folder}/etc/prolog"} if shape.prolog else {}),
     }
 
 
@@ -174,17 +254,28 @@ def _slurmdbd(shape: ClusterShape) -> dict[str, str]:
 
 
 def _nodes(shape: ClusterShape) -> list[str]:
-    sockets = 2 if shape.cpus % 2 == 0 else 1
-    gres = f" Gres=gpu:{GPU_TYPE}:{shape.gpus}" if shape.gpus else ""
+    ports = dict(zip(shape.nodes, range(shape.first_port + 2, 1 << 16), strict=False))
     return [
-        f"NodeName={name} NodeHostname={name} NodeAddr={ADDRESS} Port={shape.first_port + 2 + i} "
-        f"Sockets={sockets} CoresPerSocket={shape.cpus // sockets} ThreadsPerCore=1 "
-        f"RealMemory={shape.memory_mib} Feature={name},rack{i % 2 + 1}{gres}\n"
-        for i, name in enumerate(shape.nodes)
+        f"NodeName={name} NodeHostname={kind.host(name)} NodeAddr={ADDRESS} Port={ports[name]} "
+        f"Sockets={kind.sockets} CoresPerSocket={kind.cores} ThreadsPerCore={kind.threads} "
+        f"RealMemory={kind.memory_mib}{_node_options(kind, name)}\n"
+        for kind in shape.kinds
+        for name in kind.names
     ]
 
 
+def _node_options(kind: NodeKind, name: str) -> str:
+    options = {
+        "Feature": kind.features.get(name, ""),
+        "Gres": f"gpu:{kind.gpu_type}:{kind.gpus}" if kind.gpus else "",
+        "MemSpecLimit": str(kind.reserved_mib) if kind.reserved_mib else "",
+    }
+    return "".join(f" {option}={value}" for option, value in options.items() if value)
+
+
 def _partitions(shape: ClusterShape) -> list[str]:
+    if shape.partitions:
+        return [f"PartitionName={line}\n" for line in shape.partitions]
     everywhere = f"Nodes={','.join(shape.nodes)} State=UP"
     made = [
         f"PartitionName=main {everywhere} Default=YES MaxTime=INFINITE\n",

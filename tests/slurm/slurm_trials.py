@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import other_site
 import yaml
 from real_trials import Trials
 from slurm_cluster import SlurmCluster
-from slurm_conf import GPU_TYPE
 
 NAME = "lab"
 
@@ -39,10 +39,13 @@ class SlurmTrials(Trials):
         return path
 
     def _spec(self) -> dict[str, Any]:
+        if self.cluster.shape.kinds == other_site.KINDS:
+            return other_site.spec(NAME, self.file_root)
         shape, nodes = self.cluster.shape, self.cluster.nodes
-        node = {"cpus": shape.cpus, "memory_mib": shape.memory_mib, "gpus": shape.gpus}
-        if shape.gpus:
-            node["gpu_type"] = GPU_TYPE
+        (kind,) = shape.kinds
+        node = {"cpus": kind.cpus, "memory_mib": kind.memory_mib, "gpus": kind.gpus}
+        if kind.gpus:
+            node["gpu_type"] = kind.gpu_type
         return {
             "name": NAME,
             "scheduler": "slurm",

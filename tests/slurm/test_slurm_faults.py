@@ -111,8 +111,9 @@ def test_a_waiting_job_that_somebody_cancels(
 
 
 def test_a_deadline_that_passes_while_it_waits(
-    slurm: SlurmCluster, long_run: Callable[..., TrialFiles]
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
 ) -> None:
+    slurm_trials.write_spec(slurm={"grace_seconds": 20})  # of a minute
     blocker = slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
     slurm.wait_for_job(blocker, "RUNNING")
     files = long_run("late", "--deadline", "now+76seconds", "--time", "1")

@@ -52,9 +52,10 @@ def test_a_stop_is_told_as_a_stop(
 ) -> None:
     words = (*LONG_PPO, f"actor.path={tiny_policy}")
     files = slurm_trials.launch("ppo-math", "s", *words)
-    slurm_trials.wait_for_step(files, 2)
+    view = slurm_trials.wait_for_step(files, 2)
     assert slurm_trials.run("stop", name_of(files)).returncode == 0
     row("realsys stop").check(trial_view(files))
+    assert slurm.show_job(view.job_ids[0])["JobState"] == "CANCELLED"
 
 
 def test_two_trials_at_once_do_not_touch_each_other(

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.job.allocation import Allocation, JobRequest, allocate
 from launcher.job.placement import Demand, NodeShape, place
+from launcher.job.times import holding_limit
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
@@ -21,6 +22,7 @@ SERVER, ROLLOUT = WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER
 GPU = PartitionSpec(
     nodes=4,
     cpus=64,
+    threads_per_core=1,
     memory_mib=1_000_000,
     gpus=8,
     gpu_type="h200",
@@ -28,7 +30,7 @@ GPU = PartitionSpec(
     features=("ib", "nvme"),
     max_time="2-00:00:00",
 )
-CPU = PartitionSpec(nodes=10, cpus=32, memory_mib=200_000)
+CPU = PartitionSpec(nodes=10, cpus=32, threads_per_core=1, memory_mib=200_000)
 SITE = ClusterSpec(
     name="lab",
     scheduler="slurm",
@@ -332,10 +334,55 @@ def test_a_component_without_a_limit_lasts_as_long_as_the_others():
 
 
 def test_a_limit_that_reads_like_hours_is_warned_about_once():
-    found = fine(phase(tasks(8, gpu=1, time_limit="1:30"), tasks(1, time_limit="1:30")))
+    group = phase(tasks(8, gpu=1, time_limit="1:30"), tasks(1, time_limit="1:30"))
+    found = fine(group, cluster=site(grace_seconds=30))
     assert found.job.components[0].time_limit == "00:02:00"
     (warning,) = found.warnings
     assert "write 1:30:00" in warning
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "default_time", "words"),
+    [
+        ("2", None, "a time limit of 00:02:00 (2 min) leaves no time to train: 120 s before it"),
+        ("1:30", None, "a time limit of 00:02:00 (2 min) leaves no time to train"),
+        (
+            None,
+            "2:00",
+            "of 00:02:00 (2 min), the partition's DefaultTime: none was asked for leaves",
+        ),
+    ],
+)
+def test_a_limit_that_the_grace_uses_up_is_refused(asked_for, default_time, words):
+    partitions = {"gpu": replace(GPU, default_time=default_time)}
+    problem = only(run(phase(tasks(8, gpu=1, time_limit=asked_for)), cluster=site(partitions)))
+    assert words in problem.what
+    meant = "write 1:30:00" if asked_for == "1:30" else "--time 00:07:00 or more"
+    assert meant in problem.fix
+    assert "slurm.grace_seconds" in problem.fix
+
+
+def test_a_limit_that_the_grace_nearly_uses_up_is_warned_about():
+    (warning,) = fine(phase(tasks(8, gpu=1, time_limit="3"))).warnings
+    assert "leaves little time" in warning
+    assert fine(phase(tasks(8, gpu=1, time_limit="4"))).warnings == ()
+
+
+def test_the_partitions_default_limit_is_told_and_another_one_is_not():
+    partitions = {"gpu": replace(GPU, default_time="30:00")}
+    (warning,) = fine(cluster=site(partitions)).warnings
+    assert "partition 'gpu': the time limit is 00:30:00 (30 min)" in warning
+    assert "--time" in warning
+    assert fine(phase(tasks(8, gpu=1, time_limit="60")), cluster=site(partitions)).warnings == ()
+
+
+def test_the_limit_that_holds_and_whose_it_is():
+    assert holding_limit("60", GPU).words == "01:00:00 (1 h)"
+    told = "2-00:00:00 (2 days), the partition's MaxTime: none was asked for"
+    assert holding_limit(None, GPU).words == told
+    told = "00:05:00 (5 min), the partition's DefaultTime: none was asked for"
+    assert holding_limit(None, replace(GPU, default_time="5")).words == told
+    assert holding_limit(None, None).words == "the partition's own: none was asked for"
 
 
 def test_begin_and_deadline_are_absolute_and_the_launchs_own_win():
@@ -462,7 +509,7 @@ def model(**scheduling):
             "give it 2 nodes, or 8 tasks of model_worker (now 9)",
         ),
         (
-            lambda: run(phase(tasks(32, gpu=1)), layout="split"),
+            lambda: run(phase(tasks(32, gpu=1), tasks(1, constraint="ib"))),
             "1 for master_worker and 4 for model_worker make 5 nodes of partition 'gpu', it has 4",
             "partitions.gpu in the cluster spec",
             "layout single lets groups share nodes, or ask for less",

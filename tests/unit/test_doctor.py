@@ -12,15 +12,22 @@ import pytest
 import typer
 
 from launcher import verbs_site
-from launcher.clusters import write_spec
-from launcher.slurm import canary
+from launcher.clusters import read_spec, write_spec
+from launcher.slurm import canary, kernel_checks
 from launcher.slurm import node_job as jobs
+from launcher.slurm.discover import Discovered, discovered
 from launcher.slurm.doctor import examine, space_finding
 from launcher.slurm.findings import Finding
 from launcher.slurm.images import pull
-from launcher.slurm.login_checks import version_finding
+from launcher.slurm.login_checks import (
+    account_findings,
+    partition_findings,
+    version_finding,
+)
 from launcher.slurm.node_checks import NEEDED, names, node_findings
 from launcher.slurm.node_job import PACKAGES, Seen, node_job, parse, script, small_request
+from launcher.slurm.site_facts import site_facts
+from launcher.slurm.site_yaml import site_yaml
 from launcher.slurm.store_checks import asked_there, there_finding
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError
@@ -32,9 +39,13 @@ me=$(basename "$0")
 echo "$me $*" | head -c 300 | tr '\\n' ' ' >>"$FAKE_CALLS"; echo >>"$FAKE_CALLS"
 case "$me $1" in
 "srun --help") echo "$FAKE_SRUN_HELP"; exit ;;
-"scontrol show") printf 'ClusterName = lab\\nSLURM_VERSION = 22.05.8\\n'
+"scontrol show") case "$2" in
+  partition) echo "${FAKE_PARTITION:-PartitionName=main State=UP DefaultTime=NONE}"; exit ;;
+  node) echo "${FAKE_NODE:-NodeName=n1 CPUEfctv=64 State=IDLE ThreadsPerCore=1}"; exit ;;
+  esac; printf 'ClusterName = lab\\nSLURM_VERSION = 22.05.8\\n'
   echo "AccountingStorageType = ${FAKE_ACCOUNTING:-accounting_storage/slurmdbd}"; exit ;;
-"sinfo "*) echo 'main*|2|64|1000|gpu:h200:8|a|infinite|1-infinite|n[1-2]'; exit ;;
+"sinfo "*) echo 'main*|2|64|1000|gpu:h200:8|a|infinite|1-infinite|n[1-2]|2:32:1'; exit ;;
+"sacctmgr "*) echo "${FAKE_ACCOUNTS:-me||normal||me}"; exit ;;
 "sacct "*) [ -z "$FAKE_NO_SACCT" ] || { echo "sacct: error: $FAKE_NO_SACCT" >&2; exit 1; }; exit ;;
 "sbatch "*) [ -z "$FAKE_REFUSES" ] || { echo "sbatch: error: $FAKE_REFUSES" >&2; exit 1; }
   echo 'sbatch: Job 7 to start at 2026-11-21T10:00:00 in partition main' >&2; exit ;;
@@ -51,7 +62,7 @@ while case "$1" in --*) true ;; *) false ;; esac; do shift; done
 export SLURM_PROCID=0 SLURM_LOCALID=0 SLURMD_NODENAME=n1
 exec "$@"
 """
-PROGRAMS = ("sinfo", "scontrol", "sacct", "sbatch", "salloc", "srun", "scancel")
+PROGRAMS = ("sinfo", "scontrol", "sacct", "sacctmgr", "sbatch", "salloc", "srun", "scancel")
 
 
 @pytest.fixture
@@ -101,6 +112,7 @@ def test_a_healthy_site(calls: Callable[[], list[str]], spec: ClusterSpec, tmp_p
         "name resolution",
         "slurm",
         "accounting",
+        "account",
         "partition main",
         "submission",
         "compute node",
@@ -112,8 +124,11 @@ def test_a_healthy_site(calls: Callable[[], list[str]], spec: ClusterSpec, tmp_p
         "GPU",
     ]
     assert findings["submission"].what == "Job 7 to start at 2026-11-21T10:00:00 in partition main"
-    assert findings["GPU"].what == "Slurm gave 0; GPU 0: NVIDIA H200 (UUID: GPU-1)"
-    assert calls() == ["srun", "scontrol", "sinfo", "sacct", "sbatch", "salloc", "srun"]
+    assert findings["GPU"].what == "Slurm gave 1 GPU (index 0); GPU 0: NVIDIA H200 (UUID: GPU-1)"
+    assert calls() == [
+        *("srun", "scontrol", "sinfo", "scontrol", "scontrol", "sacctmgr"),  # the site
+        *("sacct", "sbatch", "sbatch", "salloc", "srun"),
+    ]
     assert list((tmp_path / "root").iterdir()) == []  # canaries are gone
 
 
@@ -302,7 +317,7 @@ def test_an_image_is_looked_at_from_inside(
     assert findings["gpu_image"].what == "the image /x.sif is not there"
     assert findings["runtime there"].ok
     assert findings["inside gpu_image"].ok, findings["inside gpu_image"]
-    assert findings["GPU"].what.startswith("not checked: Slurm gave 0")
+    assert findings["GPU"].what.startswith("not checked: Slurm gave 1 GPU (index 0)")
 
 
 def report(**changes: Any) -> dict[str, Any]:
@@ -359,7 +374,7 @@ SHARED = {"read": "token", "wrote": True, "error": "", "seen_back": True}
          "lacks torch (/py)"),
         ("Python there", {"procid": None}, "SLURM_PROCID does not reach the inside"),
         ("GPU", {"visible": ""}, "Slurm gave none: CUDA_VISIBLE_DEVICES is not set"),
-        ("GPU", {"gpus": [0, "Driver not loaded"]}, "Slurm gave 0; Driver not loaded"),
+        ("GPU", {"gpus": [0, "Driver not loaded"]}, "Slurm gave 1 GPU (index 0); Driver not loaded"),
         ("interface", {"addresses": [["lo", "127.0.0.1"]]}, "the node has no 10.1.0.0/16"),
     ],
 )  # fmt: skip
@@ -576,3 +591,172 @@ def test_a_hung_salloc_is_cancelled(
     with pytest.raises(ClusterError, match=r"gave none in 0\.2 s"):
         jobs.look(node_job(spec, None))
     assert calls() == ["scancel"]
+
+
+# ---- what Slurm knows of partitions, nodes and accounts -----------------------------------------------
+
+# As 22.05.8 prints it.
+PARTITIONS = """\
+PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A DefaultTime=NONE MaxTime=UNLIMITED Nodes=n[1-4] State=UP MaxMemPerNode=UNLIMITED TRES=cpu=64,mem=250G
+PartitionName=short AllowGroups=ALL AllowAccounts=ALL AllowQos=normal Default=NO QoS=N/A DefaultTime=00:03:00 MaxTime=00:10:00 Nodes=n[1-2] State=UP MaxMemPerNode=2000 TRES=cpu=32
+PartitionName=closed AllowGroups=ALL AllowAccounts=other,third AllowQos=ALL Default=NO DefaultTime=NONE Nodes=n3 State=DOWN MaxMemPerNode=UNLIMITED
+PartitionName=drainp AllowGroups=ALL DenyAccounts=lab AllowQos=ALL DefaultTime=NONE Nodes=n3 State=DRAIN MaxMemPerCPU=100
+"""  # noqa: E501
+NODE_LINES = """\
+NodeName=n1 Arch=x86_64 CoresPerSocket=8  CPUAlloc=0 CPUEfctv=16 CPUTot=16 Gres=gpu:h200:8 OS=Linux 6.18.44 #1 SMP @0  RealMemory=64000 MemSpecLimit=4000 State=IDLE ThreadsPerCore=2 Partitions=main,small
+NodeName=n2 CPUEfctv=14 CPUTot=16 RealMemory=64000 State=MIXED ThreadsPerCore=2
+NodeName=n3 CPUEfctv=16 CPUTot=16 RealMemory=64000 State=IDLE+DRAIN ThreadsPerCore=1 Reason=bad fan in rack 3 [root@2026-11-23T03:05:20]
+NodeName=n4 CPUEfctv=16 RealMemory=64000 State=DOWN* ThreadsPerCore=1 Reason=Not responding [slurm@2026-11-23T03:05:20]
+"""  # noqa: E501
+ASSOCIATIONS = "lab||normal,spot,urgent||lab\nteam||big|big|lab\n"
+SHAPES = """\
+main*|2|16|64000|gpu:h200:8|a|infinite|1-infinite|n[1-2]|2:4:2
+main*|2|16|64000|gpu:h200:8|a|infinite|1-infinite|n[3-4]|2:8:1
+short|2|16|64000|gpu:h200:8|a|10:00|1-infinite|n[1-2]|2:4:2
+closed|1|16|64000|gpu:h200:8|a|infinite|1-infinite|n3|2:8:1
+drainp|1|16|64000|gpu:h200:8|a|infinite|1-infinite|n3|2:8:1
+"""
+ENFORCED = (
+    "AccountingStorageType = accounting_storage/slurmdbd\n"
+    "AccountingStorageEnforce = associations,limits\n"
+)
+
+
+def site(**changes: str) -> Discovered:
+    texts = {"partitions": PARTITIONS, "nodes": NODE_LINES, "accounts": ASSOCIATIONS, **changes}
+    return discovered(ENFORCED, SHAPES, runtime="none", name="lab", more=site_facts(**texts))
+
+
+def test_what_jobs_can_have_of_nodes_is_described() -> None:
+    described = site().spec.partitions
+    main, short = described["main"], described["short"]
+    assert (main.memory_mib, main.cpus, main.default_time) == (60_000, 14, None)
+    assert (short.memory_mib, short.default_time, short.max_time) == (2000, "00:03:00", "10:00")
+
+
+def test_a_written_site_file_tells_what_slurm_knows(tmp_path: Path) -> None:
+    text = site_yaml(site())
+    for line in (
+        "  # account:                  # yours: lab (default), team",
+        "  # qos:                      # yours: normal, spot, urgent, big",
+        "    # only QOS normal",
+        "    # MaxMemPerNode: a job can have 2000 MiB of a node",
+        "    # MemSpecLimit: 4000 MiB of a node are the system's and not counted below",
+        "    # 2 threads a core; Slurm gives whole cores",
+        "    # its state is DOWN: it starts no jobs now",
+        "    # only accounts other, third",
+        "    # not accounts lab",
+        "    # n3 is IDLE+DRAIN: bad fan in rack 3",
+        "    # n4 is DOWN*: Not responding",
+    ):
+        assert f"{line}\n" in text
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    assert read_spec(path).partitions == site().spec.partitions
+
+
+def of_partition(name: str, account: str | None = None, qos: str | None = None) -> Finding:
+    """The finding of a site file that describes the partition as Slurm does."""
+    described = {name: site().spec.partitions[name]}
+    spec = ClusterSpec(partitions=described, slurm=SlurmSpec(account=account, qos=qos))
+    (finding,) = partition_findings(spec, site())
+    return finding
+
+
+def test_a_partition_where_some_nodes_are_out_is_ok_and_they_are_named() -> None:
+    finding = of_partition("main")
+    assert finding.ok
+    told = "; down or drained: n3 (IDLE+DRAIN: bad fan in rack 3), n4 (DOWN*: Not responding)"
+    assert finding.what.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "account", "qos", "why"),
+    [
+        ("closed", None, None, "its state is DOWN: Slurm starts no jobs there"),
+        ("closed", None, None, "only account other, third may use it, yours is lab"),
+        ("closed", None, None, "all its nodes are out; down or drained: n3 (IDLE+DRAIN: bad fan"),
+        ("drainp", None, None, "its state is DRAIN"),
+        ("drainp", None, None, "account lab may not use it"),
+        ("short", "team", None, "only QOS normal may use it, yours is spot"),
+    ],
+)
+def test_a_partition_where_no_job_of_ours_starts_is_bad(
+    name: str, account: str | None, qos: str | None, why: str
+) -> None:
+    finding = of_partition(name, account, "spot" if name == "short" else qos)
+    assert finding.ok is False
+    assert why in finding.what
+
+
+def test_a_partition_that_our_account_and_qos_may_use_is_ok() -> None:
+    assert of_partition("short", "lab", "normal").ok
+    assert of_partition("short").ok  # which QOS a job without one gets is not known
+
+
+def test_a_site_file_that_promises_memory_or_time_that_jobs_do_not_get() -> None:
+    described = {"short": PartitionSpec(nodes=2, cpus=14, memory_mib=64_000, gpus=8)}
+    spec = ClusterSpec(partitions=described, slurm=SlurmSpec(account="lab", qos="normal"))
+    (finding,) = partition_findings(spec, site())
+    assert finding.ok is False
+    assert "memory_mib is 64000 in the site file, Slurm says 2000" in finding.what
+    assert "a job without a time limit gets 00:03:00 (DefaultTime)" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("account", "qos", "said"),
+    [
+        (None, None, {"account": True}),
+        ("team", "big", {"account": True}),
+        ("other", None, {"account": False}),
+        ("lab", "big", {"account": True, "QOS": False}),
+    ],
+)
+def test_accounts_and_qos_that_are_mine(
+    account: str | None, qos: str | None, said: dict[str, bool]
+) -> None:
+    spec = ClusterSpec(slurm=SlurmSpec(account=account, qos=qos))
+    assert {f.name: f.ok for f in account_findings(spec, site())} == said
+
+
+def test_nobody_is_asked_for_an_account_where_none_is_needed() -> None:
+    shapes = {"runtime": "none", "more": site_facts("", "", "")}
+    assert list(account_findings(ClusterSpec(), discovered("A = b", SHAPES, **shapes))) == []
+    (finding,) = account_findings(ClusterSpec(), site(accounts=""))
+    assert (finding.ok, finding.what) == (False, "none is yours")
+
+
+def test_a_site_that_wants_a_time_limit_of_every_job(
+    calls: Callable[[], list[str]], spec: ClusterSpec, tmp_path: Path
+) -> None:
+    """The small job has one; what a launch would send has none, and is refused."""
+    refuses = (
+        '#!/bin/sh\ncase "$*" in *--time=*) exit 0;; esac\n'
+        "echo 'allocation failure: Time limit specification required, but not provided' >&2; exit 1\n"
+    )
+    add_program(tmp_path / "bin/sbatch", refuses)
+    findings = found(spec)
+    assert findings["submission"].ok
+    assert findings["time limit"].ok is False
+    assert "a job without --time, as a launch has it, is refused" in findings["time limit"].what
+    assert "slurm.time_limit" in findings["time limit"].fix
+    assert "time limit" not in found(replace(spec, slurm=replace(spec.slurm, time_limit="60")))
+
+
+def test_a_kernel_that_can_not_hold_a_process_is_told(
+    spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert canary.pidfd() is True
+    assert list(kernel_checks.kernel_here()) == []
+    told = judged(spec, pidfd=False, kernel="4.18.0-553.el8_10.x86_64")
+    finding = told["kernel there"]
+    assert finding.ok is False
+    assert finding.what.startswith("Linux 4.18.0-553.el8_10.x86_64 has no pidfd_open(2)")
+    assert "kernel there" not in judged(spec, pidfd=True)
+    assert "kernel there" not in judged(spec, pidfd=None)  # nobody could ask
+
+    def lacks(pid: int) -> int:
+        raise ClusterError("no pidfd_open", where="here", fix="another kernel")
+
+    monkeypatch.setattr(kernel_checks, "pidfd_open", lacks)
+    assert found(replace(spec, scheduler="local"))["kernel"].ok is False

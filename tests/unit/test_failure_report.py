@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from realsys.api.trial import AttemptFiles, AttemptRecord, WorkerStatus
+from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, WorkerStatus
 from realsys.supervisor.failure_report import FailureReporter, suspects
 from realsys.worker import exit_codes
 
@@ -56,6 +57,27 @@ def status(stalled_s: float = 0.0, where: str = "", waits_for: str = "") -> Work
 )
 def test_the_suspects(statuses, named):
     assert suspects(statuses) == named
+
+
+def test_a_worker_that_ran_out_of_memory_is_told_with_the_setting_to_change(tmp_path):
+    attempt = AttemptRecord(
+        number=1,
+        token="t",
+        host="n1",
+        supervisor_pid=1,
+        supervisor_start=1,
+        started_at=1.0,
+        job_id="12",
+        nodes="n[1-2]",
+    )
+    hint = "its cgroup's memory limit of 3460 MiB ran out (oom_kill 0 → 1)"
+    task = SimpleNamespace(
+        worker="model_worker/1", host="n2", pid=7, hint=hint, ended_at=2.0, poll=lambda: -9
+    )
+    files = TrialFiles(tmp_path).attempt(1)
+    failure = FailureReporter(attempt, files).of_task(task, None)
+    assert "3460 MiB" in failure.why
+    assert "scheduling.model_worker.mem=" in failure.fix
 
 
 # ---- workers that were not started -----------------------------------------------------------------

@@ -5,6 +5,7 @@ sbatch is a script that numbers jobs from 41 and leaves its environment behind.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import socket
 import sys
@@ -16,12 +17,14 @@ from stand_in_slurm import calls, make_plan, program
 
 from launcher import hand_over as module
 from launcher.hand_over import Element, hand_over, hand_over_array, take_back
+from launcher.slurm import executor
 from launcher.submission import Submission, read_submission
 from launcher.submit import submit
-from realsys.api.errors import ClusterError
+from realsys.api.errors import ClusterError, TrialError
 from realsys.api.job import Layout
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text
-from realsys.api.trial import TrialFiles
+from realsys.api.trial import TrialFiles, write_record
+from realsys.supervisor import entry
 from realsys.worker.environment import read_exports
 
 REFUSED = "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1"
@@ -87,13 +90,13 @@ def test_a_hand_over_is_one_job_and_is_noted(site):
     )
     assert sorted(path.name for path in files.submitit.iterdir()) == [
         "41_submission.sh",
-        "41_submitted.pkl",
         "submission.json",
     ]
     assert (files.submitit / "41_submission.sh").read_text() == site.script(1)
     python = shlex.quote(sys.executable)
     last = site.script(1).splitlines()[-1]
-    assert last == f"exec {python} -u -m submitit.core._submit {shlex.quote(str(files.submitit))}"
+    called = "-u -P -m realsys.supervisor.entry realsys.supervisor.main:supervise"
+    assert last == f"exec {python} {called} {shlex.quote(str(files.root))} hash"
 
 
 def test_a_resume_notes_the_attempt_that_it_comes_after(site):
@@ -113,20 +116,17 @@ def test_a_split_trial_is_a_job_for_each_component(site):
     assert "#SBATCH --nodes=2" in site.script(2).splitlines()
 
 
-def test_what_each_job_of_a_split_trial_calls_is_pickled_by_name(site):
-    from submitit.core.utils import DelayedSubmission
-
+def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site):
     plan = make_plan(site.root, layout=Layout.SPLIT)
     files = site.trial(plan)
     files.attempt(1).root.mkdir(parents=True)
     hand_over(files, plan, "hash")
-    pickled = [
-        DelayedSubmission.load(files.submitit / f"{job_id}_submitted.pkl") for job_id in (41, 42)
+    called = [shlex.split(site.script(n).splitlines()[-1])[6:] for n in (1, 2)]
+    assert called == [
+        ["realsys.supervisor.main:supervise", str(files.root), "hash"],
+        ["realsys.supervisor.component_agent:run_component", str(files.root), "hash", "1", "2"],
     ]
-    assert [(call.function.__name__, call.args) for call in pickled] == [
-        ("supervise", (str(files.root), "hash")),
-        ("run_component", (str(files.root), "hash", 1, 2)),
-    ]
+    assert not list(files.root.rglob("*.pkl"))
 
 
 def test_a_refusal_of_the_second_job_cancels_the_first(site):
@@ -238,10 +238,17 @@ def test_an_array_is_one_job_and_each_trial_notes_its_element(site):
     assert [read_submission(element.files) for element in both] == found
     assert "#SBATCH --array=0-1%1" in site.script(1).splitlines()
     assert len(calls(site.bin, "sbatch")) == 1
-    assert {path.name for path in folder.glob("*.pkl")} == {
-        "41_0_submitted.pkl",
-        "41_1_submitted.pkl",
-    }
+    assert not list(folder.glob("*.pkl"))
+    listed = (folder / "elements.json").read_bytes()
+    assert (folder / "elements.json").stat().st_mode & 0o777 == 0o600
+    last = shlex.split(site.script(1).splitlines()[-1])
+    sha256 = hashlib.sha256(listed).hexdigest()
+    assert last[-2:] == [f"--elements={folder}/elements.json", f"--sha256={sha256}"]
+    for one in both:
+        mine = {"SLURM_ARRAY_TASK_ID": str(one.index)}
+        assert entry.element(listed, sha256, mine) == (str(one.files.root), one.plan_hash)
+    with pytest.raises(TrialError, match="list of the array's trials was changed"):
+        entry.element(listed.replace(b"trial1", b"other1"), sha256, {"SLURM_ARRAY_TASK_ID": "1"})
 
 
 def test_a_refused_array_leaves_nothing_behind(site):
@@ -255,14 +262,65 @@ def test_a_refused_array_leaves_nothing_behind(site):
 
 
 def test_an_array_that_can_not_be_noted_down_is_cancelled(site, monkeypatch):
-    written = []
-
-    def write_once(path: Path, record: object) -> None:
-        written.append(path)
-        if len(written) > 1:
+    def write(path: Path, record: object) -> None:
+        if path.name == "array.json":
             raise OSError(28, "No space left on device", str(path))
+        write_record(path, record)
 
-    monkeypatch.setattr(module, "write_record", write_once)
+    monkeypatch.setattr(module, "write_record", write)
+    both = elements(site)
     with pytest.raises(OSError, match="No space left"):
-        hand_over_array(elements(site), name="sweep1", array="0-1")
-    assert calls(site.bin, "scancel") == ["41_0 41_1"]
+        hand_over_array(both, name="sweep1", array="0-1")
+    assert calls(site.bin, "scancel") == ["41"]
+    assert not any(element.files.submission.exists() for element in both)
+
+
+def test_an_element_is_known_before_it_can_run(site):
+    """Slurm starts it within milliseconds; a thousand notes written after sbatch would take seconds."""
+    both = elements(site)
+    notes = " ".join(f'"{element.files.submission}"' for element in both)
+    program(site.bin, "sbatch", f"cat {notes} >{site.bin}/seen && echo 'Submitted batch job 41'")
+    hand_over_array(both, name="sweep1", array="0-1")
+    assert (site.bin / "seen").read_text().count('"index"') == 2
+    (both[0].files.submitit / "array.json").unlink()  # as while sbatch has not answered
+    assert [read_submission(element.files) for element in both] == [None, None]
+
+
+# ---- an sbatch that hears no answer ------------------------------------------------------------------
+
+
+AWAY = "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1"
+
+
+def unanswered(site: Site, squeue: str) -> None:
+    """sbatch keeps the script's name and hears nothing; squeue says ``$script`` of it."""
+    program(site.bin, "sbatch", f'for last; do :; done; echo "$last" >{site.bin}/name; {AWAY}')
+    program(site.bin, "squeue", f"script=$(cat {site.bin}/name); {squeue}")
+
+
+def test_a_job_that_slurm_took_without_an_answer_is_adopted(site):
+    unanswered(site, 'echo "40|/else/where.sh"; echo "43|$script"')
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    assert hand_over(files, plan, "hash").job_id == "43"
+    assert read_submission(files).job_ids == ("43",)
+    assert (files.submitit / "43_submission.sh").exists()
+
+
+def test_a_job_that_slurm_did_not_take_is_refused(site):
+    unanswered(site, 'echo "40|/else/where.sh"')
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    with pytest.raises(ClusterError, match="slurmctld does not answer"):
+        hand_over(files, plan, "hash")
+    assert list(files.submitit.iterdir()) == []
+
+
+def test_when_nobody_can_say_whether_slurm_took_it_the_user_is_told_to_look(site, monkeypatch):
+    monkeypatch.setattr(executor, "ASK_AGAIN_S", (0.01,))
+    unanswered(site, AWAY)
+    plan = make_plan(site.root)
+    with pytest.raises(ClusterError, match="whether it took the job is not known") as caught:
+        hand_over(site.trial(plan), plan, "hash")
+    assert "scancel" in caught.value.fix
+    assert len(calls(site.bin, "squeue")) == 2

@@ -112,6 +112,14 @@ def test_without_one_it_is_the_address_towards_another_node(asked, nodes, addres
     assert asked == looked_up
 
 
+def test_our_own_node_is_not_asked_by_slurms_name_of_it_either(asked, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "n8")
+    assert listening_address(cluster(), "n[7-8]") == "10.1.0.1"
+    assert asked == ["n7"]
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    assert listening_address(cluster(), "n[7-8]") == "192.168.5.1"
+
+
 def test_the_kernels_routes_are_asked_without_sending_anything():
     assert listening_address(cluster(), "127.0.0.1") == "127.0.0.1"
 

@@ -26,11 +26,11 @@ PlugStackConfig         = (null)
 SLURM_VERSION           = 22.05.8
 """
 NODES = """\
-main*|2|64|1000000|gpu:h200:8(S:0-3)|rack1,ib|infinite|1-infinite|n[1-2]
-main*|1|64|990000|gpu:h200:8(S:0,2)|rack2,ib|infinite|1-infinite|n3
-main*|1|32|200000|(null)|(null)|infinite|1-infinite|n4
-debug|1|32|200000|(null)|(null)|30:00|1-2|n4
-cloud|0|8|100|(null)|(null)|infinite|1-infinite|
+main*|2|64|1000000|gpu:h200:8(S:0-3)|rack1,ib|infinite|1-infinite|n[1-2]|2:16:2
+main*|1|64|990000|gpu:h200:8(S:0,2)|rack2,ib|infinite|1-infinite|n3|2:16:2
+main*|1|32|200000|(null)|(null)|infinite|1-infinite|n4|2:16:1
+debug|1|32|200000|(null)|(null)|30:00|1-2|n4|2:16:1
+cloud|0|8|100|(null)|(null)|infinite|1-infinite||1:8:1
 slurm_load_partitions: something else
 """
 
@@ -81,14 +81,14 @@ def test_all_mistakes_in_a_table_with_their_lines(tmp_path: Path) -> None:
         ),
         "no option called 'partitions.gpu.zzz'": (
             f"{where}:5",
-            "partitions.gpu has nodes, cpus, memory_mib, gpus, gpu_type, gpu_memory_gib, "
-            "nodelist, features, max_time, max_nodes",
+            "partitions.gpu has nodes, cpus, threads_per_core, memory_mib, gpus, gpu_type, gpu_memory_gib, "
+            "nodelist, features, default_time, max_time, max_nodes",
         ),
         "partitions.gpu.gpus is 'many'": (f"partitions.gpu.gpus, {where}:6", "use a whole number"),
         "partitions.bad is a group of options, not a value": (
             f"partitions.bad, {where}:7",
             "set its members: partitions.bad.nodes, partitions.bad.cpus, "
-            "partitions.bad.memory_mib, partitions.bad.gpus, …",
+            "partitions.bad.threads_per_core, partitions.bad.memory_mib, …",
         ),
         "no option called 'slurm.partiton'": (
             f"{where}:9",
@@ -318,6 +318,7 @@ def test_a_site_from_what_slurm_says() -> None:
             "main": PartitionSpec(
                 nodes=3,
                 cpus=64,
+                threads_per_core=2,
                 memory_mib=990000,
                 gpus=8,
                 gpu_type="h200",
@@ -325,7 +326,13 @@ def test_a_site_from_what_slurm_says() -> None:
                 features=("rack1", "ib", "rack2"),
             ),
             "debug": PartitionSpec(
-                nodes=1, cpus=32, memory_mib=200000, nodelist="n4", max_time="30:00", max_nodes=2
+                nodes=1,
+                cpus=32,
+                threads_per_core=1,
+                memory_mib=200000,
+                nodelist="n4",
+                max_time="30:00",
+                max_nodes=2,
             ),
         },
     )
@@ -381,7 +388,7 @@ def test_every_field_of_a_partition_is_written() -> None:
     """A new one must be thought of in site_yaml.py."""
     names = {f.name for f in dataclasses.fields(PartitionSpec)}
     assert names == {
-        "nodes", "cpus", "memory_mib", "gpus", "gpu_type", "nodelist", "features", "max_time",
-        "max_nodes",
+        "nodes", "cpus", "threads_per_core", "memory_mib", "gpus", "gpu_type", "nodelist",
+        "features", "default_time", "max_time", "max_nodes",
         "gpu_memory_gib",  # Slurm does not know it; of the usual types we do
     }  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ppo_math import PPOMathExperiment
+from launcher.entry_command import SUPERVISOR, entry_command
 from launcher.job.allocation import JobRequest
 from launcher.overrides import with_settings
 from launcher.resolve import resolve
@@ -26,7 +27,6 @@ from launcher.slurm.script import (
     render_script,
     sbatch_argv,
     submissions,
-    submitit_command,
 )
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.job import StepPlan
@@ -36,8 +36,10 @@ from realsys.slurm.step_command import hosts, srun_argv, step_environment
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = datetime(2026, 11, 21, 12, 0)
-GPU = PartitionSpec(nodes=8, cpus=64, memory_mib=1_000_000, gpus=8, gpu_type="h200")
-CPU = PartitionSpec(nodes=8, cpus=32, memory_mib=200_000)
+GPU = PartitionSpec(
+    nodes=8, cpus=64, threads_per_core=1, memory_mib=1_000_000, gpus=8, gpu_type="h200"
+)
+CPU = PartitionSpec(nodes=8, cpus=32, threads_per_core=1, memory_mib=200_000)
 SITE = ClusterSpec(
     name="site",
     scheduler="slurm",
@@ -159,11 +161,12 @@ def test_no_environment_and_no_secret_stands_in_the_script(monkeypatch):
 def test_odd_paths_are_quoted_for_the_shell_and_for_slurm(root):
     plan = plan_of(replace(SITE, file_root=root))
     folder = Path(plan.trial_dir) / "submitit"
-    script = render_script(plan, attempt=1, command=submitit_command("/venv/bin/python", folder))
+    command = entry_command("/venv/bin/python", SUPERVISOR, Path(plan.trial_dir), "c0ffee")
+    script = render_script(plan, attempt=1, command=command)
     options = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert not any("new" in line or "it's" in line for line in options)  # paths are no options
     (last,) = [part for part in [shlex.split(script[script.index("exec ") :])] if part]
-    assert last[-1] == str(folder)
+    assert last[-2:] == [plan.trial_dir, "c0ffee"]
     argv = sbatch_argv(folder, "x.sh")
     assert argv[3] == f"--chdir={folder}"
     assert argv[1] == f"--output={str(folder).replace('%', '%%')}/%j_0_log.out"

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stand_in_slurm import make_plan
 
-from launcher.snapshot import Snapshot, revision, snapshot_imports, take_snapshot
-from realsys.api.trial import TrialFiles, read_record
+from launcher.snapshot import (
+    Snapshot,
+    code_digest,
+    other_code,
+    provenance_remark,
+    revision,
+    snapshot_imports,
+    take_snapshot,
+)
+from realsys.api.trial import TrialFiles, TrialRecord, read_record, write_record
 
 
 def git(root: Path, *words: str) -> None:
@@ -94,4 +105,85 @@ def test_without_git_the_packages_sources_are_copied(tmp_path, files):
     sources = [p for p in files.code.rglob("*.*") if p.suffix != ".pyc"]
     assert [str(p.relative_to(files.code)) for p in sources] == ["realsys/api/x.py"]
     assert list(files.code.rglob("*.pyc"))  # compiled once, for all tasks
-    assert (taken.revision, taken.changed) == ("", False)
+    assert (taken.revision, taken.changed, taken.problem) == ("", None, "")  # nothing to know
+
+
+def test_a_checkout_that_git_refuses_to_speak_of_is_not_called_unchanged(
+    checkout, files, tmp_path, monkeypatch
+):
+    """As git does with another user's checkout ("detected dubious ownership"): by its own words."""
+    (checkout / "realsys" / "a.py").write_text("A = 2\n")
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    words = "fatal: detected dubious ownership in repository at '/x'"
+    program.write_text(f'#!/bin/sh\necho "{words}" >&2\necho "To add an exception" >&2\nexit 128\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    taken = take_snapshot(files, [], root=checkout)
+    assert (taken.revision, taken.changed) == ("", None)
+    assert taken.problem == f"git rev-parse: {words}"
+    assert read_record(Snapshot, files.snapshot) == taken
+    assert (files.code / "realsys" / "a.py").exists()  # the code is there all the same
+    assert words in provenance_remark(files)
+    assert revision(checkout) == ""
+
+
+def test_a_status_that_fails_leaves_the_revision_and_does_not_call_it_clean(
+    checkout, files, tmp_path, monkeypatch
+):
+    real = shutil.which("git")
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    refuses = 'case "$*" in *" status "*) echo "fatal: index file corrupt" >&2; exit 128;; esac'
+    program.write_text(f'#!/bin/sh\n{refuses}\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    taken = take_snapshot(files, [], root=checkout)
+    assert len(taken.revision) == 12
+    assert taken.changed is None
+    assert "index file corrupt" in taken.problem
+    assert revision(checkout) == f"{taken.revision}?"
+
+
+def test_what_git_knows_needs_no_remark(checkout, files):
+    assert provenance_remark(files) == ""
+    take_snapshot(files, [], root=checkout)
+    assert provenance_remark(files) == ""
+
+
+def test_the_digest_is_of_the_code_and_the_imports(checkout, tmp_path):
+    def digest(*imports: str) -> str:
+        code_digest.cache_clear()
+        return code_digest(imports, checkout)
+
+    before = digest()
+    assert len(before) == 16
+    (checkout / "realsys" / "notes.txt").write_text("not code")
+    (checkout / "launcher").mkdir()
+    (checkout / "launcher" / "x.py").write_text("")  # does not run in a trial
+    assert digest() == before
+    mine = tmp_path / "mine.py"
+    mine.write_text("X = 1\n")
+    with_import = digest(str(mine))
+    assert with_import != before
+    mine.write_text("X = 2\n")
+    assert digest(str(mine)) != with_import
+    (checkout / "realsys" / "a.py").write_text("A = 2\n")
+    assert digest() != before
+
+
+@pytest.mark.parametrize(
+    ("code", "copied", "warned"),
+    [("then", False, True), ("now", False, False), ("then", True, False), ("", False, False)],
+)
+def test_a_resume_with_other_code_is_warned_about(
+    tmp_path, files, monkeypatch, code, copied, warned
+):
+    monkeypatch.setattr("launcher.snapshot.code_digest", lambda imports: "now")
+    plan = replace(make_plan(tmp_path), snapshot=copied)
+    record = TrialRecord(
+        experiment_name="e", trial_name="t", user="u", cluster="c", plan_hash="h", created_at=1.0,
+        launch_host="h", code=code,
+    )  # fmt: skip
+    write_record(files.record, record)
+    assert bool(other_code(files, plan)) == warned

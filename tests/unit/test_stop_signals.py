@@ -16,9 +16,14 @@ from realsys.api.cluster import SlurmSpec
 from realsys.api.plan import plan_hash, plan_text
 from realsys.api.trial import ExitMarker, Result
 from realsys.supervisor import main, signals
-from realsys.supervisor.signals import listen_to_signals, requeue_job
+from realsys.supervisor.signals import (
+    cancel_job,
+    is_cancelled,
+    listen_to_signals,
+    requeue_job,
+)
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class Asked(list[tuple[str, float]]):
@@ -89,12 +94,6 @@ def test_the_jobs_end_time_tells_why(asked, tmp_path, monkeypatch, left_s, why):
     assert asked == [(why, 110.0)]
 
 
-def test_sigcont_is_left_alone_on_slurm(asked, tmp_path):
-    signal.signal(signal.SIGCONT, lambda number, frame: None)  # submitit's
-    listen_to_signals(asked, make_plan(tmp_path))
-    assert signal.getsignal(signal.SIGCONT) is signal.SIG_DFL
-
-
 # ---- requeue ---------------------------------------------------------------------------------------
 
 
@@ -137,6 +136,31 @@ def test_an_scontrol_that_is_missing_is_told_in_the_log(bin_folder, caplog, monk
         "requeue asked job=7",
         "requeue failed job=7 error=[Errno 2] No such file or directory: 'scontrol'",
     ]
+
+
+# ---- a stop that somebody wanted -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("end_in_s", [None, 60, 3600])
+def test_what_slurm_announced_is_no_cancellation(asked, tmp_path, monkeypatch, number, end_in_s):
+    if end_in_s is not None:
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + end_in_s))
+    listen_to_signals(asked, make_plan(tmp_path))
+    os.kill(os.getpid(), number)
+    ((by, _),) = asked
+    assert is_cancelled(by) == (number == signal.SIGTERM)
+    assert is_cancelled("anna@login1")  # realsys stop
+
+
+def test_a_job_that_somebody_stopped_is_cancelled_in_slurm_too(bin_folder, caplog):
+    program(bin_folder, "scancel", "true")
+    cancel_job("7_3")
+    assert calls(bin_folder, "scancel") == ["7_3"]
+    assert caplog.messages == []
+    program(bin_folder, "scancel", "echo 'slurmctld is away' >&2; exit 1")
+    cancel_job("7")  # the job then counts as failed there: our own records say what was
+    assert caplog.messages == ["cancellation refused job=7 said=slurmctld is away"]
 
 
 @pytest.mark.parametrize(

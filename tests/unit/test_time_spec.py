@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import datetime
 
@@ -154,3 +155,38 @@ def test_a_year_00_is_no_year():
 def test_an_absolute_time_in_seconds_of_the_epoch():
     at = datetime(2030, 3, 17, 17, 46, 40)
     assert parse_begin(f"uts{int(at.timestamp())}", now=NOW).at == at
+
+
+@pytest.fixture
+def berlin(monkeypatch):
+    """Clocks go forward on 2026-03-29 at 02:00 and back on 2026-10-25 at 03:00."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "at"),
+    [
+        (datetime(2026, 3, 29, 1, 30), "now+2hours", datetime(2026, 3, 29, 4, 30)),
+        (datetime(2026, 10, 25, 0, 30), "now+4hours", datetime(2026, 10, 25, 3, 30)),
+        (datetime(2026, 3, 29, 4, 30), "now-2hours", datetime(2026, 3, 29, 1, 30)),
+        (datetime(2026, 6, 1, 12, 0), "now+2hours", datetime(2026, 6, 1, 14, 0)),
+    ],
+)
+def test_an_offset_counts_seconds_also_when_clocks_change(berlin, now, text, at):
+    """Slurm adds seconds: sbatch --begin=now+2hours starts the job in two hours."""
+    assert parse_begin(text, now=now).at == at
+
+
+def test_a_deadline_counts_seconds_also_when_clocks_change(berlin):
+    """From 01:30 to 04:30 there are two hours in spring, and four from 00:30 to 03:30 in autumn."""
+    spring, autumn = datetime(2026, 3, 29, 1, 30), datetime(2026, 10, 25, 0, 30)
+    deadline = parse_deadline("2026-03-29T04:30", now=spring)
+    assert deadline.words.startswith("in 2 h,")
+    assert deadline_problem(deadline, None, parse_time_limit("120"), now=spring) is None
+    assert deadline_problem(deadline, None, parse_time_limit("121"), now=spring) is not None
+    deadline = parse_deadline("2026-10-25T03:30", now=autumn)
+    assert deadline_problem(deadline, None, parse_time_limit("240"), now=autumn) is None

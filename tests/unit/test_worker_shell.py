@@ -209,3 +209,11 @@ def test_a_command_that_is_not_there_is_an_error(tmp_path):
         run_in_place(["no-such-program"], {"PATH": str(tmp_path)})
     assert caught.value.what == "no-such-program can't be run: No such file or directory"
     assert caught.value.fix == "check its name"
+
+
+def test_the_node_is_named_as_slurm_does_which_may_differ_from_its_host_name(tmp_path):
+    made = reader(make_plan(tmp_path), host="host-n2.cluster.example")
+    for name, record in made.records().workers.items():
+        made.records().workers[name] = replace(record, node="n2")
+    found, _ = shell_command(made, "model_worker/0", ["ls"], terminal=False)
+    assert found == ["srun", "--jobid=7", *BESIDE, "ls"]

@@ -1,0 +1,39 @@
+"""What a user of tests/process/test_two_users.py does: ``python as_user.py VERB ROOT-OR-TRIAL TRIAL-NAME``.
+
+``launch`` and ``resume`` are the command line's own, through the real submitit and entry; only the
+supervisor is a stand-in (``supervise`` below), which notes down who ran it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from launcher import cli, hand_over
+from realsys.api.plan import read_plan
+from realsys.api.trial import TrialFiles
+
+
+def supervise(trial_dir: str, plan_hash: str) -> int:
+    """The stand-in: leaves a note, if the plan is the one that was launched."""
+    files = TrialFiles(Path(trial_dir))
+    read_plan(files.plan, expected_hash=plan_hash)
+    note = files.root / ".ran"
+    note.write_text(f"{os.getuid()}\n")
+    note.rename(files.root / f"ran{len(list(files.root.glob('ran*')))}")
+    return 0
+
+
+def main() -> int:
+    """The exit status of the command."""
+    verb, where, trial = sys.argv[1:4]
+    hand_over.SUPERVISOR = "as_user:supervise"
+    if verb == "launch":
+        os.environ["REALSYS_FILE_ROOT"] = where
+        return cli.run(["launch", "ppo-math", f"--trial={trial}", "--detach"])
+    return cli.run(["resume", where, "--detach"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
