@@ -57,7 +57,7 @@ def begin(recover: Path, *, step: int, attempt: int) -> Path:
     folder = recover / f".step-{step:06d}.{attempt}"
     try:
         shutil.rmtree(folder, ignore_errors=True)
-        recover.mkdir(parents=True, exist_ok=True)
+        recover.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         folder.mkdir(mode=PRIVATE)
     except OSError as error:
         raise ClusterError(
