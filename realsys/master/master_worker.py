@@ -52,6 +52,11 @@ class RunFiles:
     ledger: JsonlAppender
     samples: JsonlAppender
 
+    def sync(self) -> None:
+        """Brings all rows to the disk: before what counts on them."""
+        for file in (self.ledger, self.metrics, self.samples, self.events):
+            file.sync()
+
     def close(self) -> None:
         """Closes all of them."""
         for file in (self.metrics, self.events, self.ledger, self.samples):
@@ -257,6 +262,7 @@ class MasterWorkerLoop:
             what=f"checkpoint after step {self.step}",
         )
         names = [record.worker for record in self.workers.records]
+        await asyncio.to_thread(self.files.sync)
         final = await asyncio.to_thread(
             recover.commit,
             folder,
@@ -289,6 +295,7 @@ class MasterWorkerLoop:
     async def finish(self) -> None:
         """All steps are done: the product, the marker, goodbye."""
         await self.save()
+        await asyncio.to_thread(self.files.sync)
         self.files.close()
         await asyncio.to_thread(self.publisher.done, self.step)
         await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
