@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.lineage import Lineage
 from realsys.api.model import FinetuneSpec, ModelName
 from realsys.api.plain import to_plain
-from realsys.api.trial import StopRequest
+from realsys.api.trial import Resumed, StopRequest
 from realsys.api.worker_configs import RolloutControl
 from realsys.master import recover
 from realsys.master.buffer import AsyncIOSequenceBuffer
@@ -33,7 +34,7 @@ from realsys.master.storage_tracker import StorageTracker
 from realsys.master.weight_hooks import WeightHooks
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
-from realsys.observability.metrics import MetricsWriter
+from realsys.observability.metrics import MetricsWriter, source_of
 from realsys.transport import requests as rq
 from realsys.transport.keys import TrialKeypairs
 from realsys.worker.lifecycle import WorkerEvent
@@ -277,10 +278,12 @@ def _take_checkpoint(
     """The newest checkpoint that counts, and the same under our own name. Ours is made before it is said:
     once it is said, what the other writes later counts no more."""
     for _ in range(LOOKS):
+        told = recover.read_resumed(runner.trial_files, runner.phase.name)
         found = recover.newest_whole(
             runner.phase_files.recover,
             workers=names,
-            lineage=Lineage.of(recover.read_resumed(runner.trial_files, runner.phase.name)),
+            lineage=Lineage.of(told),
+            ledger_of=partial(_ledger_from, runner, told),
         )
         ours = found and recover.adopt(found, attempt=runner.attempt.number)
         if found is None or ours is not None:
@@ -290,6 +293,16 @@ def _take_checkpoint(
         where=str(runner.phase_files.recover),
         fix="another attempt writes there: realsys status",
     )
+
+
+def _ledger_from(
+    runner: WorkerRunner, told: Mapping[int, Resumed], attempt: int, step: int
+) -> Path:
+    """The ledger that we would go on with from that checkpoint: chosen as ``_open_files`` does."""
+    me, files = runner.attempt.number, runner.phase_files
+    ours = Resumed(attempt=me, phase=runner.phase.name, step=step, of_attempt=attempt)
+    limits = Lineage.of({**told, me: ours}).limits
+    return source_of(files, files.ledger, [n for n in limits if n != me])
 
 
 def _make_executor(

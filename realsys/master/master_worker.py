@@ -54,6 +54,11 @@ class RunFiles:
     ledger: JsonlAppender
     samples: JsonlAppender
 
+    def sync(self) -> None:
+        """Brings all rows to the disk: before what counts on them."""
+        for file in (self.ledger, self.metrics, self.samples, self.events):
+            file.sync()
+
     def close(self) -> None:
         """Closes all of them."""
         for file in (self.metrics, self.events, self.ledger, self.samples):
@@ -312,6 +317,7 @@ class MasterWorkerLoop:
     async def _publish_checkpoint(
         self, folder: Path, step: int, started: float, ended: float
     ) -> None:
+        await asyncio.to_thread(self.files.sync)  # the rows it counts on, which are written by now
         final = await asyncio.to_thread(
             recover.publish,
             folder,
@@ -345,6 +351,7 @@ class MasterWorkerLoop:
         """All steps are done: the product, the marker, goodbye."""
         await self.save()
         await self.outbox.drain()
+        await asyncio.to_thread(self.files.sync)
         self.files.close()
         self.outbox.put("the end", partial(asyncio.to_thread, self.publisher.done, self.step))
         await self.outbox.drain()

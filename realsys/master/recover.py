@@ -18,7 +18,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, TrialFiles, read_record
 from realsys.master.master_state import FILE as STATE
 from realsys.master.master_state import MasterState, write_state
+from realsys.observability.jsonl import read_jsonl
 from realsys.transport.requests import RecoverSaved
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ def begin(recover: Path, *, step: int, attempt: int) -> Path:
     folder = recover / f".step-{step:06d}.{attempt}"
     try:
         shutil.rmtree(folder, ignore_errors=True)
-        recover.mkdir(parents=True, exist_ok=True)
+        recover.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         folder.mkdir(mode=PRIVATE)
     except OSError as error:
         raise ClusterError(
@@ -180,20 +182,60 @@ def _no_longer_needed(
     return [f.path for f in (*ours, *half_done) if f not in counting[-keep:]]
 
 
-def newest_whole(recover: Path, *, workers: Sequence[str], lineage: Lineage) -> Checkpoint | None:
+def newest_whole(
+    recover: Path,
+    *,
+    workers: Sequence[str],
+    lineage: Lineage,
+    ledger_of: Callable[[int, int], Path] | None = None,
+) -> Checkpoint | None:
     """The newest checkpoint whose manifest and files are whole; None when there is none.
 
     Every file is read and hashed. A torn one is named in the log and passed over, as is one that does
-    not count.
+    not count, and one whose steps the ledger does not have.
+
+    Args:
+        ledger_of: (attempt, step) of a checkpoint → the ledger that a run from there would go on with.
+    Raises:
+        CheckpointError: there are whole ones, and the ledger covers none of them.
     """
+    uncovered: CheckpointError | None = None
     for found in reversed(_folders(recover)):
         try:
             if not lineage.counts(found.attempt, found.step):
                 raise _torn(found.path, "it does not count: another attempt had taken over before")
-            return _read_whole(found, workers)
-        except CheckpointError as error:
-            logger.warning("checkpoint refused folder=%s why=%s", found.path, error.what)
+            whole = _read_whole(found, workers)
+            if ledger_of is None:
+                return whole
+            ledger = ledger_of(found.attempt, found.step)
+            lacks = lacking_steps(read_jsonl(ledger), found.step)
+            if not lacks:
+                return whole
+            error = _uncovered(found, ledger, lacks)
+            uncovered = uncovered or error
+            raise error
+        except CheckpointError as why:
+            logger.warning("checkpoint refused folder=%s why=%s", found.path, why.what)
+    if uncovered is not None:
+        raise uncovered
     return None
+
+
+def lacking_steps(ledger: Iterable[Mapping[str, Any]], last_step: int) -> list[int]:
+    """The steps up to ``last_step`` of which the ledger does not have just one row (pure)."""
+    counts = Counter(row.get("step") for row in ledger)
+    return [step for step in range(1, last_step + 1) if counts[step] != 1]
+
+
+def _uncovered(found: _Folder, ledger: Path, lacks: Sequence[int]) -> CheckpointError:
+    shown = ", ".join(map(str, lacks[:5])) + (f" and {len(lacks) - 5} more" * (len(lacks) > 5))
+    return CheckpointError(
+        f"the ledger does not have one row for each step of the checkpoint of step {found.step}: "
+        f"look at step {shown}. What was trained on would not be known any more",
+        where=f"{ledger} and {found.path}",
+        fix="restore the ledger from a backup and resume; or launch a new trial that begins with the "
+        "weights of a saved model (actor.path=<trial folder>/checkpoints/actor/latest)",
+    )
 
 
 def adopt(found: Checkpoint, *, attempt: int) -> Checkpoint | None:

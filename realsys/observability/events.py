@@ -123,6 +123,10 @@ class EventLog:
         row = {"event": "periodic", "kind": kind, "step": step, "start": start, "end": end}
         self._file.append(row)
 
+    def sync(self) -> None:
+        """Brings the events so far to the disk."""
+        self._file.sync()
+
     def close(self) -> None:
         """Closes the file; again is fine."""
         self._file.close()

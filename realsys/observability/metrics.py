@@ -82,6 +82,10 @@ class MetricsWriter:
         if self._wandb:
             self._wandb.write(step, row)
 
+    def sync(self) -> None:
+        """Brings the rows so far to the disk; those of TensorBoard can be made again from them."""
+        self._file.sync()
+
     def close(self) -> None:
         """Flushes and closes every file; again is fine."""
         self._file.close()
@@ -113,11 +117,15 @@ def take_over(
     """
     own = files.rows_of(attempt)
     for name, target in _rows(files, own):
-        sources = [files.rows_of(number).root / name.name for number in former]
-        source = next((path for path in sources if path.exists()), name)
-        copy_rows(source, target, last_step=last_step)
+        copy_rows(source_of(files, name, former), target, last_step=last_step)
     point_to_newest(files)
     return own
+
+
+def source_of(files: PhaseFiles, name: Path, former: Sequence[int]) -> Path:
+    """Where the rows of ``name`` come from that count: the newest of ``former`` that has the file."""
+    sources = [files.rows_of(number).root / name.name for number in former]
+    return next((path for path in sources if path.exists()), name)
 
 
 def point_to_newest(files: PhaseFiles) -> None:

@@ -1,7 +1,7 @@
 """What a user of tests/process/test_two_users.py does: ``python as_user.py VERB ROOT-OR-TRIAL TRIAL-NAME``.
 
-``launch`` and ``resume`` are the command line's own, through the real submitit and entry; only the
-supervisor is a stand-in (``supervise`` below), which notes down who ran it.
+``launch`` and ``resume`` are the launcher's own, through the real submitit and entry; only the supervisor
+is a stand-in (``supervise`` below), which notes down who ran it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from launcher import cli, hand_over
+from launcher import hand_over
+from launcher.planning import make_plan
+from launcher.submit import resubmit, submit
+from realsys.api.errors import RealsysError
+from realsys.api.folders import let_nobody_else_write
 from realsys.api.plan import read_plan
 from realsys.api.trial import TrialFiles
 
@@ -29,10 +33,17 @@ def main() -> int:
     """The exit status of the command."""
     verb, where, trial = sys.argv[1:4]
     hand_over.SUPERVISOR = "as_user:supervise"
-    if verb == "launch":
-        os.environ["REALSYS_FILE_ROOT"] = where
-        return cli.run(["launch", "ppo-math", f"--trial={trial}", "--detach"])
-    return cli.run(["resume", where, "--detach"])
+    let_nobody_else_write()  # as the command line does
+    try:
+        if verb == "launch":
+            os.environ["REALSYS_FILE_ROOT"] = where
+            sys.stdout.write(str(submit(make_plan("ppo-math", [], trial=trial)).root))
+        else:
+            resubmit(TrialFiles(Path(where)))
+    except RealsysError as error:
+        sys.stderr.write(f"{error}\n")
+        return 3
+    return 0
 
 
 if __name__ == "__main__":

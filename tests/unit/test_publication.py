@@ -101,9 +101,17 @@ def trial(tmp_path):
     store.close()
 
 
+def write_ledger(publisher: Publisher, steps: int) -> None:
+    runner = publisher.runner
+    ledger = runner.phase_files.rows_of(runner.attempt.number).ledger
+    ledger.parent.mkdir(parents=True, exist_ok=True)
+    ledger.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, steps + 1)))
+
+
 def checkpoint(recover: Path, step: int, publisher: Publisher) -> Path:
-    """As the master writes one."""
+    """As the master writes one, behind its steps' rows."""
     attempt = publisher.runner.attempt.number
+    write_ledger(publisher, step)
     folder = begin(recover, step=step, attempt=attempt)
     return commit(
         folder,
@@ -402,6 +410,7 @@ def test_who_dies_while_it_adopts_has_said_nothing(trial, monkeypatch):
         dying.setattr(recover, "adopt", lambda found, *, attempt: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             resume(second)
+    write_ledger(first, 12)
     late = begin(first.runner.phase_files.recover, step=12, attempt=1)  # allowed before
     commit(late, step=12, attempt=1, saved={}, keep=1, lineage=first.lineage)
     assert resume(trial.begin(3)) == 12

@@ -1,5 +1,6 @@
 """Recovery checkpoints: whole or not at all, and the newest whole one is taken."""
 
+import asyncio
 import errno
 import hashlib
 import json
@@ -7,13 +8,26 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from realsys.api.errors import ClusterError, StaleAttempt
+from realsys.api.errors import CheckpointError, ClusterError, StaleAttempt
 from realsys.api.lineage import Lineage
-from realsys.api.trial import Resumed, TrialFiles, write_record
-from realsys.master.recover import MANIFEST, adopt, begin, commit, newest_whole, read_resumed
+from realsys.api.trial import PhaseFiles, Resumed, TrialFiles, write_record
+from realsys.master.build import _take_checkpoint
+from realsys.master.master_worker import MasterWorkerLoop, RunFiles
+from realsys.master.recover import (
+    MANIFEST,
+    adopt,
+    begin,
+    commit,
+    lacking_steps,
+    newest_whole,
+    read_resumed,
+)
+from realsys.observability.events import EventLog
+from realsys.observability.jsonl import JsonlAppender
 from realsys.transport.requests import RecoverSaved
 
 WORKERS = ("model_worker/0", "model_worker/1")
@@ -474,3 +488,110 @@ def test_a_file_in_the_folders_place_is_told(tmp_path):
     (tmp_path / "recover").write_text("a file")
     with pytest.raises(ClusterError):
         begin(tmp_path / "recover", step=2, attempt=1)
+
+
+# ---- the ledger -------------------------------------------------------------------------------------
+
+
+def write_ledger(path: Path, steps) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"step": step, "ids": ["0-1"]}) + "\n" for step in steps))
+
+
+def test_the_steps_that_a_ledger_lacks():
+    rows = [{"step": step} for step in (1, 2, 2, 4, 6)]
+    assert lacking_steps(rows, 5) == [2, 3, 5]
+    assert lacking_steps(rows[:2], 2) == []
+    assert lacking_steps([], 0) == []
+
+
+def test_a_checkpoint_that_the_ledger_does_not_cover_is_passed_over(tmp_path, caplog):
+    root, ledger = tmp_path / "recover", tmp_path / "ledger.jsonl"
+    for step in (50, 100):
+        checkpoint(root, step)
+    asked = []
+
+    def look():
+        def ledger_of(attempt: int, step: int) -> Path:
+            asked.append((attempt, step))
+            return ledger
+
+        return newest_whole(root, workers=WORKERS, lineage=EVERYTHING, ledger_of=ledger_of)
+
+    write_ledger(ledger, range(1, 101))
+    assert look().step == 100
+    write_ledger(ledger, range(1, 98))  # its end is lost
+    assert look().step == 50
+    assert asked == [(1, 100), (1, 100), (1, 50)]
+    assert "look at step 98, 99, 100. What was trained on" in caplog.text
+    write_ledger(ledger, range(1, 11))
+    with pytest.raises(CheckpointError) as caught:
+        look()
+    assert (
+        "each step of the checkpoint of step 100: look at step 11, 12, 13, 14, 15 and 85 more"
+        in (caught.value.what)
+    )
+    assert str(ledger) in caught.value.where
+    ledger.unlink()
+    with pytest.raises(CheckpointError, match="of the checkpoint of step 100"):
+        look()
+
+
+def test_a_resume_looks_at_the_ledger_that_it_would_go_on_with(tmp_path):
+    """That of the attempt whose checkpoint it is, or of the one that that one went on from."""
+    phase, files = PhaseFiles(tmp_path), TrialFiles(tmp_path)
+    runner = SimpleNamespace(
+        attempt=SimpleNamespace(number=3), phase=SimpleNamespace(name="main"),
+        phase_files=phase, trial_files=files,
+    )  # fmt: skip
+    checkpoint(phase.recover, 10, attempt=1)
+    files.attempt(1).root.mkdir(parents=True)
+    resumed = Resumed(attempt=2, phase="main", step=10, of_attempt=1)
+    files.attempt(2).root.mkdir()
+    write_record(files.attempt(2).resumed("main"), resumed)
+    checkpoint(phase.recover, 20, attempt=2)
+    write_ledger(phase.rows_of(1).ledger, range(1, 15))
+    write_ledger(phase.rows_of(2).ledger, range(1, 20))  # cut by a row
+    found, ours = _take_checkpoint(runner, list(WORKERS))
+    assert (found.step, found.attempt, ours.attempt) == (10, 1, 3)
+    write_ledger(phase.rows_of(2).ledger, range(1, 21))
+    found, ours = _take_checkpoint(runner, list(WORKERS))
+    assert (found.step, found.attempt, ours.attempt) == (20, 2, 3)
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path, monkeypatch):
+    done = []
+
+    def synced(fd: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+
+    def renamed(source, target) -> None:
+        done.append(f"{Path(target).name} in place")
+
+    phase = PhaseFiles(tmp_path)
+    files = RunFiles(
+        JsonlAppender(phase.metrics),
+        EventLog(phase.events),
+        JsonlAppender(phase.ledger),
+        JsonlAppender(phase.samples),
+    )
+    loop = object.__new__(MasterWorkerLoop)
+    loop.files, loop.rollouts, loop.step, loop.ckpt_keep = files, None, 7, 2
+    loop.progress = SimpleNamespace(publish=lambda what: None)
+    loop.executor = SimpleNamespace(ahead=returns(None))
+    loop.workers = SimpleNamespace(records=[], call_all=returns([]))
+    loop.publisher = SimpleNamespace(lineage=EVERYTHING, allow_checkpoint=lambda step: None)
+    loop.runner = SimpleNamespace(phase_files=phase, attempt=SimpleNamespace(number=1))
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    asyncio.run(loop.checkpoint())
+    at = done.index("step-000007.1 in place")
+    assert {"ledger.jsonl", "metrics.jsonl", "samples.jsonl", "events.jsonl"} <= set(done[:at])
+    files.close()
+
+
+def returns(value):
+    async def call(*_, **__):
+        return value
+
+    return call
