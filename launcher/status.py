@@ -120,13 +120,13 @@ class TrialReader:
     def records(self, *, ages: bool = False, workers: bool = True) -> Records:
         """Everything, as it is now.
 
-        Args:
-            ages: also when workers were heard of last: a question to the store for each.
-            workers: False where only the state is wanted.
-
         Liveness is read before the exit marker, and the marker again after Slurm has said that the job
         is over: a supervisor that ends between two reads has written its marker first, so it can't look
         lost.
+
+        Args:
+            ages: also when workers were heard of last: a question to the store for each.
+            workers: False where only the state is wanted.
         """
         self._notes, self._unread = [], ""
         self._store_is_away = False
