@@ -105,7 +105,7 @@ def test_nobody_stands_still():
 
 
 def test_a_rank_in_a_collective_is_not_blamed_while_another_computes():
-    """In the first steps, whose length nobody knows: one rank is done after ten minutes, one needs twelve."""
+    """In the first steps, whose length nobody knows: one rank is done in ten minutes, one in twelve."""
     where = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"
     waits = WorkerStatus(state="running", stalled_s=700.0, stalled_where=where)
     works = WorkerStatus(state="running")
