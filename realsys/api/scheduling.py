@@ -46,7 +46,7 @@ class Scheduling:
     """What one task needs.
 
     Attributes:
-        cpu: CPU cores.
+        cpu: CPUs, as Slurm counts them; a task gets whole cores.
         gpu: GPUs; a fraction below 1 means that several tasks share one.
         mem: memory in MiB.
         nodelist, exclude: Slurm hostlists the task may, or must not, run on.

@@ -1,6 +1,7 @@
-"""Runs at the start of each Python of a test's trial: those that import for seconds are forked by server.py.
+"""Runs at the start of each Python of a test's trial: what imports for seconds is forked by server.py.
 
-The process stays as a stand-in of the forked one. Where no server answers, it goes on as if this were not here.
+The process stays as a stand-in of the forked one. Where no server answers, it goes on as if this were not
+here.
 """
 
 import os
