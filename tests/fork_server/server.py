@@ -1,11 +1,11 @@
 """`python server.py SOCKET PARENT_PID PADDING`, started by forked.py: forks processes that need torch.
 
 Importing torch and its like takes longer than most test trials need for all else. A process that a test's
-trial starts with `python -m MODULE` asks here (sitecustomize.py, which lies beside this file) and stays as a
+trial starts with `python -m MODULE` asks here (sitecustomize.py, beside this file) and stays as a
 stand-in: it passes on signals, ends as the forked process ends, and takes it along when it is killed. The
 forked process has the asker's arguments, environment, folder, umask, open files, namespaces and control
-groups; the first two also in /proc, where realsys looks for processes of a trial. Only its pid and its parent
-are others.
+groups; the first two also in /proc, where realsys looks for processes of a trial. Only its pid and its
+parent are others.
 
 What the tests show is realsys; how fast Python imports torch is not among it.
 """
