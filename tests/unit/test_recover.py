@@ -17,6 +17,7 @@ from realsys.api.lineage import Lineage
 from realsys.api.trial import PhaseFiles, Resumed, TrialFiles, write_record
 from realsys.master.build import _take_checkpoint
 from realsys.master.master_worker import MasterWorkerLoop, RunFiles
+from realsys.master.outbox import Outbox
 from realsys.master.recover import (
     MANIFEST,
     adopt,
@@ -577,6 +578,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path
     )
     loop = object.__new__(MasterWorkerLoop)
     loop.files, loop.rollouts, loop.step, loop.ckpt_keep = files, None, 7, 2
+    loop.outbox = Outbox(may_publish=lambda: True, patience_s=1.0)
     loop.progress = SimpleNamespace(publish=lambda what: None)
     loop.executor = SimpleNamespace(ahead=returns(None))
     loop.workers = SimpleNamespace(records=[], call_all=returns([]))

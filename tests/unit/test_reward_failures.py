@@ -262,7 +262,9 @@ def test_a_batch_without_any_reward_says_where_to_look(path: str) -> None:
 class Echo:
     """A model that answers each prompt with one token, its number in the batch."""
 
-    def generate(self, batch: SequenceSample, *, tokenizer: Any, gconfig: Any) -> SequenceSample:
+    def generate(
+        self, batch: SequenceSample, *, tokenizer: Any, gconfig: Any, mb_spec: MicroBatchSpec
+    ) -> SequenceSample:
         assert gconfig.greedy
         rows = [[0, 1, i] for i in range(batch.batch_size)]
         lengths = [[3]] * batch.batch_size
@@ -290,7 +292,7 @@ def evaluated(num: int) -> dict[str, Any]:
         module=Echo(), tokenizer=Letters(), device="cpu", groups=ParallelGroups()
     )
     gen = GenerationHyperparameters(max_new_tokens=1)
-    return evaluate_math(model, [questions(num)], gen=gen, reward="mine")
+    return evaluate_math(model, [questions(num)], gen=gen, reward="mine", mb_spec=MicroBatchSpec())
 
 
 def graded(*, response: str, answer: str) -> float:
