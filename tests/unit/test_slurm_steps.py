@@ -526,8 +526,12 @@ def test_a_step_that_started_after_a_wait_is_not_given_up(make, monkeypatch):
     trial = make().srun(f"echo 'srun: {BUSY}'; echo '{started}'; {WHEN_TOLD}")
     trial.start()
     step = trial.tasks[0].step
-    wait_until(lambda: started in step._said and time.monotonic() > step._began_s + 0.4)
-    assert [task.poll() for task in trial.tasks] == [None, None]
+
+    def has_waited() -> bool:
+        assert [task.poll() for task in trial.tasks] == [None, None]
+        return started in step._said and time.monotonic() > step._began_s + 0.4
+
+    wait_until(has_waited)
     for index in range(2):
         trial.told(index, 0)
     trial.go()
