@@ -262,8 +262,8 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     if state is State.FAILED:
         return "its supervisor says so without a reason", f"realsys logs {records.trial}; {resume}"
     if state is State.LOST and _facts(records).pending is Liveness.DEAD:
-        told = f"read {records.batch_log}, then {resume}" if records.batch_log else resume
-        return "the supervisor ended before it could take an attempt", told
+        fix = f"read {records.batch_log}, then {resume}" if records.batch_log else resume
+        return "the supervisor ended before it could take an attempt", fix
     if state is State.LOST and attempt and records.full:
         who = f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host})"
         return f"{who} is gone without an exit marker, and there is {records.full}", resume
