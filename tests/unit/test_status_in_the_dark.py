@@ -400,3 +400,15 @@ def test_a_full_disk_of_the_store_shows_while_the_run_lives(
     view = look(files)
     assert view.state in State.live()
     assert f"no space left on the disk of {place}: free some, then resume" in view.notes
+
+
+def test_a_job_that_ended_on_a_full_disk_says_so_beside_what_slurm_says(
+    on_slurm: TrialFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin(on_slurm, job_id="7", **ELSEWHERE)
+    (tmp_path / "bin" / "queue").write_text(queue_row("7", "FAILED", "1:0"))
+    monkeypatch.setattr("launcher.status.os.statvfs", lambda folder: Disk(f_bavail=0))
+    view = look(on_slurm)
+    assert view.state is State.LOST
+    assert view.reason.startswith("job 7 ended without an exit marker")
+    assert f"there is no space left on the disk of {on_slurm.root}" in view.reason
