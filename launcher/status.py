@@ -90,6 +90,7 @@ class TrialReader:
         self.files, self._board = files, board or JobBoard(max_age_s=WATCH_AGE_S)
         self._plan: LaunchPlan | None = None
         self._store: NameResolve | None = None
+        self._store_of = 0  # number of the attempt that it was opened for
         self._store_is_away = False
         self._notes: list[str] = []
         self._unread = ""  # why the store or the plan could not be read in this look
@@ -338,17 +339,23 @@ class TrialReader:
         return None
 
     def _opened(self) -> NameResolve | None:
-        """The store; None while it does not exist, when it ended with its job, and for the rest of a
-        look after it has not answered once. Opening it would make its folder."""
+        """The store; None before it is there, when it ended with its job, and for the rest of a look after
+        it has not answered once. Opening it would make its folder."""
         if self._plan is None or self._store_is_away:
             return None
         from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 
         attempts = self.files.all_attempts()
-        if not attempts or (has_job_etcd(self._plan) and attempts[-1].exit.exists()):
+        if not attempts:
             return None
+        if has_job_etcd(self._plan):  # each attempt has one of its own
+            if attempts[-1].exit.exists() or not attempts[-1].etcd_access.exists():
+                return None
+            if self._store_of != attempts[-1].number:
+                self.close()
         if self._store is None:
             self._store = open_trial_store(self._plan, attempts[-1])
+            self._store_of = attempts[-1].number
         return self._store
 
     def _file(self, kind: type[T], path: Path, unread: str = "") -> T | None:

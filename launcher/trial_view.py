@@ -265,6 +265,8 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         return silent
     if records.submission is not None and records.submission.on_slurm:
         told = explain_job(state, records)
+        if told is not None and state is State.LOST and records.full:
+            return f"{told[0]}; there is {records.full}", told[1]
         if told is not None:
             return told
     if state is State.FAILED and marker and marker.first_failure:

@@ -20,9 +20,10 @@ from launcher.status import TrialReader, keys_of
 from launcher.submission import Submission
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
-from realsys.api.errors import StoreUnavailable
+from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import (
+    AttemptFiles,
     AttemptRecord,
     ExitMarker,
     Failure,
@@ -36,6 +37,7 @@ from realsys.api.trial import (
     write_record,
 )
 from realsys.name_resolve.open import open_store
+from realsys.name_resolve.store import Entry
 from realsys.observability.jsonl import JsonlAppender
 
 ME = {
@@ -184,6 +186,50 @@ def test_who_watches_keeps_what_was_read_before(
     )  # of that nothing is known
     assert view.progress.headline == {"reward": 0.5}
     assert "last known is step 35 of main, 1 min 40 s ago" in view.reason
+
+
+class Etcd:
+    """A job's own etcd; it knows how far the run is."""
+
+    def __init__(self, step: int) -> None:
+        progress = Progress(attempt=step // 10, phase="main", step=step, total_steps=100)
+        self.progress, self.is_closed = dumps(progress), False
+
+    def get_subtree(self, prefix: str) -> list[Entry]:
+        return []
+
+    def get(self, key: str) -> Entry:
+        if not key.endswith("/progress"):
+            raise KeyNotFound(f"no key {key}", where="etcd", fix="none")
+        return Entry(key=key, value=self.progress, revision=1, version=1)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_each_attempt_of_a_job_with_an_etcd_of_its_own_is_read_from_its_own(
+    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that watches through a requeue asked the etcd of the attempt before, which is gone."""
+    spec = replace(plan.cluster, name_resolve="etcd+job://")
+    files = write_plan(replace(plan, cluster=spec))
+    stores: list[Etcd] = []
+
+    def opened(plan: LaunchPlan, attempt: AttemptFiles) -> Etcd:
+        stores.append(Etcd(attempt.number * 10))
+        return stores[-1]
+
+    monkeypatch.setattr("realsys.name_resolve.trial_store.open_trial_store", opened)
+    with closing(TrialReader(files)) as reader:
+        for number in (1, 2):
+            record = AttemptRecord(number=number, token="t", started_at=1.0, **ME)  # type: ignore[arg-type]
+            write_record(files.attempt(number).record, record)
+            view = reader.view()  # its etcd has not started yet: that is no trouble
+            assert (view.state, view.reason, view.notes) == (State.STARTING, "", ())
+            files.attempt(number).secrets.mkdir()
+            files.attempt(number).etcd_access.touch()
+            assert [reader.view().step, reader.view().step] == [number * 10] * 2
+    assert [store.is_closed for store in stores] == [True, True]
 
 
 # ---- on Slurm -------------------------------------------------------------------------------------
@@ -354,3 +400,15 @@ def test_a_full_disk_of_the_store_shows_while_the_run_lives(
     view = look(files)
     assert view.state in State.live()
     assert f"no space left on the disk of {place}: free some, then resume" in view.notes
+
+
+def test_a_job_that_ended_on_a_full_disk_says_so_beside_what_slurm_says(
+    on_slurm: TrialFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin(on_slurm, job_id="7", **ELSEWHERE)
+    (tmp_path / "bin" / "queue").write_text(queue_row("7", "FAILED", "1:0"))
+    monkeypatch.setattr("launcher.status.os.statvfs", lambda folder: Disk(f_bavail=0))
+    view = look(on_slurm)
+    assert view.state is State.LOST
+    assert view.reason.startswith("job 7 ended without an exit marker")
+    assert f"there is no space left on the disk of {on_slurm.root}" in view.reason
