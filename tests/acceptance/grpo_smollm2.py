@@ -247,7 +247,8 @@ def main() -> int:
     options = parser.parse_args()
     register_reward("digits", digits)
     register_reward("nothing", nothing)
-    began = time.time()
+    began, revision = time.time(), _git("rev-parse", "HEAD")
+    changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
     with tempfile.TemporaryDirectory(prefix="grpo-smollm2-") as folder:
         path = options.model or f"{folder}/model"
         if not options.model:
@@ -264,8 +265,8 @@ def main() -> int:
     result = {
         "what": "GRPO on SmolLM2-135M-Instruct: nothing at reward 0, KL and entropy alone, an easy reward",
         "command": "python tests/acceptance/grpo_smollm2.py",
-        "revision": _git("rev-parse", "HEAD"),
-        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "revision": revision,
+        "changed": changed,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
         "minutes": round((time.time() - began) / 60, 1),
         "ok": not problems,
