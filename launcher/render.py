@@ -62,7 +62,10 @@ def settle(files: TrialFiles, *, timeout_s: float = SETTLE_S) -> None:
     """Waits until the supervisor has left: after its exit marker it writes the report page."""
     deadline = time.monotonic() + timeout_s
     with closing(TrialReader(files)) as reader:
-        while reader.records().supervisor is Liveness.ALIVE and time.monotonic() < deadline:
+        while (
+            reader.records(workers=False).supervisor is Liveness.ALIVE
+            and time.monotonic() < deadline
+        ):
             time.sleep(POLL_S / 5)
 
 

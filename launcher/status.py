@@ -46,13 +46,17 @@ from realsys.slurm.srun_messages import step_wait
 T = TypeVar("T")
 TAIL_BYTES = 65_536
 LEAST_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its last words
+MOST_AGES = 200  # of workers' heartbeats: each is a question to the store
 STORE_UNREAD = "its store can't be read"
 
 
-def trial_view(files: TrialFiles, *, board: JobBoard | None = None) -> TrialView:
-    """The trial as it is now."""
+def trial_view(
+    files: TrialFiles, *, board: JobBoard | None = None, ages: bool = False
+) -> TrialView:
+    """The trial as it is now; with ``ages`` also when workers were heard of last, a question to the store
+    each."""
     with closing(TrialReader(files, board=board)) as reader:
-        return reader.view()
+        return view_of(reader.records(ages=ages))
 
 
 def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
@@ -108,12 +112,21 @@ class TrialReader:
         """The trial as it is now."""
         return view_of(self.records())
 
-    def records(self) -> Records:
+    def brief_view(self) -> TrialView:
+        """The same without workers, unless the state hangs on them: for those who wait for the end. A view
+        of thousands of workers is megabytes."""
+        return view_of(self.records(workers=False))
+
+    def records(self, *, ages: bool = False, workers: bool = True) -> Records:
         """Everything, as it is now.
 
         Liveness is read before the exit marker, and the marker again after Slurm has said that the job
         is over: a supervisor that ends between two reads has written its marker first, so it can't look
         lost.
+
+        Args:
+            ages: also when workers were heard of last: a question to the store for each.
+            workers: False where only the state is wanted.
         """
         self._notes, self._unread = [], ""
         self._store_is_away = False
@@ -124,14 +137,16 @@ class TrialReader:
         job = self._job(submission, attempt, marker)
         if job is not None and job.state.has_ended and marker is None:
             attempt, supervisor, marker = self._last_attempt()
-        workers, statuses, heartbeats = self._workers()
+        on_slurm = submission is not None and submission.on_slurm
+        # Of a run on another host without a Slurm their leases are the only sign of life.
+        wanted = workers or (supervisor is Liveness.UNKNOWN and not on_slurm)
+        found, statuses, heartbeats = self._workers(ages=ages) if wanted else ({}, {}, {})
         stop, progress = self._value(StopRequest, "stop"), self._value(Progress, "progress")
-        begun, known = self._begun(attempt), None
+        begun, known = next(iter(self.files.all_attempts()[-1:]), None), None
         if begun is not None and self._unread and marker is None:
             known = self._last_known(begun)
             progress = self._last_progress
         self._last_progress = progress
-        on_slurm = submission is not None and submission.on_slurm
         return Records(
             trial=plan.trial if plan else "/".join(files.root.parts[-2:]),
             folder=str(files.root),
@@ -146,18 +161,18 @@ class TrialReader:
             exit=marker,
             stop=stop,
             progress=progress,
-            workers=workers,
+            workers=found,
             statuses=statuses,
             # On Slurm a pid means something on its node only: there the lease is the sign of life.
             alive={}
             if on_slurm
-            else {n: liveness(w.host, w.pid, w.start) for n, w in workers.items()},
+            else {n: liveness(w.host, w.pid, w.start) for n, w in found.items()},
             heartbeats=heartbeats,
             restarts=self._restarts(),
             published=self._published(),
             metrics=self._metrics(),
             unread=self._unread if known else "",
-            unread_attempt=begun.number if begun is not None and attempt is None else 0,
+            unread_attempt=begun.number if begun and known and attempt is None else 0,
             known=known,
             logged=_logged(begun) if begun and progress is None and marker is None else frozenset(),
             step_waits=_step_waits(begun) if begun and progress is None and on_slurm else {},
@@ -171,20 +186,12 @@ class TrialReader:
         attempts = self.files.all_attempts()
         if not attempts:
             return None, Liveness.NONE, None
-        attempt = self._file(AttemptRecord, attempts[-1].record)
+        unread = f"the record of attempt {attempts[-1].number} can't be read"
+        attempt = self._file(AttemptRecord, attempts[-1].record, unread)
         supervisor = Liveness.NONE
         if attempt is not None:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
         return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
-
-    def _begun(self, attempt: AttemptRecord | None) -> AttemptFiles | None:
-        """The newest attempt, also one whose record can't be read."""
-        attempts = self.files.all_attempts()
-        if attempts and attempt is None:
-            self._unread = (
-                self._unread or f"the record of attempt {attempts[-1].number} can't be read"
-            )
-        return attempts[-1] if attempts else None
 
     def _last_known(self, attempt: AttemptFiles) -> Known:
         """How far the attempt is, by what it has written into the trial's folder."""
@@ -288,14 +295,14 @@ class TrialReader:
         return frozenset(p.name for p in phases if p.publish and Path(p.publish).is_dir())
 
     def _workers(
-        self,
+        self, *, ages: bool
     ) -> tuple[dict[str, WorkerRecord], dict[str, WorkerStatus], dict[str, float]]:
         """Records, states and ages of the last heartbeat, by worker."""
         if self._plan is None:
             return {}, {}, {}
         keys = keys_of(self._plan)
         heartbeats: dict[str, float] = {}
-        records = self._subtree(WorkerRecord, keys.workers, heartbeats)
+        records = self._subtree(WorkerRecord, keys.workers, heartbeats if ages else None)
         return records, self._subtree(WorkerStatus, keys.worker_statuses), heartbeats
 
     def _subtree(
@@ -309,6 +316,8 @@ class TrialReader:
                     name = entry.key.removeprefix(f"{prefix}/")
                     found[name] = loads(kind, entry.value, where=entry.key)
                     if heartbeats is None or store is None or not entry.lease_id:
+                        continue
+                    if len(heartbeats) >= MOST_AGES:
                         continue
                     if (age_s := store.renewed_ago_s(entry.lease_id)) is not None:
                         heartbeats[name] = age_s
@@ -340,8 +349,8 @@ class TrialReader:
             self._store = open_trial_store(self._plan, attempts[-1])
         return self._store
 
-    def _file(self, kind: type[T], path: Path) -> T | None:
-        with self._noted():
+    def _file(self, kind: type[T], path: Path, unread: str = "") -> T | None:
+        with self._noted(unread):
             return read_record(kind, path)
         return None
 

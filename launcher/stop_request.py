@@ -43,7 +43,7 @@ def ask_to_stop(
 def await_end(reader: TrialReader, timeout_s: float) -> bool:
     """Until the attempt is over, at most ``timeout_s``; False when it is not."""
     deadline = time.monotonic() + timeout_s
-    while not reader.view().is_over:
+    while not reader.brief_view().is_over:
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)

@@ -304,9 +304,7 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
 
 SILENT_S = 30.0
 _EXPECT = "the run ends by itself when a step can't be started"
-_UNREAD_MATTERS = frozenset(
-    {State.STARTING, State.RUNNING, State.STOPPING, State.PAUSED, State.UNKNOWN}
-)
+_UNREAD_MATTERS = frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.UNKNOWN})
 
 
 def _unread(state: State, records: Records) -> tuple[str, str]:
@@ -344,12 +342,14 @@ def _silent_steps(records: Records) -> tuple[str, str] | None:
     if not on_slurm or records.attempt is None or records.progress is not None:
         return None
     age_s = records.now - records.attempt.started_at
-    silent = [
-        w.worker for w in _workers(records, _current_phase(records, None)) if w.is_not_started
-    ]
-    if not silent or age_s < SILENT_S:
+    workers = _workers(records, _current_phase(records, None))
+    silent = dict.fromkeys(w.worker.partition("/")[0] for w in workers if w.is_not_started)
+    asked = [
+        kind for kind in silent if f"srun-{kind}" in records.logged
+    ]  # not before all jobs are there
+    if not asked or age_s < SILENT_S:
         return None
-    kinds = ", ".join(dict.fromkeys(worker.partition("/")[0] for worker in silent))
+    kinds = ", ".join(asked)
     why = f"srun has not started {kinds} for {duration(age_s)}, and does not say yet what it waits for"
     return why, f"wait, or look what the job's steps hold: realsys plan, squeue --steps; {_EXPECT}"
 

@@ -43,7 +43,7 @@ def status(
 
         return show_sweep(trial, sweep, json=json)
     files = find_trial(trial, cluster=cluster)
-    view = trial_view(files)
+    view = trial_view(files, ages=True)
     times = _predicted_and_measured(files) if report else None
     if json:
         output.document(trial=view, **({"times": times} if times is not None else {}))
@@ -131,7 +131,7 @@ def logs(
     several = attempt is None and len(files.all_attempts()) > 1
     shown = prefixes(found.workers(), attempts=several)
     reader = TrialReader(files)
-    lines = found.follow(lambda: reader.view().is_over) if follow else found.read(last=True)
+    lines = found.follow(lambda: reader.brief_view().is_over) if follow else found.read(last=True)
     try:
         for line in lines:
             output.data(shown(line))

@@ -310,7 +310,7 @@ def wait(
     deadline = None if timeout is None else time.monotonic() + timeout
     with closing(TrialReader(files)) as reader:
         unknown = ""
-        while not (view := reader.view()).is_over:
+        while not (view := reader.brief_view()).is_over:
             if view.state is State.UNKNOWN and view.reason != unknown:
                 output.warn(f"{view.trial} is {view.state.value}: {view.reason}; waiting")
             unknown = view.reason if view.state is State.UNKNOWN else ""
@@ -321,6 +321,8 @@ def wait(
                     fix=f"wait longer, or look: realsys status {view.trial}",
                 )
             time.sleep(POLL_S)
+        whole = reader.view()
+        view = whole if whole.is_over else view
     settle(files)
     if json:
         output.document(trial=view)

@@ -25,6 +25,7 @@ RENEWALS_PER_TTL = (
 )
 SUSPEND_AT = 0.8
 GIVE_UP_S = 120.0
+NAP_S = 5.0  # longer than meant between two looks at the clock, and it was we who stood still
 
 
 class Standing(StrEnum):
@@ -62,11 +63,16 @@ class LeaseJudge:
         """Over, whatever the clock says: another attempt runs, or the key is somebody else's."""
         self.reason = reason
 
-    def standing(self, now_s: float) -> Standing:
-        """How the holder stands at ``now_s``."""
+    def standing(self, now_s: float, *, napped_s: float = 0.0) -> Standing:
+        """How the holder stands at ``now_s``.
+
+        Args:
+            napped_s: for how long of the time since the last renewal the holder itself stood still
+                (``Naps``). It is suspended all the same, but it has not asked in vain.
+        """
         unheard_s = now_s - self.renewed_s
-        if not self.reason and unheard_s > self.give_up_s:
-            self.reason = f"the store has not answered for {unheard_s:.0f} s"
+        if not self.reason and unheard_s - napped_s > self.give_up_s:
+            self.reason = f"the store has not answered for {unheard_s - napped_s:.0f} s"
         if self.reason:
             return Standing.OVER
         return Standing.HELD if unheard_s < SUSPEND_AT * self.ttl_s else Standing.SUSPENDED
@@ -75,6 +81,29 @@ class LeaseJudge:
         """How long the standing stays as it is if nothing is heard."""
         ends = (self.renewed_s + SUSPEND_AT * self.ttl_s, self.renewed_s + self.give_up_s)
         return min((end - now_s for end in ends if end > now_s), default=0.0)
+
+
+class Naps:
+    """When a process stood still by no fault of its own: stopped, or its job suspended by Slurm.
+
+    Whoever looks at the clock says so by ``awake``; the owner sees to it that somebody does each
+    ``every_s``. Times are seconds of the monotonic clock, which goes on meanwhile.
+    """
+
+    def __init__(self, now_s: float, *, every_s: float) -> None:
+        self._awake_s, self._longest_s = now_s, every_s + NAP_S
+        self._naps: list[tuple[float, float]] = []  # when it ended, how long it was
+
+    def awake(self, now_s: float) -> None:
+        """Somebody looks."""
+        gap_s, self._awake_s = now_s - self._awake_s, now_s
+        if gap_s > self._longest_s:
+            self._naps.append((now_s, gap_s))
+
+    def since(self, at_s: float) -> float:
+        """Seconds of naps that ended after ``at_s``; earlier ones are forgotten."""
+        self._naps = [nap for nap in self._naps if nap[0] > at_s]
+        return sum(min(gap_s, ended_s - at_s) for ended_s, gap_s in self._naps)
 
 
 def lease_ttl_s(num_workers: int) -> float:

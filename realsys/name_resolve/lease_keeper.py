@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Self
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreError
-from realsys.name_resolve.lease_judge import GIVE_UP_S, RENEWALS_PER_TTL, LeaseJudge, Standing
+from realsys.name_resolve.lease_judge import GIVE_UP_S, RENEWALS_PER_TTL, LeaseJudge, Naps, Standing
 from realsys.name_resolve.store import Lease
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+CLOCK_S = 1.0  # the clock is looked at so often, to know when this process stood still
 
 
 class LeaseKeeper:
@@ -55,6 +56,7 @@ class LeaseKeeper:
         ]
         self.lease: Lease
         self._judge: LeaseJudge
+        self._naps: Naps
 
     def start(self) -> Self:
         """Takes the lease in this thread and keeps it from now on. Raises what ``take`` does."""
@@ -62,6 +64,7 @@ class LeaseKeeper:
         self.lease = self._take()
         self._judge = LeaseJudge(self.lease.ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
         self._on_renewed(sent_s, self.lease.ttl_s)
+        self._naps = Naps(time.monotonic(), every_s=CLOCK_S)
         for thread in self._threads:
             thread.start()
         return self
@@ -84,7 +87,7 @@ class LeaseKeeper:
     def standing(self) -> Standing:
         """What the owner may do now."""
         with self._condition:
-            return self._judge.standing(time.monotonic())
+            return self._judged(time.monotonic())
 
     @property
     def reason(self) -> str:
@@ -160,7 +163,8 @@ class LeaseKeeper:
         while True:
             with self._condition:
                 now_s = time.monotonic()
-                standing, left_s = self._judge.standing(now_s), self._judge.next_change_s(now_s)
+                standing = self._judged(now_s)
+                left_s = min(self._judge.next_change_s(now_s) or CLOCK_S, CLOCK_S)
                 stopping = self._stopping
             if stopping:
                 return
@@ -169,6 +173,11 @@ class LeaseKeeper:
             if standing is Standing.OVER:
                 return
             self._has_ended_after(left_s)
+
+    def _judged(self, now_s: float) -> Standing:
+        """Called with the condition held."""
+        self._naps.awake(now_s)
+        return self._judge.standing(now_s, napped_s=self._naps.since(self._judge.renewed_s))
 
     def _tell(self, standing: Standing) -> None:
         self._told = standing

@@ -112,7 +112,7 @@ def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:
     """
     stalled = {worker: status for worker, status in statuses.items() if status.stalled_s > 0}
     ends = {_end_of_chain(worker, statuses) for worker in stalled}
-    own = [w for w in ends if w not in stalled or not _is_in_collective(stalled[w])]
+    own = [w for w in ends if w not in stalled or not is_in_collective(stalled[w])]
     found = own or list(stalled)
     return sorted(found, key=lambda worker: (-statuses[worker].stalled_s, worker))
 
@@ -127,7 +127,8 @@ def _end_of_chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> str:
     return worker
 
 
-def _is_in_collective(status: WorkerStatus) -> bool:
+def is_in_collective(status: WorkerStatus) -> bool:
+    """Whether the worker stands where a rank waits for its peers."""
     where = status.stalled_where.lower()
     return any(word in where for word in _WAITS)
 

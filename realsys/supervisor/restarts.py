@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from realsys.api.scheduling import DISPENSABLE, RESTARTED_ALONE
+from realsys.api.scheduling import DISPENSABLE, RESTARTED_ALONE, WorkerType
 from realsys.api.trial import WorkerStatus
-from realsys.supervisor.failure_report import suspects
+from realsys.supervisor.failure_report import is_in_collective, suspects
+from realsys.worker.lifecycle import WorkerState
 
 MAX_RESTARTS = 5
 WINDOW_S = 3600.0
 FIRST_PAUSE_S = 0.5
 RECOVERY_S = (
     600.0  # who waits for a worker that was just started again does not stand still so long
+)
+COLLECTIVE_S = (
+    1800.0  # the collectives' own timeout: so long one rank may wait for another that computes
 )
 
 
@@ -77,9 +81,25 @@ def judge_stalls(statuses: Mapping[str, WorkerStatus], *, recovering: Set[str]) 
     if not any(status.stalled_s > 0 for status in judged.values()):
         return Stalls()
     named = suspects(judged)
+    if all(_waits_for_peers(judged[worker]) for worker in named) and _somebody_gets_on(judged):
+        return Stalls()
     if not all(is_restarted_alone(worker) for worker in named):
         return Stalls(fatal=True)
     return Stalls(again=tuple(named))
+
+
+def _waits_for_peers(status: WorkerStatus) -> bool:
+    return 0 < status.stalled_s < COLLECTIVE_S and is_in_collective(status)
+
+
+def _somebody_gets_on(statuses: Mapping[str, WorkerStatus]) -> bool:
+    """Whether some model worker computes: the others may wait in a collective for it."""
+    return any(
+        worker.startswith(WorkerType.MODEL_WORKER.value)
+        and status.state == WorkerState.RUNNING
+        and not status.stalled_s
+        for worker, status in statuses.items()
+    )
 
 
 def _chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> list[str]:

@@ -71,9 +71,7 @@ class Supervisor:
     steps: Steps
     look_after_store: Callable[[], None] = lambda: None
     _next_requeue_look: float = 0.0
-    _left_s: dict[int, float] = field(
-        default_factory=dict
-    )  # id of a task → when it was seen to end with 0
+    _left_s: dict[int, float] = field(default_factory=dict)  # by id: when it was seen to end well
     _failures: list[Failure] = field(default_factory=list)
     leases: WorkerLeases = field(init=False)
     history: HistoryLog = field(init=False)

@@ -23,7 +23,7 @@ from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
 from realsys.api.linux import pidfd_open
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
-from realsys.name_resolve.lease_judge import Standing
+from realsys.name_resolve.lease_judge import Naps, Standing
 from realsys.worker import exit_codes
 from realsys.worker.heartbeat_messages import (
     Begin,
@@ -72,6 +72,7 @@ class Heartbeat:
         self._unsent: Tell | None = None  # the newest status, while the other side is behind
         self._sending = threading.Lock()
         self._registered = self._leaving = False
+        self._naps, self._judging = Naps(time.monotonic(), every_s=WATCH_S), threading.Lock()
         self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
 
     @classmethod
@@ -183,7 +184,9 @@ class Heartbeat:
     @property
     def standing(self) -> Standing:
         """What this worker may do now."""
-        return self._pulse.standing(time.monotonic())
+        with self._judging:
+            self._naps.awake(now_s := time.monotonic())
+            return self._pulse.standing(now_s, self._naps)
 
     def check(self, *, timeout_s: float) -> None:
         """Before a side effect that others see: waits while the lease is in doubt.
@@ -249,7 +252,8 @@ class Heartbeat:
                 self._heard(message)
             with self._sending:
                 self._send_newest()
-            if self._registered and self.standing is Standing.OVER:
+            standing = self.standing  # asked in any case: so it is known when we stood still
+            if self._registered and standing is Standing.OVER:
                 why = "its heartbeat process stands still and could not renew the lease"
                 self._over(Over(code=exit_codes.FENCED, kind="Fenced", why=why))
 

@@ -21,7 +21,7 @@ import msgspec
 from realsys.api.linux import memfd_create
 from realsys.api.progress import count_in, ticks
 from realsys.api.trial import StopRequest, WorkerRecord, WorkerStatus
-from realsys.name_resolve.lease_judge import LeaseJudge, Standing
+from realsys.name_resolve.lease_judge import LeaseJudge, Naps, Standing
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -214,9 +214,14 @@ class Pulse:
         """Notes a renewal."""
         _RENEWED.pack_into(self._memory, _RENEWED_AT, sent_s, ttl_s)
 
-    def standing(self, now_s: float) -> Standing:
-        """How the worker stands at ``now_s``; suspended until it is registered."""
+    def standing(self, now_s: float, naps: Naps | None = None) -> Standing:
+        """How the worker stands at ``now_s``; suspended until it is registered.
+
+        Args:
+            naps: of the worker: a job that is suspended stops both.
+        """
         sent_s, ttl_s = _RENEWED.unpack_from(self._memory, _RENEWED_AT)
         if not ttl_s:
             return Standing.SUSPENDED
-        return LeaseJudge(ttl_s, granted_s=sent_s).standing(now_s)
+        napped_s = naps.since(sent_s) if naps is not None else 0.0
+        return LeaseJudge(ttl_s, granted_s=sent_s).standing(now_s, napped_s=napped_s)

@@ -590,7 +590,7 @@ def test_a_full_disk_is_noted(
     trial: TrialFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full:
-        f_bavail, f_frsize = 3, 4096
+        f_bavail, f_frsize, f_files, f_favail = 3, 4096, 0, 0
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full)
     assert run(["status", "ppo-math/run7"]) == 0

@@ -3,6 +3,8 @@
 import importlib
 import pickle
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 
@@ -116,3 +118,19 @@ def test_the_nearest_names_or_all_or_none(name, known, said):
         assert set(found.split("'")[1::2]) == {"beta1", "beta2"}
     else:
         assert found == said
+
+
+def test_a_command_that_a_fix_names_can_be_typed():
+    """`realsys logs` takes a trial first: `realsys logs generation_server` finds none."""
+    root = Path(errors.__file__).parents[2]
+    sources = [p for room in ("launcher", "realsys") for p in (root / room).rglob("*.py")]
+    named = [
+        (str(path.relative_to(root)), found[1])
+        for path in sources
+        for found in re.finditer(r'realsys logs ([^\s"]+)', path.read_text())
+    ]
+    assert len(named) >= 8
+    trial = re.compile(
+        r"TRIAL$|\{(view|records|story)\.trial\};?$|\{name\}$|\{'/'\.join\(|\{trial\}"
+    )
+    assert [one for one in named if not trial.match(one[1])] == []

@@ -9,7 +9,7 @@ import pytest
 
 from realsys.api import progress
 from realsys.api.trial import WorkerStatus
-from realsys.name_resolve.lease_judge import GIVE_UP_S, Standing
+from realsys.name_resolve.lease_judge import GIVE_UP_S, TTL_S, Naps, Standing
 from realsys.worker import stack_dumps
 from realsys.worker.heartbeat_messages import GoodbyeSaid, Line, Pulse, Tell
 from realsys.worker.stack_dumps import StackDumps, innermost, state_letter
@@ -110,3 +110,25 @@ def test_the_heartbeat_process_loads_little():
     loaded = set(done.stdout.split())
     assert "msgspec" in loaded, done.stderr
     assert not loaded & {"torch", "grpc", "numpy", "zmq", "asyncio", "realsys.api.experiment"}
+
+
+def test_a_worker_that_was_suspended_with_its_heartbeat_process_waits_for_its_renewal():
+    before = progress._memory
+    try:
+        pulse, naps = Pulse.make(), Naps(0.0, every_s=1.0)
+        pulse.renewed(10.0, TTL_S)
+        for now_s in (5.0, 10.0, 11.0, 3600.0):
+            naps.awake(now_s)
+        assert (
+            pulse.standing(3600.0) is Standing.OVER
+        )  # where its heartbeat process alone stood still
+        assert pulse.standing(3600.0, naps) is Standing.SUSPENDED
+        pulse.renewed(3600.5, TTL_S)
+        assert pulse.standing(3601.0, naps) is Standing.HELD
+        never_renewed_s = 3600.5 + GIVE_UP_S + 1.0
+        for second in range(3601, int(never_renewed_s)):
+            naps.awake(float(second))
+        assert pulse.standing(never_renewed_s, naps) is Standing.OVER  # the nap is used up
+        os.close(pulse.fd)
+    finally:
+        progress.count_in(before)

@@ -11,6 +11,7 @@ from realsys.name_resolve.lease_judge import (
     SUSPEND_AT,
     TTL_S,
     LeaseJudge,
+    Naps,
     Standing,
     lease_ttl_s,
 )
@@ -97,3 +98,33 @@ def test_whoever_is_held_holds_a_lease_that_lives_whatever_the_network_does():
                         answers.append((now_s, there_s + chance.expovariate(0.5)))
             if judge.standing(now_s) is Standing.HELD:
                 assert now_s < ends_s, f"seed {seed}"
+
+
+def test_who_stood_still_has_not_asked_in_vain():
+    """A job that Slurm suspends for an hour: nothing may be published after it before a renewal, but
+    nobody has been refused anything."""
+    judge, naps = LeaseJudge(TTL_S, granted_s=0.0), Naps(0.0, every_s=1.0)
+    for now_s in (1.0, 2.0, 3600.0):
+        naps.awake(now_s)
+    assert judge.standing(3600.0, napped_s=naps.since(judge.renewed_s)) is Standing.SUSPENDED
+    for second in range(1, 118):
+        naps.awake(3600.0 + second)
+    assert judge.standing(3717.0, napped_s=naps.since(0.0)) is Standing.SUSPENDED
+    assert judge.standing(3724.0, napped_s=naps.since(0.0)) is Standing.OVER  # awake for 120 s
+    assert "has not answered for 12" in judge.reason
+
+
+def test_a_nap_before_the_last_renewal_does_not_count():
+    naps = Naps(0.0, every_s=1.0)
+    naps.awake(1000.0)
+    assert naps.since(999.0) == 1.0  # the rest of it was before
+    assert naps.since(1000.0) == 0.0
+    judge = LeaseJudge(TTL_S, granted_s=1000.5)
+    assert judge.standing(1000.5 + GIVE_UP_S + 1, napped_s=naps.since(1000.5)) is Standing.OVER
+
+
+def test_looks_that_come_a_little_late_are_no_nap():
+    naps = Naps(0.0, every_s=1.0)
+    for now_s in range(0, 300, 6):
+        naps.awake(float(now_s))
+    assert naps.since(0.0) == 0.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
+from realsys.name_resolve import lease_keeper
 from realsys.name_resolve.file import FileStore
 from realsys.name_resolve.lease_judge import Standing
 from realsys.name_resolve.lease_keeper import LeaseKeeper
@@ -185,3 +186,37 @@ def test_a_broken_renewal_is_told_and_an_owner_may_end_it():
 def test_what_can_t_be_taken_is_the_callers_error():
     with pytest.raises(StoreUnavailable):
         LeaseKeeper(refuse, name="w/0", on_change=Heard()).start()
+
+
+def test_a_job_that_slurm_suspended_for_an_hour_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock has gone on; the lease has ended, and the store is asked before anybody gives up."""
+    real, naps_s = time.monotonic, [0.0]
+    monkeypatch.setattr(lease_keeper.time, "monotonic", lambda: real() + naps_s[0])
+    monkeypatch.setattr(lease_keeper, "CLOCK_S", 0.05)
+    asked, heard = threading.Event(), Heard()
+
+    def renew() -> None:  # the store is slow to answer after the suspension
+        if naps_s[0]:
+            asked.wait(10)
+            raise LeaseLost("lease 0123 has ended", where="store", fix="none")
+
+    leases: list[FakeLease] = []
+
+    def take() -> FakeLease:
+        leases.append(FakeLease(renew if not leases else lambda: None, ttl_s=10.0))
+        return leases[-1]
+
+    with LeaseKeeper(take, name="w/0", on_change=heard) as keeper:
+        naps_s[0] = 3600.0
+        wait_until(lambda: heard.standings == [Standing.SUSPENDED])
+        assert keeper.standing is Standing.SUSPENDED
+        asked.set()
+        wait_until(lambda: len(leases) == 2 and keeper.standing is Standing.HELD)
+    assert Standing.OVER not in heard.standings
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

@@ -102,3 +102,20 @@ def test_who_waits_for_one_that_is_recovering_is_excused_also_at_second_hand():
 
 def test_nobody_stands_still():
     assert judge_stalls({MASTER: status(), SERVER: status()}, recovering=set()) == Stalls()
+
+
+def test_a_rank_in_a_collective_is_not_blamed_while_another_computes():
+    """In the first steps, whose length nobody knows: one rank is done in ten minutes, one in twelve."""
+    where = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"
+    waits = WorkerStatus(state="running", stalled_s=700.0, stalled_where=where)
+    works = WorkerStatus(state="running")
+    assert judge_stalls({MODEL: waits, "model_worker/1": works}, recovering=set()) == Stalls()
+    idle = WorkerStatus(state="ready")
+    assert judge_stalls(
+        {MODEL: waits, "model_worker/1": idle, MASTER: works}, recovering=set()
+    ).fatal
+    assert judge_stalls({MODEL: waits, "model_worker/1": waits}, recovering=set()).fatal
+    elsewhere = WorkerStatus(state="running", stalled_s=700.0, stalled_where="loop (reward.py:7)")
+    assert judge_stalls({MODEL: elsewhere, "model_worker/1": works}, recovering=set()).fatal
+    too_long = WorkerStatus(state="running", stalled_s=1801.0, stalled_where=where)
+    assert judge_stalls({MODEL: too_long, "model_worker/1": works}, recovering=set()).fatal

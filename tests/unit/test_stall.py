@@ -2,7 +2,7 @@
 
 import pytest
 
-from realsys.worker.stall import FACTOR, FLOOR_S, UNKNOWN_S, StallJudge
+from realsys.worker.stall import FACTOR, FLOOR_S, STOPPED_S, UNKNOWN_S, StallJudge
 
 
 class Worker:
@@ -36,7 +36,8 @@ def worker():
     return made
 
 
-def test_before_three_steps_are_known_it_has_half_an_hour(worker):
+def test_before_three_steps_are_known_it_has_minutes(worker):
+    assert UNKNOWN_S <= 600
     worker.steps(1, 1)
     worker.passes(UNKNOWN_S - 1)
     assert worker.stalled_s == 0
@@ -152,3 +153,22 @@ def test_one_that_is_stopped_while_it_waits_for_work_is_stalled_too():
     assert judge.look(1, now_s=41.0, stopped_s=9.0) == 0.0
     assert judge.look(1, now_s=44.0, stopped_s=12.0) == 12.0
     assert judge.look(1, now_s=45.0) == 0.0
+
+
+def test_one_that_is_stopped_in_its_first_steps_is_noticed_sooner(worker):
+    worker.told(step=1)
+    for second in range(1, 1000):
+        worker.now_s += 1.0
+        if worker.judge.look(0, now_s=worker.now_s, stopped_s=float(second)):
+            break
+    assert STOPPED_S < second <= STOPPED_S + 1
+
+
+def test_a_site_with_slow_first_steps_can_raise_their_limit():
+    slow = Worker(floor_s=2 * UNKNOWN_S)
+    slow.passes(1)
+    slow.told(step=1)
+    slow.passes(2 * UNKNOWN_S)
+    assert slow.stalled_s == 0
+    slow.passes(1)
+    assert slow.stalled_s > 2 * UNKNOWN_S

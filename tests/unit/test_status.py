@@ -22,6 +22,7 @@ from launcher.submission import Submission
 from launcher.tables import print_status
 from launcher.trial_state import Facts, State, decide
 from launcher.trial_view import Records, view_of
+from realsys.api.errors import KeyNotFound
 from realsys.api.plan import LaunchPlan, plan_text
 from realsys.api.trial import (
     AttemptRecord,
@@ -38,6 +39,7 @@ from realsys.api.trial import (
     write_record,
 )
 from realsys.name_resolve.open import open_store
+from realsys.name_resolve.store import Entry
 
 HOST, PID = socket.gethostname(), os.getpid()
 START = process_start(PID) or 0
@@ -363,3 +365,64 @@ def test_a_worker_that_was_started_again_says_how_often(
     assert "restarted 2 times" in capsys.readouterr().out
     files.attempt(1).restarts.write_text("no json\n{}\n")
     assert [note for note in trial_view(files).notes if "damaged" in note]
+
+
+# ---- how much is asked ----------------------------------------------------------------------
+
+
+class Counted:
+    """A store of 300 workers under leases, which counts what it is asked."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.keys, self.subtrees, self.ages = keys_of(plan), 0, 0
+
+    def get_subtree(self, prefix: str) -> list[Entry]:
+        self.subtrees += 1
+        found = []
+        for i in range(300):
+            name = f"model_worker/{i}"
+            record: object = WorkerStatus(state="running", attempt=1)
+            if prefix == self.keys.workers:
+                record = WorkerRecord(worker=name, host="h", pid=1, start=1, attempt=1, token="t")
+            key = f"{prefix}/{name}"
+            found.append(
+                Entry(key=key, value=dumps(record), revision=1, version=1, lease_id=str(i))
+            )
+        return found
+
+    def renewed_ago_s(self, lease_id: str) -> float:
+        self.ages += 1
+        return 1.0
+
+    def get(self, key: str) -> Entry:
+        raise KeyNotFound(f"no key {key}", where="store", fix="none")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_look_asks_no_worker_for_its_age_and_status_of_two_hundred_at_most(
+    plan: LaunchPlan, files: TrialFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With etcd each is a round trip: a watch of 10,000 workers took half a minute a look."""
+    write_record(files.attempt(1).record, attempt())
+    store = Counted(plan)
+    monkeypatch.setattr("realsys.name_resolve.trial_store.open_trial_store", lambda *args: store)
+    reader = TrialReader(files)
+    assert len([w for w in reader.view().workers if w.host == "h"]) == 300
+    assert (store.subtrees, store.ages) == (2, 0)
+    brief = reader.brief_view()  # of those who wait for the end
+    assert (brief.state, store.subtrees, store.ages) == (State.STARTING, 2, 0)
+    view = trial_view(files, ages=True)
+    assert (store.subtrees, store.ages) == (4, 200)
+    assert len([w for w in view.workers if w.heartbeat_age_s is not None]) == 200
+
+
+def test_who_waits_for_a_run_on_another_host_looks_for_its_leases(
+    plan: LaunchPlan, files: TrialFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(files.attempt(1).record, replace(attempt(), host="elsewhere"))
+    store = Counted(plan)
+    monkeypatch.setattr("realsys.name_resolve.trial_store.open_trial_store", lambda *args: store)
+    assert not TrialReader(files).brief_view().is_over
+    assert store.subtrees == 2

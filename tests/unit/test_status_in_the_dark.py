@@ -253,6 +253,8 @@ def test_a_step_of_which_nothing_is_seen_is_told_before_srun_says_a_word(
     begin(on_slurm, job_id="7", **ELSEWHERE)
     on_slurm.attempt(1).logs.mkdir()
     (on_slurm.attempt(1).logs / "master_worker-0.log").touch()
+    assert look(on_slurm).reason == ""  # of the layout split: srun has not been asked yet
+    (on_slurm.attempt(1).logs / "srun-model_worker.log").touch()
     view = look(on_slurm)
     assert view.reason.startswith("srun has not started model_worker for ")
     assert view.reason.endswith("and does not say yet what it waits for")
