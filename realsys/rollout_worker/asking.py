@@ -139,6 +139,7 @@ class _Answering:
         self._former = -1
         self._refusals = self._fruitless = 0
         self._trouble = ""
+        self._is_well = True  # the server of the newest request
 
     @property
     def _left_s(self) -> float:
@@ -165,7 +166,7 @@ class _Answering:
             self._part.take(result, asked=asked)
             if is_first and result.finish is Finish.LENGTH and count < asked:
                 self._caller.came_short(use.server, len(request.input_ids), count, asked)
-            self._former, self._refusals = use.server, 0
+            self._former, self._refusals = (use.server if self._is_well else -1), 0
             self._fruitless = 0 if result.output_ids else self._fruitless + 1
         finally:  # also when this episode is cancelled: the manager counts what a server has
             await self._tell(done)
@@ -199,7 +200,7 @@ class _Answering:
         Raises:
             WaitTimeout: it does not even say what it has.
         """
-        settings, clients = self._caller.settings, self._caller.clients
+        settings, clients, self._is_well = self._caller.settings, self._caller.clients, True
         call = asyncio.create_task(
             client.generate(request, timeout_s=self._left_s + CALL_BACK_S), name=request.rid
         )
@@ -209,20 +210,21 @@ class _Answering:
                 await asyncio.wait({call}, timeout=look_s)
                 if call.done():
                     return call.result()
-                left_s = self._left_s
-                if left_s <= 0 or not await clients.is_well(use, client, within_s=left_s / 2):
+                if (left_s := self._left_s) <= 0:
+                    break
+                self._is_well = await clients.is_well(use, client, within_s=left_s / 2)
+                if not self._is_well:
                     break
             with suppress(TimeoutError, RealsysError):
                 async with asyncio.timeout(CALL_BACK_S):
                     await client.abort(request.rid)
                     await asyncio.wait({call})
-            if call.done():
+            if call.done() and (self._is_well or call.result().output_ids):
                 return call.result()
             name = server_name(use.server)
+            why = "it does not say what it has" if self._is_well else "it fails a health check"
             raise WaitTimeout(
-                f"no answer from {name}, and it was not well when it was asked",
-                where=use.url,
-                fix=f"look at the log of {name}",
+                f"no answer from {name}, and {why}", where=use.url, fix=f"look at the log of {name}"
             )
         finally:
             if not call.done():

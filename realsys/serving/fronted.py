@@ -34,6 +34,9 @@ REQUEST_S = 24 * 3600.0
 CONTROL_S = 60.0
 UPDATE_S = 1800.0
 GOODBYE_S = 5.0
+IDLE_S = (
+    1.0  # of connections to a child: uvicorn closes them after 5 s, and one just closed looks open
+)
 _TICK_S = 5.0
 _LOOK_S = 2.0  # between two questions whether a child that has requests gets on
 _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")

@@ -35,6 +35,7 @@ class HttpSession:
         unix_socket: path to connect to in place of the URL's host.
         limit: connections at a time, more calls wait for one; 0: any number. Calls that must get through
             need a session beside that of calls that last.
+        idle_s: a connection that was idle for longer is not used again; must be less than the server's own.
     Raises:
         ConfigError: the URL leaves open who the server is.
     """
@@ -47,10 +48,12 @@ class HttpSession:
         name: str,
         unix_socket: str = "",
         limit: int | None = None,
+        idle_s: float = 15.0,
     ) -> None:
         self.url, fragment = urldefrag(url)
         self.name = name
         self._key, self._unix_socket = key, unix_socket
+        self._idle_s = idle_s
         self._limit = MAX_CONNECTIONS if limit is None else limit
         self._pin = _pin(self.url, fragment)
         self._session: aiohttp.ClientSession | None = None
@@ -129,8 +132,12 @@ class HttpSession:
 
     def _connector(self) -> aiohttp.BaseConnector:
         if self._unix_socket:
-            return aiohttp.UnixConnector(self._unix_socket, limit=self._limit)
-        return aiohttp.TCPConnector(ssl=self._pin or True, limit=self._limit)
+            return aiohttp.UnixConnector(
+                self._unix_socket, limit=self._limit, keepalive_timeout=self._idle_s
+            )
+        return aiohttp.TCPConnector(
+            ssl=self._pin or True, limit=self._limit, keepalive_timeout=self._idle_s
+        )
 
     def _late(self, path: str, timeout_s: float) -> WaitTimeout:
         return WaitTimeout(

@@ -18,7 +18,7 @@ import msgspec
 from realsys.serving.api import GenerateRequest, PauseMode
 from realsys.serving.child import ChildServer, Guard, options
 from realsys.serving.engines import Answer
-from realsys.serving.fronted import CONTROL_S, REQUEST_S, UPDATE_S, FrontedEngine
+from realsys.serving.fronted import CONTROL_S, IDLE_S, REQUEST_S, UPDATE_S, FrontedEngine
 from realsys.serving.http_answers import read_answer
 from realsys.serving.http_json import generate_body
 from realsys.serving.http_session import HttpSession
@@ -73,8 +73,9 @@ class SGLangEngine(FrontedEngine):
         whole = f"SGLang of {name}"
         self._config = config
         self._child = ChildServer(argv, name=whole, log=log, env=self._env(), guard=guard)
-        self._http = HttpSession(f"http://{_HOST}:{port}", key, name=whole, limit=0)
-        self._control = HttpSession(f"http://{_HOST}:{port}", key, name=whole)
+        url = f"http://{_HOST}:{port}"
+        self._http = HttpSession(url, key, name=whole, limit=0, idle_s=IDLE_S)
+        self._control = HttpSession(url, key, name=whole, idle_s=IDLE_S)
 
     async def start(self) -> None:
         try:

@@ -18,7 +18,7 @@ from realsys.api.errors import DataError, RemoteError
 from realsys.serving.api import Finish, GenerateRequest, PauseMode
 from realsys.serving.child import ChildServer, Guard, options
 from realsys.serving.engines import Answer
-from realsys.serving.fronted import CONTROL_S, REQUEST_S, UPDATE_S, FrontedEngine
+from realsys.serving.fronted import CONTROL_S, IDLE_S, REQUEST_S, UPDATE_S, FrontedEngine
 from realsys.serving.http_answers import Span, version_number, versions_of
 from realsys.serving.http_session import HttpSession
 
@@ -92,8 +92,9 @@ class VLLMEngine(FrontedEngine):
         whole = f"vLLM of {name}"
         env = {"VLLM_SERVER_DEV_MODE": "1", **self._env()}
         self._child = ChildServer(argv, name=whole, log=log, env=env, guard=guard)
-        self._http = HttpSession("http://127.0.0.1", "", name=whole, unix_socket=uds, limit=0)
-        self._control = HttpSession("http://127.0.0.1", "", name=whole, unix_socket=uds)
+        url, socket = "http://127.0.0.1", {"unix_socket": uds, "name": whole}
+        self._http = HttpSession(url, "", **socket, limit=0, idle_s=IDLE_S)
+        self._control = HttpSession(url, "", **socket, idle_s=IDLE_S)
         self._steps_seen = -1.0
 
     async def close(self) -> None:

@@ -291,6 +291,10 @@ class Long:
                 self.count = len(part.output_ids)
         return part.result()
 
+    @property
+    def has_ended(self) -> bool:
+        return self._task.done()
+
     async def wait_for(self, count: int) -> None:
         """Until it has so many tokens."""
         async with asyncio.timeout(S):
@@ -326,10 +330,12 @@ async def _paused(served: Served, client: HttpGenerationClient, mode: PauseMode)
         new = asyncio.create_task(
             client.generate(request("new", max_new_tokens=3, temperature=0), timeout_s=S)
         )
-        await asyncio.sleep(0.1)  # what was made before the pause arrives
-        count = long.count
-        await asyncio.sleep(0.3)
-        assert long.count == count
+        count = -1
+        async with asyncio.timeout(S):
+            while long.count != count:  # what was made before the pause arrives
+                count = long.count
+                await asyncio.sleep(0.3)
+        assert not long.has_ended
         assert not new.done()
         await client.resume()
         assert len((await new).output_ids) == 3

@@ -391,7 +391,7 @@ def test_tokens_of_older_weights_than_the_ticket_allows_are_never_delivered(
         (
             DoubleEngine(hang=True),
             {},
-            "before that: no answer from generation_server/0 to /generate",
+            "before that: no answer from generation_server/0, and it fails a health check",
         ),
         (
             DoubleEngine(version=0),
