@@ -20,11 +20,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).parent.parent
-for folder in ("tests", "tests/etcd", "tests/slurm"):
-    sys.path.insert(0, str(ROOT / folder))
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "etcd"))
+sys.path.insert(0, str(ROOT / "tests" / "slurm"))
 
 from etcd_server import EtcdCluster
 from file_calls import CountedTrials, since, total
