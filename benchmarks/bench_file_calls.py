@@ -20,10 +20,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "tests" / "etcd"))
-sys.path.insert(0, str(ROOT / "tests" / "slurm"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "etcd"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "slurm"))
 
 from etcd_server import EtcdCluster
 from file_calls import CountedTrials, since, total
@@ -34,6 +33,7 @@ from slurm_trials import SlurmTrials
 from launcher.trial_view import TrialView
 from realsys.api.trial import TrialFiles
 
+ROOT = Path(__file__).parent.parent
 SETTLED_S = 15.0
 TWO_A_SECOND = (
     "costs.actor_gen=0.25",
