@@ -8,11 +8,12 @@ where each process is a host of its own.
 
 from __future__ import annotations
 
-import os
 import struct
 import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from real_trials import Trials
 
 _COUNTS = struct.Struct("8L")
 
@@ -79,6 +80,19 @@ class FileCalls:
         return data.partition(b"\0")[0].decode(errors="replace")
 
 
+class CountedTrials(Trials):
+    """Trials under ``folder``, all of whose processes count."""
+
+    def __init__(self, folder: Path, *, as_nfs: bool) -> None:
+        self.file_root = folder / "root"
+        self.file_root.mkdir(parents=True)
+        self.calls = FileCalls(self.file_root, folder / "scratch", as_nfs=as_nfs)
+
+    @property
+    def outside(self) -> dict[str, str]:
+        return {**super().outside, **self.calls.environment}
+
+
 def since(before: dict[int, Counts], after: dict[int, Counts]) -> dict[int, Counts]:
     """What each process has done between two ``by_process``."""
     return {pid: counts - before.get(pid, Counts()) for pid, counts in after.items()}
@@ -87,8 +101,3 @@ def since(before: dict[int, Counts], after: dict[int, Counts]) -> dict[int, Coun
 def total(by_process: dict[int, Counts]) -> Counts:
     """Of all processes."""
     return sum(by_process.values(), Counts())
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is a process of that pid."""
-    return os.path.exists(f"/proc/{pid}")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from file_calls import FileCalls, since, total
-from real_trials import Trials, wait_until
+from file_calls import CountedTrials, since, total
+from real_trials import wait_until
 
 from launcher.trial_view import TrialView
 
@@ -19,19 +19,6 @@ PLUGIN = Path(__file__).parents[1] / "cost_plugin.py"
 CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md
 SETTLED_S = 15.0  # without a change, by when pauses have grown
 COUNTED_S = 10.0
-
-
-class CountedTrials(Trials):
-    """Trials all of whose processes count."""
-
-    def __init__(self, folder: Path, *, as_nfs: bool) -> None:
-        self.file_root = folder / "root"
-        self.file_root.mkdir(parents=True)
-        self.calls = FileCalls(self.file_root, folder / "scratch", as_nfs=as_nfs)
-
-    @property
-    def outside(self) -> dict[str, str]:
-        return {**super().outside, **self.calls.environment}
 
 
 def is_generating(view: TrialView) -> bool:

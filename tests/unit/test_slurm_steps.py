@@ -6,18 +6,20 @@ srun is a script on PATH that says and does what the test wants.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stand_in_slurm import make_plan, program, wait_until, write_plan
 
 from realsys.api.errors import ClusterError
 from realsys.api.job import Layout
-from realsys.api.trial import WorkerExit, process_start, read_record, write_record
+from realsys.api.trial import AttemptFiles, WorkerExit, process_start, read_record, write_record
 from realsys.slurm import srun_messages
 from realsys.supervisor import slurm_step, slurm_steps
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
@@ -573,3 +575,45 @@ def test_a_restart_that_srun_refuses_may_be_tried_again(make):
     again = trial.steps.restart(trial.tasks[0])
     wait_until(lambda: again.poll() is not None)
     assert again.returncode == 1
+
+
+def test_an_sruns_log_is_opened_once_and_read_on_where_it_has_grown(tmp_path, monkeypatch):
+    log, opened, read = tmp_path / "srun.log", [], []
+    real_open, real_pread = os.open, os.pread
+    monkeypatch.setattr(slurm_step, "srun_log", lambda *_: log)
+    monkeypatch.setattr(os, "open", lambda *a, **k: opened.append(a[0]) or real_open(*a, **k))
+    monkeypatch.setattr(os, "pread", lambda *a: read.append(a[1:]) or real_pread(*a))
+    log.write_text("of an earlier srun: srun: error: n1: task 0: Exited with exit code 9\n")
+    process = SimpleNamespace(returncode=None, poll=lambda: process.returncode)
+    files = AttemptFiles(tmp_path / "0001")
+    step = slurm_step.Step(None, None, process, files, log.stat().st_size)
+    step.tasks = [slurm_step.SlurmTask(f"model_worker/{i}", step, "n1") for i in range(2)]
+
+    def look(said: str) -> list[int | None]:
+        with log.open("a") as file:
+            file.write(said)
+        step._next_refresh = step._next_look = 0.0
+        return [task.poll() for task in step.tasks]
+
+    first, second = "srun: error: n1: task 0: Exited with ex", "it code 3\n"
+    assert look("") == [None, None]
+    assert look(first) == [None, None]
+    assert look(second) == [3, None]
+    for _ in range(20):
+        assert look("") == [3, None]
+    process.returncode = 7  # its last word has no end of line
+    assert look("srun: error: n1: task 1: Killed") == [3, -9]
+    assert opened.count(log) == 1
+    assert [size for size, _ in read] == [len(first), len(second), 31]
+
+
+def test_files_are_looked_at_twice_a_second_while_srun_runs(tmp_path, monkeypatch):
+    now_s, looks = 100.0, []
+    monkeypatch.setattr(slurm_step.time, "monotonic", lambda: now_s)
+    process = SimpleNamespace(poll=lambda: None)
+    step = slurm_step.Step(None, None, process, AttemptFiles(tmp_path / "0001"), 0)
+    monkeypatch.setattr(step, "_news", lambda *, is_last: looks.append(now_s) or "")
+    while now_s < 110.0:
+        step.refresh()
+        now_s += 0.01
+    assert len(looks) <= 20
