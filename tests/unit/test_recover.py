@@ -9,11 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from checkpoints import commit
 
 from realsys.api.errors import ClusterError, StaleAttempt
 from realsys.api.lineage import Lineage
 from realsys.api.trial import Resumed, TrialFiles, write_record
-from realsys.master.recover import MANIFEST, adopt, begin, commit, newest_whole, read_resumed
+from realsys.master.recover import MANIFEST, adopt, begin, newest_whole, read_resumed
 from realsys.transport.requests import RecoverSaved
 
 WORKERS = ("model_worker/0", "model_worker/1")
