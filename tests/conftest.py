@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 SLURM = "tests/slurm/"
 WITHOUT_TRIALS = ("tests/unit", "tests/simulation")
-pytest.register_assert_rewrite("live_runs", "name_resolve_cases", "real_trials", "store_away")
+pytest.register_assert_rewrite(
+    "live_runs", "name_resolve_cases", "real_trials", "runs_without_store"
+)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor

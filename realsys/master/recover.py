@@ -70,22 +70,6 @@ def begin(recover: Path, *, step: int, attempt: int) -> Path:
     return folder
 
 
-def commit(
-    folder: Path,
-    *,
-    step: int,
-    attempt: int,
-    saved: Mapping[str, RecoverSaved],
-    keep: int,
-    lineage: Lineage,
-    state: MasterState | None = None,
-    allow: Callable[[], None] = lambda: None,
-) -> Path:
-    """``complete`` and ``publish`` at once. Args: as there. Returns the checkpoint's final folder."""
-    complete(folder, step=step, attempt=attempt, saved=saved, state=state)
-    return publish(folder, step=step, attempt=attempt, keep=keep, lineage=lineage, allow=allow)
-
-
 def complete(
     folder: Path,
     *,

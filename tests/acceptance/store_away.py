@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "etcd")]
 
 from etcd_server import EtcdCluster  # noqa: E402
 from real_trials import Trials, make_policy  # noqa: E402
-from store_away import play  # noqa: E402
+from runs_without_store import play  # noqa: E402
 
 RESULT = HERE / "results" / "store_away.json"
 AWAY_S, STEP_S, PATIENCE_S, LOOK_EVERY_S = 1200.0, 5.0, 1800, 30.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from etcd_server import ADDRESS, EtcdCluster
 from real_trials import Trials, explain, small_ppo, trained_ids
-from store_away import slow, steps_of
+from runs_without_store import slow, steps_of
 
 from launcher.trial_state import State
 from realsys.api.cluster import EtcdSpec

@@ -173,7 +173,7 @@ def test_the_site_files_own_user_enters(
         assert all(key.startswith(root) for key in store.find_subtree(root))
     finally:
         store.close()
-    wrong = replace(access, password="guess")
+    wrong = replace(access, password="guess", source=None)  # else it is read from the file
     with pytest.raises(StoreError, match="password"):
         open_store(site.url, access=wrong).get_subtree(keys("anna").root)
 

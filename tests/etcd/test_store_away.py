@@ -10,7 +10,7 @@ from pathlib import Path
 
 from etcd_server import EtcdCluster
 from real_trials import Trials
-from store_away import play
+from runs_without_store import play
 
 
 def test_a_run_computes_on_while_etcd_is_away_and_ends_as_if_nothing_had_been(

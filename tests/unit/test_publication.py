@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from checkpoints import commit
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
 from realsys.api.trial import (
@@ -26,7 +27,7 @@ from realsys.master import recover
 from realsys.master.build import _resume
 from realsys.master.master_state import MasterState
 from realsys.master.publication import WRITER, Publisher
-from realsys.master.recover import MANIFEST, Checkpoint, begin, commit, newest_whole
+from realsys.master.recover import MANIFEST, Checkpoint, begin, newest_whole
 from realsys.name_resolve.keys import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.observability.history import Op, read_history

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from checkpoints import commit
 
 from realsys.api.errors import CheckpointError, ClusterError, StaleAttempt
 from realsys.api.lineage import Lineage
@@ -22,7 +23,6 @@ from realsys.master.recover import (
     MANIFEST,
     adopt,
     begin,
-    commit,
     lacking_steps,
     newest_whole,
     read_resumed,
