@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from launcher import places
 from launcher.overrides import put_on
@@ -27,6 +27,7 @@ from realsys.api.folders import check_folders, own_root, top_of
 
 __all__ = [
     "absolute_root",
+    "check_store",
     "check_writable",
     "cluster_problems",
     "file_roots",
@@ -179,6 +180,24 @@ def check_writable(root: str) -> None:
             where=f"file_root {root}",
             fix=f"set REALSYS_FILE_ROOT to a folder of yours, or ask the owner of {existing}",
         )
+
+
+def check_store(spec: ClusterSpec) -> None:
+    """Raises ClusterError where the store is a folder that another user has, or could exchange: orders to
+    workers come from it. It need not exist yet."""
+    url = spec.name_resolve or ""
+    if not url.startswith("file://"):
+        return
+    folder = Path(unquote(url.removeprefix("file://")))
+    try:
+        check_folders(folder, root=folder)
+    except ClusterError as error:
+        raise ClusterError(
+            f"the name-resolution store is not yours alone: {error.what}",
+            where=f"name_resolve {url}",
+            fix="leave name_resolve out of the site file (each user has a folder of his own then), or use "
+            "an etcd",
+        ) from error
 
 
 def file_roots(wanted: str | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher import places
-from launcher.clusters import check_writable, find_cluster, missing_secrets
+from launcher.clusters import check_store, check_writable, find_cluster, missing_secrets
 from launcher.dependencies import dependency_on
 from launcher.job_options import JobOptions
 from launcher.overrides import defaults_of, put_on, read_settings
@@ -92,6 +92,7 @@ class Planner:
         self._kind = experiment_type(experiment)
         self.cluster = with_threads(find_cluster(cluster))
         check_writable(self.cluster.file_root)
+        check_store(self.cluster)
         self.on_slurm = self.cluster.scheduler == "slurm"
         self._user = places.user_name()
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent

@@ -7,6 +7,7 @@ record and nothing else.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,7 +90,16 @@ def all_trials(*, cluster: str | None = None) -> Iterator[TrialFiles]:
     for root in file_roots(cluster):
         runs = Path(root) / "runs" / places.user_name()
         for plan in sorted(runs.glob("*/*/plan.json")):
-            yield TrialFiles(plan.parent)
+            if _is_ours(plan.parent):
+                yield TrialFiles(plan.parent)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Not what another user has put there in our name, as he may in a root that is shared."""
+    try:
+        return folder.lstat().st_uid in (os.getuid(), 0)
+    except OSError:
+        return False
 
 
 def trial_name(files: TrialFiles) -> str:

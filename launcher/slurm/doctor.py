@@ -14,7 +14,8 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from launcher.clusters import check_writable
+from launcher.clusters import check_store, check_writable
+from launcher.folder_checks import folder_findings
 from launcher.site_problems import IMAGES, missing_secrets
 from launcher.slurm.findings import Finding, of_error
 from launcher.slurm.kernel_checks import kernel_here
@@ -58,7 +59,9 @@ def here_findings(spec: ClusterSpec) -> Iterator[Finding]:
     try:
         check_writable(spec.file_root)
         yield Finding("file root", True, f"{spec.file_root} can be written")
+        yield from folder_findings(spec.file_root)
         yield space_finding(spec.file_root)
+        check_store(spec)
         yield store_finding(spec)
     except ClusterError as error:
         yield of_error("file root", error)

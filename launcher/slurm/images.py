@@ -17,6 +17,7 @@ from pathlib import Path
 
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
+from realsys.api.folders import check_folders
 from realsys.slurm.image_names import Image, apptainer_source, enroot_source, file_stem, parse_image
 
 PROGRAMS = {"pyxis": "enroot", "apptainer": "apptainer"}
@@ -58,9 +59,13 @@ def pull(spec: ClusterSpec, source: str, *, timeout_s: float) -> Pulled:
     """Fetches and converts the image unless it is there. The program's own words go to stderr.
 
     Raises:
-        ConfigError: see image_file. ClusterError: it failed, or the runtime is not on this host.
+        ConfigError: see image_file. ClusterError: it failed, the runtime is not on this host, or another
+            user could exchange the image.
     """
     target = image_file(spec, source)
+    check_folders(
+        target.parent, root=Path(spec.file_root)
+    )  # what runs in it is of who writes there
     if target.exists():
         return Pulled(path=target, already=True)
     program = PROGRAMS[spec.container.runtime]

@@ -21,6 +21,7 @@ from launcher.slurm.commands import run_slurm, said
 from launcher.slurm.store_checks import asked_there
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
+from realsys.api.folders import make_folders
 from realsys.slurm.containers import wrap
 
 QUEUE_S = 60  # longest wait for a node
@@ -116,7 +117,7 @@ def look(job: NodeJob) -> dict[str, Seen]:
         OSError: nothing can be written under the file root.
     """
     root = Path(job.spec.file_root)
-    root.mkdir(parents=True, exist_ok=True)
+    make_folders(root, root=root)
     login = root / f"{job.canary}.login"
     login.write_text(job.token, encoding="utf-8")
     name = f"realsys-doctor-{job.token}"

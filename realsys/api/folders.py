@@ -26,6 +26,7 @@ from realsys.api.trial import TrialFiles
 
 READABLE, PRIVATE = 0o755, 0o700  # others may read, as far as the umask lets them; nobody else
 OWN_PREFIX = "realsys-"
+ANYBODY = "anybody"
 _ACL = "system.posix_acl_access"
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -164,6 +165,26 @@ def check_trial(files: TrialFiles) -> None:
             )
 
 
+def above(top: Path) -> list[tuple[str, bool]]:
+    """Who, through a folder above the file root, could exchange it; True where that may be anybody."""
+    found = []
+    for path in top.resolve().parents:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            facts = _facts(fd, str(path))
+        finally:
+            os.close(fd)
+        if facts.owner not in (os.getuid(), 0):
+            found.append((f"{path} belongs to {user_of(facts.owner)}, whom you trust", False))
+        if facts.open_to and not facts.sticky:
+            words = f"{path} can be written by {facts.open_to}"
+            found.append((words, facts.open_to == ANYBODY))
+    return found
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Writes a new file that its owner alone can read, never through a link that somebody put there.
 
@@ -172,12 +193,14 @@ def write_private(path: Path, data: bytes) -> None:
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
         file.write(data)
 
 
 def let_nobody_else_write() -> None:
-    """From now on what this process and its children make is closed to others' writing."""
-    os.umask(os.umask(0o077) | 0o022)
+    """From now on what this process and its children make is closed to others' writing; an odd umask takes
+    nothing from its owner."""
+    os.umask(os.umask(0o077) & 0o077 | 0o022)
 
 
 def user_of(uid: int) -> str:
@@ -295,7 +318,7 @@ def _facts(fd: int, path: str) -> Facts:
 
 def _open_to(found: os.stat_result, fd: int) -> str:
     if found.st_mode & stat.S_IWOTH:
-        return "anybody"
+        return ANYBODY
     if not found.st_mode & stat.S_IWGRP:
         return ""
     if _has_acl(fd):

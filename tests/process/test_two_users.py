@@ -333,6 +333,19 @@ def test_the_trial_of_another_user_is_not_resumed(shared: Shared) -> None:
     assert f"belongs to uid {OTHER}" in shared.is_refused("resume", his)
 
 
+def test_a_trial_that_another_user_put_there_in_our_name_is_not_listed(shared: Shared) -> None:
+    """In a root that was used before each user had a folder of his own in it."""
+    shared.make(0o1777)
+    fake = shared.root / "runs" / f"uid{VICTIM}" / "ppo-math" / "fake"
+    plan = str(fake / "plan.json")
+    assert shared.tries(f"import os; os.makedirs({str(fake)!r}); open({plan!r}, 'w')") == ""
+    trial = shared.launches()
+    argv = (sys.executable, "-m", "launcher.entry", "ls")
+    listed = shared.does(VICTIM, *argv, REALSYS_FILE_ROOT=str(shared.root)).stdout
+    assert trial.name in listed
+    assert "fake" not in listed
+
+
 def test_a_pickle_in_the_way_decides_nothing(shared: Shared) -> None:
     """Even one that the victim owns: nothing is unpickled any more."""
     shared.make(0o1777)

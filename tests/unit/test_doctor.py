@@ -108,6 +108,7 @@ def test_a_healthy_site(calls: Callable[[], list[str]], spec: ClusterSpec, tmp_p
     assert [name for name, finding in findings.items() if not finding.ok] == []
     assert list(findings) == [
         "file root",
+        "folders",
         "disk space",
         "name resolution",
         "slurm",
@@ -484,7 +485,7 @@ def test_this_machine(
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
     assert [f["name"] for f in document["findings"]] == [
-        "file root", "disk space", "name resolution", "packages",
+        "file root", "folders", "disk space", "name resolution", "packages",
     ]  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_a_split_trial_is_a_job_for_each_component(site):
     assert "#SBATCH --nodes=2" in site.script(2).splitlines()
 
 
-def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site):
+def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site, monkeypatch):
     plan = make_plan(site.root, layout=Layout.SPLIT)
     files = site.trial(plan)
     files.attempt(1).root.mkdir(parents=True)
@@ -127,6 +127,9 @@ def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site):
         ["realsys.supervisor.component_agent:run_component", str(files.root), "hash", "1", "2"],
     ]
     assert not list(files.root.rglob("*.pkl"))
+    monkeypatch.setattr(sys, "argv", ["entry", *called[1]])
+    args = entry._parse()
+    assert (args.trial, args.plan_hash, args.numbers) == (str(files.root), "hash", [1, 2])
 
 
 def test_a_refusal_of_the_second_job_cancels_the_first(site):
@@ -227,7 +230,7 @@ def elements(site: Site) -> list[Element]:
     return found
 
 
-def test_an_array_is_one_job_and_each_trial_notes_its_element(site):
+def test_an_array_is_one_job_and_each_trial_notes_its_element(site, monkeypatch):
     both = elements(site)
     found = hand_over_array(both, name="sweep1", array="0-1%1")
     folder = both[0].files.submitit
@@ -244,6 +247,10 @@ def test_an_array_is_one_job_and_each_trial_notes_its_element(site):
     last = shlex.split(site.script(1).splitlines()[-1])
     sha256 = hashlib.sha256(listed).hexdigest()
     assert last[-2:] == [f"--elements={folder}/elements.json", f"--sha256={sha256}"]
+    monkeypatch.setattr(sys, "argv", last[5:])
+    args = entry._parse()
+    assert (args.function, args.trial) == ("realsys.supervisor.main:supervise", None)
+    assert (args.elements, args.sha256) == (folder / "elements.json", sha256)
     for one in both:
         mine = {"SLURM_ARRAY_TASK_ID": str(one.index)}
         assert entry.element(listed, sha256, mine) == (str(one.files.root), one.plan_hash)

@@ -1,0 +1,204 @@
+"""Who could exchange a folder: the decision on facts, and the folders that are made.
+
+What two users really do is in tests/process/test_two_users.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters import check_store
+from launcher.completion import _runs_folders
+from launcher.folder_checks import folder_findings
+from launcher.places import user_name
+from realsys.api import folders
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ClusterError
+from realsys.api.folders import (
+    ANYBODY,
+    OWN_PREFIX,
+    Facts,
+    above,
+    check_folders,
+    check_trial,
+    is_shared,
+    make_folders,
+    make_trial_folder,
+    own_root,
+    top_of,
+    weakness,
+    write_private,
+)
+from realsys.api.trial import TrialFiles, trial_dir
+
+ME, ROOT, HER = 1001, 0, 1002
+MINE = Facts(path="/x/y", kind="folder", owner=ME, open_to="", sticky=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared", "what"),
+    [
+        ({}, False, ""),
+        ({"owner": ROOT}, False, ""),
+        ({"owner": HER}, True, "belongs to"),
+        ({"owner": HER, "sticky": True, "open_to": ANYBODY}, True, "belongs to"),
+        ({"open_to": ANYBODY}, True, "can be written by anybody"),
+        ({"open_to": "group lab"}, True, "can be written by group lab"),
+        ({"open_to": ANYBODY, "sticky": True}, True, ""),
+        ({"open_to": ANYBODY, "sticky": True, "owner": ROOT}, True, ""),
+        ({"open_to": ANYBODY, "sticky": True}, False, "can be written by anybody"),
+        ({"kind": "link"}, True, "is no folder but a link of yours"),
+        ({"kind": "link", "owner": HER}, True, "is no folder but a link that belongs to"),
+        ({"kind": "file"}, True, "is no folder but a file of yours"),
+    ],
+)
+def test_who_could_exchange_what_lies_in_a_folder(
+    changes: dict[str, object], shared: bool, what: str
+) -> None:
+    found, fix = weakness(replace(MINE, **changes), uid=ME, shared=shared)  # type: ignore[arg-type]
+    assert (what in found) if what else not found
+    assert bool(found) == bool(fix)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "shared"),
+    [
+        (ME, 0o755, False),
+        (ME, 0o777, False),  # refused, with what to do
+        (ME, 0o1777, True),
+        (ME, 0o1775, True),
+        (ME, 0o1755, False),
+        (ROOT, 0o1777, True),
+        (ROOT, 0o755, True),
+        (HER, 0o700, True),
+    ],
+)
+def test_a_root_is_shared_if_it_is_anothers_or_open_on_purpose(
+    owner: int, mode: int, shared: bool
+) -> None:
+    found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, owner, 0, 0, 0, 0, 0))
+    assert is_shared(found, ME) is shared
+
+
+def test_a_shared_root_holds_a_folder_for_each_user(tmp_path: Path) -> None:
+    assert own_root(str(tmp_path / "none yet"), "anna") == str(tmp_path / "none yet")
+    assert own_root(str(tmp_path), "anna") == str(tmp_path)
+    tmp_path.chmod(0o1777)
+    own = own_root(str(tmp_path), "anna")
+    assert own == f"{tmp_path}/{OWN_PREFIX}anna"
+    assert (top_of(Path(own)), top_of(tmp_path)) == (tmp_path, tmp_path)
+    make_folders(Path(own), root=Path(own))
+    assert own_root(own, "anna") == own
+
+
+def test_completion_knows_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    own = own_root(str(tmp_path), user_name())
+    assert os.path.join(own, "runs", user_name()) in _runs_folders()
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077, 0o777])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_folders_are_made_with_modes_of_their_own(tmp_path: Path, umask: int) -> None:
+    root = tmp_path / "a" / "root"
+    files = TrialFiles(trial_dir(root, "anna", "ppo", "run1"))
+    make_trial_folder(files, root=root)
+    readable = 0o755 & ~umask | 0o700
+    for folder in (root.parent, root, *files.root.parents[:3], files.root):
+        assert stat.S_IMODE(folder.stat().st_mode) == readable, folder
+    for folder in (files.secrets, files.submitit):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    with pytest.raises(FileExistsError):
+        make_trial_folder(files, root=root)
+    check_trial(files)
+
+
+def test_a_link_of_ours_is_followed_where_nobody_else_can_have_put_it(tmp_path: Path) -> None:
+    """A user's own, to a larger disk; and what it leads to is looked at as well."""
+    disk, root = tmp_path / "disk", tmp_path / "root"
+    disk.mkdir()
+    root.mkdir()
+    (root / "runs").symlink_to(disk)
+    files = TrialFiles(trial_dir(root, "anna", "ppo", "run1"))
+    make_trial_folder(files, root=root)
+    check_trial(files)
+    disk.chmod(0o777)
+    with pytest.raises(ClusterError, match="can be written by anybody"):
+        check_trial(files)
+    disk.chmod(0o755)
+    root.chmod(0o1777)
+    with pytest.raises(ClusterError, match="is no folder but a link"):
+        check_trial(files)
+
+
+def test_what_is_not_there_is_not_refused(tmp_path: Path) -> None:
+    check_folders(tmp_path / "a" / "b", root=tmp_path / "a")
+    check_folders(tmp_path / "a" / "b", root=tmp_path)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_private_file_is_new_and_no_link(tmp_path: Path, umask: int) -> None:
+    write_private(tmp_path / "a", b"data")
+    assert (tmp_path / "a").read_bytes() == b"data"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("a", "link"):
+        with pytest.raises(FileExistsError):
+            write_private(tmp_path / name, b"other")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_users_own_group_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """umask 002 with a group for each user, as many systems have it, is no open door."""
+    tmp_path.chmod(0o775)
+    monkeypatch.setattr(folders, "is_private_group", lambda gid, uid: True)
+    check_folders(tmp_path, root=tmp_path)
+    monkeypatch.setattr(folders, "_has_acl", lambda fd: True)  # then the bits mean others
+    with pytest.raises(ClusterError, match="access control list"):
+        check_folders(tmp_path, root=tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(folders, "is_private_group", lambda gid, uid: False)
+    with pytest.raises(ClusterError, match="can be written by group"):
+        check_folders(tmp_path, root=tmp_path)
+
+
+def test_the_doctor_looks_at_trials_and_above_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "above" / "root"
+    files = [TrialFiles(trial_dir(root, user_name(), "ppo", name)) for name in ("run1", "run2")]
+    for one in files:
+        make_trial_folder(one, root=root)
+        one.plan.write_text("{}")
+    assert [(f.name, f.ok) for f in folder_findings(str(root))] == [("folders", True)]
+    files[0].secrets.chmod(0o777)
+    files[1].root.chmod(0o777)
+    (finding,) = folder_findings(str(root))
+    assert finding.ok is False
+    assert "can be written by anybody" in finding.what
+    assert "and 1 more folders" in finding.what
+    root.parent.chmod(0o777)
+    assert above(root)[0] == (f"{root.parent} can be written by anybody", True)
+    assert [(f.name, f.ok) for f in folder_findings(str(root))][1] == ("folders above", False)
+
+
+def test_a_store_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
+    spec = ClusterSpec(file_root=str(tmp_path), name_resolve=f"file://{tmp_path}/a%20store")
+    check_store(spec)
+    (tmp_path / "a store").mkdir(mode=0o700)
+    check_store(spec)
+    (tmp_path / "a store").chmod(0o777)
+    with pytest.raises(ClusterError, match="store is not yours alone") as caught:
+        check_store(spec)
+    assert "leave name_resolve out of the site file" in caught.value.fix
+    check_store(replace(spec, name_resolve="etcd://host"))
