@@ -162,6 +162,13 @@ def _slurm(spec: ClusterSpec) -> Iterator[ConfigError]:
                     where=f"{table}.{name}",
                     fix="remove it",
                 )
+    for name in spec.slurm.extra_srun:
+        if name.replace("_", "-") in ("hint", "threads-per-core"):
+            yield ConfigError(
+                f"slurm.extra_srun sets {name}: steps would take more cores than their job has",
+                where=f"slurm.extra_srun.{name}",
+                fix="write it under slurm.extra_sbatch: steps do as their job does",
+            )
     yield from _times_and_hosts(spec)
 
 

@@ -13,6 +13,7 @@ from datetime import datetime
 import pytest
 
 from launcher.job.allocation import Allocation, JobRequest, allocate
+from launcher.site_problems import cluster_problems
 from launcher.slurm import threads
 from launcher.slurm.threads import (
     default_times,
@@ -145,6 +146,14 @@ def test_a_site_that_uses_one_thread_of_a_core_counts_cores(option: dict[str, st
         asynchronous(), site(replace(THREADED, threads_per_core=None), extra_sbatch=option)
     )
     assert not unknown.warnings
+
+
+@pytest.mark.parametrize("name", ["hint", "threads_per_core"])
+def test_steps_that_would_count_otherwise_than_their_job_are_refused(name: str) -> None:
+    cluster = replace(site(THREADED, extra_srun={name: "1"}), file_root="/r")
+    (problem,) = cluster_problems(cluster)
+    assert problem.where == f"slurm.extra_srun.{name}"
+    assert "slurm.extra_sbatch" in problem.fix
 
 
 def test_where_nobody_knows_steps_without_gpus_take_no_cpus_of_their_own() -> None:
