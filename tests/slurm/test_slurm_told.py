@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
 from launcher.slurm.discover import ask as discover
+from launcher.slurm.executor import BatchExecutor
 from launcher.slurm.job_board import JobBoard
 from launcher.slurm.job_rows import JobInfo
 from launcher.slurm.login_checks import account_findings, partition_findings
@@ -168,6 +170,27 @@ def test_out_of_memory_is_told_with_the_limit_that_held(site: SlurmCluster) -> N
     done = site.run("srun", "--account=lab", "--mem=200", *python, "-c", OUT_OF_MEMORY, check=False)
     told = "-9 its cgroup's memory limit of 200 MiB ran out (oom_kill 0 → 1)"
     assert told in done.stdout, done.stdout + done.stderr
+
+
+def test_a_job_that_a_silent_controller_took_is_found(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch submits it, and says that nobody answered."""
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    deaf = tmp_path / "bin" / "sbatch"
+    deaf.parent.mkdir()
+    words = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    real = shutil.which("sbatch")
+    deaf.write_text(f"#!/bin/sh\n{real} \"$@\" >/dev/null\necho '{words}' >&2\nexit 1\n")
+    deaf.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{deaf.parent}:{os.environ['PATH']}")
+    folder = tmp_path / "submitit"
+    folder.mkdir()
+    executor = BatchExecutor(folder, script=lambda command: f"#!/bin/bash\n{command}\n")
+    job = executor.start("sleep 300")
+    assert slurm.wait_for_job(int(job), "RUNNING")["Command"].startswith(
+        f"{folder}/.submission_file"
+    )
 
 
 # ---- a node that fails ------------------------------------------------------------------------------
