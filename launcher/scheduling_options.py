@@ -21,7 +21,9 @@ PREFIX = "scheduling."
 class GroupOptions:
     """Of one worker type. None: as the experiment and the cluster spec say."""
 
-    cpu: int | None = option(None, "CPUs of a task, as Slurm counts them; it gets whole cores", ge=1)
+    cpu: int | None = option(
+        None, "CPUs of a task, as Slurm counts them; it gets whole cores", ge=1
+    )
     gpu: float | None = option(None, "GPUs of a task; below 1: several share one", ge=0)
     mem: int | None = option(None, "memory of a task", ge=1, unit="MiB")
     nodelist: str | None = option(None, "hostlist: run on these nodes only")
