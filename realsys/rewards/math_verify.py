@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _BOXED = "\\boxed{"
 CPU_S = 3.0  # the library takes milliseconds, or much longer than this
-MEMORY_BYTES = 1 << 30  # with its libraries it has a quarter of that
+MEMORY_BYTES = 1 << 30  # its libraries take 64 MiB of that
 _MAX_CHARACTERS = 500  # of the end of a text, in which the library may search
 _MAX_LATEX_CHARACTERS = 100  # of a bare value; 400 open brackets take its parser seconds
 _POWER = r"(?:\^|\*\*)\s*"
