@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _BOXED = "\\boxed{"
 CPU_S = 3.0  # the library takes milliseconds, or much longer than this
-MEMORY_BYTES = 1 << 30  # with its libraries it has a quarter of that
+MEMORY_BYTES = 1 << 30  # its libraries take 64 MiB of that
 _MAX_CHARACTERS = 500  # of the end of a text, in which the library may search
 _MAX_LATEX_CHARACTERS = 100  # of a bare value; 400 open brackets take its parser seconds
 _POWER = r"(?:\^|\*\*)\s*"
@@ -58,7 +58,10 @@ def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
 
     Never raises: a response that can't be parsed, or on which the library fails, scores 0.
     """
-    found, known = tidy(final_value(response)), tidy(final_value(answer))
+    value = final_value(response)
+    is_part = value != response.strip()
+    whole, known = tidy(value), tidy(final_value(answer))
+    found = whole
     number = plain_number(known)
     if number is not None:
         found = _stated_value(found, is_marked=FINAL in response or _BOXED in response)
@@ -73,7 +76,7 @@ def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
     if found == known:
         return 1.0
     try:
-        return float(_equal(found, known, is_bare=found != tidy(response)))
+        return float(_equal(found, known, is_bare=is_part or found != whole))
     except CallFailed as error:  # a third-party parser on text that a policy made up
         if error.why == RAISED:
             logger.debug("answer not parsed error=%s", error)

@@ -199,3 +199,32 @@ def test_text_on_which_the_library_never_ends_scores_nothing_and_the_next_one_is
             assert math_verify_reward(response="#### y + x", answer="x+y") == 1.0
     finally:
         quick.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "__a ",
+        "**a ",
+        "`a ",
+        "$1,1,1,1",
+        "$5 ",
+        "1,111",
+        "1/1 ",
+        "1e3",
+        "{,}",
+        "\\,1",
+        "–",
+        "=",
+        "####",
+        "\\boxed{",
+    ],
+)
+def test_our_own_reading_takes_no_longer_on_text_that_is_made_to_slow_it(piece, monkeypatch):
+    """Long texts, and those of the length of a final value; the library is not asked here."""
+    monkeypatch.setattr(math_verify, "_equal", lambda *_, **__: False)
+    for count in (100_000 // len(piece), 500 // len(piece)):
+        for response in (piece * count, piece * count + "$x", "#### " + piece * count + "$x"):
+            math_verify_reward(response=response, answer="4")
+            math_verify_reward(response=response, answer="x+1")
