@@ -18,7 +18,7 @@ from realsys.slurm.step_command import Again, srun_log
 from realsys.supervisor.srun_messages import failed_tasks, last_trouble
 
 REFRESH_S = 0.05
-LOOK_S = 0.5  # at files, while srun runs: they are on a file system that all share
+LOOK_S = 1.0  # at files, while srun runs: they are on a file system that all share
 STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
 
 
