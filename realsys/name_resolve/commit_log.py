@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 FORMAT = b"realsys name-resolution store, layout 1\n"
 FOLDERS = ("log", "snapshots", "leases", "tmp")
 LOCK_TIMEOUT_S = 10.0
-# A name goes from the log when whoever reads must have seen the next one: file.py looks whether the one
-# that it knows is still there each 10 s.
+# So long a commit stays in the log after a snapshot that holds it: a reader asks now and then only whether
+# the log was cut behind him (SURE_S in file.py).
 KEEP_S = 60.0
 NFS = ("nfs", "nfs4")
 _PIECE = 1 << 16

@@ -92,6 +92,7 @@ class FileStore(KeySpaceStore):
         changes, ago_s = self._log.changes, time.monotonic() - self._looking.looked_s
         if self._has_news():
             self._look(sure=True)
+        # Without inotify each call looks; where other hosts write, several that come together look once.
         elif not changes.hears_all and (ago_s > POLL_S or self._log.file_system in OF_THIS_HOST):
             self._look(sure=not changes.hears)
         return self._space
@@ -135,10 +136,8 @@ class FileStore(KeySpaceStore):
         if is_known_dead(lease.holder):
             return True
         seen, since_s = self._seen.get(lease_id, (b"", now_s))
-        read_ago_s, is_late = (
-            now_s - self._read_s.get(lease_id, never_s),
-            now_s - since_s > lease.ttl_s,
-        )
+        is_late = now_s - since_s > lease.ttl_s
+        read_ago_s = now_s - self._read_s.get(lease_id, never_s)
         if not (at_once or is_late) and read_ago_s < lease.ttl_s / READS_PER_TTL:
             return False
         self._read_s[lease_id] = now_s

@@ -19,7 +19,7 @@ from realsys.slurm.step_command import Again, srun_log
 from realsys.worker import exit_codes
 
 REFRESH_S = 0.05
-LOOK_S = 0.5  # at files, while srun runs: they are on a file system that all share
+LOOK_S = 1.0  # at files, while srun runs: they are on a file system that all share
 KEPT_CHARS = 1 << 16  # of what srun said, to tell why a step failed or waits
 STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
 

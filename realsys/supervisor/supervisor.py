@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
-REQUEUE_LOOK_S = 1.0
+REQUEUE_LOOK_S = 2.0
 STATUSES_S = 2.0  # for a store to say in which state workers left
 LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
 END_GRACE_S = 5.0
