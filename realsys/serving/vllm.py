@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ class VLLMEngine(FrontedEngine):
         whole = f"vLLM of {name}"
         env = {"VLLM_SERVER_DEV_MODE": "1", **self._env()}
         self._child = ChildServer(argv, name=whole, log=log, env=env, guard=guard)
-        url, socket = "http://127.0.0.1", {"unix_socket": uds, "name": whole}
-        self._http = HttpSession(url, "", **socket, limit=0, idle_s=IDLE_S)
-        self._control = HttpSession(url, "", **socket, idle_s=IDLE_S)
+        session = partial(HttpSession, "http://127.0.0.1", "", name=whole, unix_socket=uds)
+        self._http = session(limit=0, idle_s=IDLE_S)
+        self._control = session(idle_s=IDLE_S)
         self._steps_seen = -1.0
 
     async def close(self) -> None:
