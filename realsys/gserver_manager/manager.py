@@ -112,7 +112,7 @@ class Manager:
         if self._router.done(done.rid, done.server) and done.server in self.fleet.members:
             if done.broken:
                 self.fleet.request_broke(self.fleet.members[done.server], done.why)
-            else:
+            elif done.num_new_tokens:  # else it was given up, which says nothing of the server
                 self.fleet.quarantine.request_ended(done.server)
         self._give_out()
         return rm.Accepted()

@@ -93,10 +93,9 @@ class VLLMEngine(FrontedEngine):
         whole = f"vLLM of {name}"
         env = {"VLLM_SERVER_DEV_MODE": "1", **self._env()}
         self._child = ChildServer(argv, name=whole, log=log, env=env, guard=guard)
-        session = partial(
-            HttpSession, "http://127.0.0.1", "", unix_socket=uds, name=whole, idle_s=IDLE_S
-        )
-        self._http, self._control = session(limit=0), session()
+        session = partial(HttpSession, "http://127.0.0.1", "", name=whole, unix_socket=uds)
+        self._http = session(limit=0, idle_s=IDLE_S)
+        self._control = session(idle_s=IDLE_S)
         self._steps_seen = -1.0
 
     async def close(self) -> None:

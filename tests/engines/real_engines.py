@@ -21,6 +21,8 @@ from engines.serve import KEY, server_process
 from engines.small_models import make_models
 from real_trials import Trials
 
+from realsys.observability.metrics import read_metrics
+
 ENVIRONMENTS = Path(os.environ.get("REALSYS_ENGINES", Path(__file__).parents[2] / ".engines"))
 CPU: dict[str, dict[str, Any]] = {
     "sglang": {
@@ -106,5 +108,6 @@ def test_the_pages_example_trains(tmp_path: Path) -> None:
         trials.end_all()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "completed after" in done.stderr
-    rows = trials.files("ppo-math-async", "run1").metrics.read_text().splitlines()
-    assert [json.loads(row)["step"] for row in rows if "rollout/reward" in row] == [1, 2, 3]
+    files = trials.files("ppo-math-async", "run1")
+    rows = [row for row in read_metrics(files.phase(files.root).metrics) if "rollout/reward" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3]

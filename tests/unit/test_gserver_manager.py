@@ -870,3 +870,16 @@ def test_a_server_that_comes_is_for_its_own_worker_and_takes_the_weights_of_its_
         assert (await cluster.ask("b", worker="rollout_worker/0")).server == 0
 
     run(test, routes=(("rollout_worker/0", (0,)), ("rollout_worker/1", (1,))))
+
+
+def test_a_request_that_was_given_up_says_nothing_of_its_server(run):
+    """It counted as one that had ended well: a server that hangs was never called sick for its requests."""
+
+    async def test(cluster: Cluster) -> None:
+        broken = {"broken": True, "why": "connection cut"}
+        for i, end in enumerate((broken, broken, {}, broken)):
+            await cluster.ask(f"r{i}", wait_s=1.0, server=1)
+            await cluster.done(f"r{i}", 1, **end)
+        assert cluster.manager.view().sick == {1: "3 requests broke: connection cut"}
+
+    run(test)
