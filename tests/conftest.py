@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What is there now stays: looking through it again and again is a tenth of the unit tier's time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is named when it happens, not half an hour later."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        line = f"\n{report.nodeid} failed ({report.when}, {report.duration:.0f} s)\n"
+        os.write(sys.__stdout__.fileno(), line.encode())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
