@@ -62,6 +62,7 @@ from realsys.api.model import (
     ModelName,
 )
 from realsys.api.options import (
+    LARGEST_SEED,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -95,7 +96,7 @@ RULES = ("reward",)  # roles without weights
 class MathRLExperiment(Experiment):
     """Settings and phases; see the module."""
 
-    seed: int = option(1, "of data order, sampling and everything drawn", ge=0)
+    seed: int = option(1, "of data order, sampling and everything drawn", ge=0, le=LARGEST_SEED)
     exp_ctrl: ExperimentSaveEvalControl = option(
         ExperimentSaveEvalControl(eval_freq_steps=10),
         "how long to train, when to save and evaluate",

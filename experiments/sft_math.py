@@ -28,6 +28,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.options import (
+    LARGEST_SEED,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -69,7 +70,9 @@ class TinyLlamaOptions:
 class SFTMathExperiment(Experiment):
     """Supervised fine-tuning on math questions."""
 
-    seed: int = option(1, "of initialisation, data order and everything drawn", ge=0)
+    seed: int = option(
+        1, "of initialisation, data order and everything drawn", ge=0, le=LARGEST_SEED
+    )
     exp_ctrl: ExperimentSaveEvalControl = option(
         ExperimentSaveEvalControl(), "how long to train, when to save and evaluate"
     )
