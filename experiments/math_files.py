@@ -29,15 +29,36 @@ def absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
-def model_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
-    """An unknown backend, settings it does not have, a directory that holds no whole model."""
+def model_problems(
+    options: ModelOptions, where: str, *, critic: bool = False, generates: bool = False
+) -> Iterator[ConfigError]:
+    """An unknown backend, settings it does not have, a directory that holds no whole model for it."""
     if problem := registry.check("backend", options.backend, where=f"{where}.backend"):
         yield problem
     yield from backend_problems(options, where)
     if options.path is not None:
         from realsys.models.hf_directory import check_hf_directory
 
-        yield from _as_problem(check_hf_directory, options.path, f"{where}.path")
+        problems = list(_as_problem(check_hf_directory, options.path, f"{where}.path"))
+        yield from problems
+        if not problems:
+            yield from _of_model(
+                options, Path(options.path).expanduser(), where, critic=critic, generates=generates
+            )
+
+
+def _of_model(
+    options: ModelOptions, path: Path, where: str, *, critic: bool, generates: bool
+) -> Iterator[ConfigError]:
+    """What a directory with whole files is not, or its backend can't do; one kind of fault a time."""
+    from realsys.models.whole import backend_faults, faults, lora_fault
+
+    found = list(faults(path, critic=critic))
+    found = found or list(backend_faults(path, backend=options.backend, generates=generates))
+    for fault in found:
+        yield ConfigError(fault.what, where=f"{where}.path, {fault.where}", fix=fault.fix)
+    if options.lora.rank and (missing := lora_fault(path, options.lora.target_modules)):
+        yield ConfigError(missing.what, where=f"{where}.{missing.where}, {path}", fix=missing.fix)
 
 
 def start_problems(

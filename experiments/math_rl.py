@@ -194,7 +194,9 @@ class MathRLExperiment(Experiment):
     def problems(self) -> Iterator[ConfigError]:
         """Unreadable files, unknown names, batches and models that do not divide."""
         for role in self._model_roles:
-            yield from model_problems(getattr(self, role), role)
+            yield from model_problems(
+                getattr(self, role), role, critic=role == "critic", generates=role == "actor"
+            )
         yield from dataset_problems(self.dataset, tokenizer_dir=self.actor.path)
         if problem := registry.check("reward", self.reward, where="reward"):
             yield problem
