@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.backend_args import backend_problems
 from realsys.api import registry
-from realsys.api.errors import ConfigError, DataError, RealsysError
+from realsys.api.errors import CheckpointError, ConfigError, DataError, RealsysError
 from realsys.api.options import MathDatasetOptions, ModelOptions
+
+LOOKED_AT = (
+    1000  # questions of a file whose tokens are counted in a plan; the worker counts the others
+)
 
 
 def dataset_args(options: MathDatasetOptions) -> dict[str, Any]:
@@ -51,10 +55,18 @@ def _of_model(
     options: ModelOptions, path: Path, where: str, *, critic: bool, generates: bool
 ) -> Iterator[ConfigError]:
     """What a directory with whole files is not, or its backend can't do; one kind of fault a time."""
+    from realsys.models.hf_directory import check_hf_directory
+    from realsys.models.prompt_lengths import prompt_lengths, tokenizer_faults
     from realsys.models.whole import backend_faults, faults, lora_fault
 
     found = list(faults(path, critic=critic))
     found = found or list(backend_faults(path, backend=options.backend, generates=generates))
+    found += tokenizer_faults(path, rows=check_hf_directory(path).vocab_size)
+    if not found:
+        try:
+            prompt_lengths(path, ["1 + 1 = ?"])  # its chat template, tried on any question
+        except CheckpointError as error:
+            found.append(error)
     for fault in found:
         yield ConfigError(fault.what, where=f"{where}.path, {fault.where}", fix=fault.fix)
     if options.lora.rank and (missing := lora_fault(path, options.lora.target_modules)):
@@ -109,23 +121,36 @@ def _records(path: str) -> list[dict[str, str]]:
 def _length_problems(
     records: list[dict[str, str]], path: str, tokenizer_dir: str, limit: int
 ) -> Iterator[ConfigError]:
-    """The longest question over the limit, counted without a chat template (that adds to it)."""
-    file = Path(tokenizer_dir).expanduser() / "tokenizer.json"
-    if not file.is_file():
-        return
-    from tokenizers import Tokenizer
+    """The longest question over the limit, as the model would be given it: with the chat template."""
+    from realsys.models.prompt_lengths import prompt_lengths
 
-    encodings = Tokenizer.from_file(str(file)).encode_batch([r["prompt"] for r in records])
-    lengths = [len(e.ids) for e in encodings]
-    worst = max(range(len(lengths)), key=lengths.__getitem__)
-    if lengths[worst] > limit:
-        too_long = sum(n > limit for n in lengths)
+    chosen = sample_of([len(r["prompt"]) for r in records])
+    try:
+        root = Path(tokenizer_dir).expanduser()
+        lengths = prompt_lengths(root, [records[i]["prompt"] for i in chosen])
+    except CheckpointError:
+        return  # told by the check of the directory
+    if not lengths:
+        return
+    longest, record = max(zip(lengths, chosen, strict=True), key=lambda pair: pair[0])
+    if longest > limit:
+        looked = "" if len(chosen) == len(records) else f" looked at, of {len(records)},"
         yield ConfigError(
-            f"{too_long} of {len(lengths)} questions are longer than {limit} tokens; "
-            f"record {worst + 1} has {lengths[worst]}",
+            f"{sum(n > limit for n in lengths)} of {len(chosen)} questions{looked} are longer than "
+            f"{limit} tokens; record {record + 1} has {longest}",
             where=f"dataset.max_prompt_len and {path}",
-            fix=f"raise dataset.max_prompt_len to {lengths[worst]}, or drop these questions",
+            fix=f"raise dataset.max_prompt_len to {longest}, or drop these questions",
         )
+
+
+def sample_of(lengths: Sequence[int]) -> list[int]:
+    """Positions of at most ``LOOKED_AT`` texts: of the longest ones, and some from everywhere."""
+    if len(lengths) <= LOOKED_AT:
+        return list(range(len(lengths)))
+    half = LOOKED_AT // 2
+    longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:half]
+    spread = [i * len(lengths) // half for i in range(half)]
+    return sorted({*longest, *spread})
 
 
 def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:

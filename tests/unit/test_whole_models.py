@@ -30,6 +30,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 64,
 }
+TOKENIZER = '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
 K = "model.layers.1.self_attn.k_proj.weight"
 Shapes = dict[str, list[int]]
 
@@ -40,7 +41,7 @@ def shapes(config: dict[str, Any] = CONFIG) -> Shapes:
 
 def write(folder: Path, config: dict[str, Any], weights: Shapes) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(TOKENIZER)
     write_safetensors(folder / "model.safetensors", weights)
     return folder
 
