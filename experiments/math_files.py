@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ from realsys.api import registry
 from realsys.api.errors import CheckpointError, ConfigError, DataError, RealsysError
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
-LOOKED_AT = (
-    1000  # questions of a file whose tokens are counted in a plan; the worker counts the others
-)
+LOOKED_AT = 1000  # questions of a file that a plan counts the tokens of; workers count the others
+TOY_PARAMS = 10_000_000  # a larger model is a real one: the defaults are for the built-in one
 
 
 def dataset_args(options: MathDatasetOptions) -> dict[str, Any]:
@@ -140,6 +139,41 @@ def _length_problems(
             f"{limit} tokens; record {record + 1} has {longest}",
             where=f"dataset.max_prompt_len and {path}",
             fix=f"raise dataset.max_prompt_len to {longest}, or drop these questions",
+        )
+
+
+def sampled_remarks(options: MathDatasetOptions, tokenizer_dir: str | None) -> Iterator[str]:
+    """How many questions of large files a plan has counted the tokens of."""
+    paths = () if tokenizer_dir is None else (options.path, options.eval_path)
+    for path in dict.fromkeys(paths):
+        records = [] if path is None else _records(path)
+        if len(records) > LOOKED_AT:
+            looked_at = len(sample_of([len(r["prompt"]) for r in records]))
+            yield (
+                f"{looked_at:,} of {len(records):,} questions of {path} were counted in tokens, the "
+                "longest texts among them; a worker counts the others before step 1"
+            )
+
+
+def toy_remarks(
+    path: str | None, values: Mapping[str, Any], given: Collection[str]
+) -> Iterator[str]:
+    """Defaults that were chosen for the built-in model and that a real one would get unasked.
+
+    Args:
+        path: of the model that the user gave.
+        values: those settings of it, and what they are.
+    """
+    if path is None:
+        return
+    from realsys.models.hf_directory import check_hf_directory
+
+    params = check_hf_directory(Path(path).expanduser(), need_tokenizer=False).num_params
+    unasked = [f"{name}={value}" for name, value in values.items() if name not in given]
+    if params > TOY_PARAMS and unasked:
+        yield (
+            f"the model in {path} has {params:,} numbers, and these defaults were chosen for the "
+            f"built-in toy: {' '.join(unasked)}. Set each of them, if to the same value"
         )
 
 

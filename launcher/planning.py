@@ -125,6 +125,7 @@ class Planner:
             imports=self._imports,
             machine_cpus=len(os.sched_getaffinity(0)),
             machine_gpus=machine_gpus(os.environ),
+            given=applied.origins,
             earlier=problems,
             scheduling=launch.options.scheduling,
             request=self._request,

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -48,6 +48,7 @@ def resolve(
     imports: Sequence[str] = (),
     machine_cpus: int | None = None,
     machine_gpus: int | None = None,
+    given: Collection[str] = (),
     earlier: Sequence[ConfigError] = (),
     scheduling: SchedulingOptions | None = None,
     request: JobRequest | None = None,
@@ -63,6 +64,7 @@ def resolve(
         imports: files (absolute) and modules that every worker imports.
         machine_cpus: cores of this machine; a local run that asks for more gets a warning.
         machine_gpus: GPUs of this machine; a local run that asks for more is refused.
+        given: paths of the settings that the user made.
         earlier: problems found while reading the settings, reported together with ours.
         scheduling: what the user wants of the groups besides what the experiment says.
         request, now: on Slurm, what the user wants of the job, and the local time that relative
@@ -103,7 +105,7 @@ def resolve(
         phases=tuple(done),
         options=to_plain(experiment),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
-        warnings=(*_warnings(done, cluster, machine_cpus), *told),
+        warnings=(*experiment.remarks(given), *_warnings(done, cluster, machine_cpus), *told),
         job=job,
         snapshot=snapshot,
         revision=revision,
