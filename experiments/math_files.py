@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.backend_args import backend_problems
 from realsys.api import registry
-from realsys.api.errors import ConfigError, DataError, RealsysError
+from realsys.api.errors import CheckpointError, ConfigError, DataError, RealsysError
 from realsys.api.options import MathDatasetOptions, ModelOptions
+
+LOOKED_AT = 1000  # questions of a file that a plan counts the tokens of; workers count the others
+TOY_PARAMS = 10_000_000  # a larger model is a real one: the defaults are for the built-in one
 
 
 def dataset_args(options: MathDatasetOptions) -> dict[str, Any]:
@@ -29,15 +32,44 @@ def absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
-def model_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
-    """An unknown backend, settings it does not have, a directory that holds no whole model."""
+def model_problems(
+    options: ModelOptions, where: str, *, critic: bool = False, generates: bool = False
+) -> Iterator[ConfigError]:
+    """An unknown backend, settings it does not have, a directory that holds no whole model for it."""
     if problem := registry.check("backend", options.backend, where=f"{where}.backend"):
         yield problem
     yield from backend_problems(options, where)
     if options.path is not None:
         from realsys.models.hf_directory import check_hf_directory
 
-        yield from _as_problem(check_hf_directory, options.path, f"{where}.path")
+        problems = list(_as_problem(check_hf_directory, options.path, f"{where}.path"))
+        yield from problems
+        if not problems:
+            yield from _of_model(
+                options, Path(options.path).expanduser(), where, critic=critic, generates=generates
+            )
+
+
+def _of_model(
+    options: ModelOptions, path: Path, where: str, *, critic: bool, generates: bool
+) -> Iterator[ConfigError]:
+    """What a directory with whole files is not, or its backend can't do; one kind of fault a time."""
+    from realsys.models.hf_directory import check_hf_directory
+    from realsys.models.prompt_lengths import prompt_lengths, tokenizer_faults
+    from realsys.models.whole import backend_faults, faults, lora_fault
+
+    found = list(faults(path, critic=critic))
+    found = found or list(backend_faults(path, backend=options.backend, generates=generates))
+    found += tokenizer_faults(path, rows=check_hf_directory(path).vocab_size)
+    if not found:
+        try:
+            prompt_lengths(path, ["1 + 1 = ?"])  # its chat template, tried on any question
+        except CheckpointError as error:
+            found.append(error)
+    for fault in found:
+        yield ConfigError(fault.what, where=f"{where}.path, {fault.where}", fix=fault.fix)
+    if options.lora.rank and (missing := lora_fault(path, options.lora.target_modules)):
+        yield ConfigError(missing.what, where=f"{where}.{missing.where}, {path}", fix=missing.fix)
 
 
 def start_problems(
@@ -88,23 +120,71 @@ def _records(path: str) -> list[dict[str, str]]:
 def _length_problems(
     records: list[dict[str, str]], path: str, tokenizer_dir: str, limit: int
 ) -> Iterator[ConfigError]:
-    """The longest question over the limit, counted without a chat template (that adds to it)."""
-    file = Path(tokenizer_dir).expanduser() / "tokenizer.json"
-    if not file.is_file():
-        return
-    from tokenizers import Tokenizer
+    """The longest question over the limit, as the model would be given it: with the chat template."""
+    from realsys.models.prompt_lengths import prompt_lengths
 
-    encodings = Tokenizer.from_file(str(file)).encode_batch([r["prompt"] for r in records])
-    lengths = [len(e.ids) for e in encodings]
-    worst = max(range(len(lengths)), key=lengths.__getitem__)
-    if lengths[worst] > limit:
-        too_long = sum(n > limit for n in lengths)
+    chosen = sample_of([len(r["prompt"]) for r in records])
+    try:
+        root = Path(tokenizer_dir).expanduser()
+        lengths = prompt_lengths(root, [records[i]["prompt"] for i in chosen])
+    except CheckpointError:
+        return  # told by the check of the directory
+    if not lengths:
+        return
+    longest, record = max(zip(lengths, chosen, strict=True), key=lambda pair: pair[0])
+    if longest > limit:
+        looked = "" if len(chosen) == len(records) else f" looked at, of {len(records)},"
         yield ConfigError(
-            f"{too_long} of {len(lengths)} questions are longer than {limit} tokens; "
-            f"record {worst + 1} has {lengths[worst]}",
+            f"{sum(n > limit for n in lengths)} of {len(chosen)} questions{looked} are longer than "
+            f"{limit} tokens; record {record + 1} has {longest}",
             where=f"dataset.max_prompt_len and {path}",
-            fix=f"raise dataset.max_prompt_len to {lengths[worst]}, or drop these questions",
+            fix=f"raise dataset.max_prompt_len to {longest}, or drop these questions",
         )
+
+
+def sampled_remarks(options: MathDatasetOptions, tokenizer_dir: str | None) -> Iterator[str]:
+    """How many questions of large files a plan has counted the tokens of."""
+    paths = () if tokenizer_dir is None else (options.path, options.eval_path)
+    for path in dict.fromkeys(paths):
+        records = [] if path is None else _records(path)
+        if len(records) > LOOKED_AT:
+            looked_at = len(sample_of([len(r["prompt"]) for r in records]))
+            yield (
+                f"{looked_at:,} of {len(records):,} questions of {path} were counted in tokens, the "
+                "longest texts among them; a worker counts the others before step 1"
+            )
+
+
+def toy_remarks(
+    path: str | None, values: Mapping[str, Any], given: Collection[str]
+) -> Iterator[str]:
+    """Defaults that were chosen for the built-in model and that a real one would get unasked.
+
+    Args:
+        path: of the model that the user gave.
+        values: those settings of it, and what they are.
+    """
+    if path is None:
+        return
+    from realsys.models.hf_directory import check_hf_directory
+
+    params = check_hf_directory(Path(path).expanduser(), need_tokenizer=False).num_params
+    unasked = [f"{name}={value}" for name, value in values.items() if name not in given]
+    if params > TOY_PARAMS and unasked:
+        yield (
+            f"the model in {path} has {params:,} numbers, and these defaults were chosen for the "
+            f"built-in toy: {' '.join(unasked)}. Set each of them, if to the same value"
+        )
+
+
+def sample_of(lengths: Sequence[int]) -> list[int]:
+    """Positions of at most ``LOOKED_AT`` texts: of the longest ones, and some from everywhere."""
+    if len(lengths) <= LOOKED_AT:
+        return list(range(len(lengths)))
+    half = LOOKED_AT // 2
+    longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:half]
+    spread = [i * len(lengths) // half for i in range(half)]
+    return sorted({*longest, *spread})
 
 
 def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:

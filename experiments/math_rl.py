@@ -7,7 +7,7 @@ A subclass says which roles there are and which calls run on them (``_roles``, `
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -32,7 +32,9 @@ from experiments.math_files import (
     dataset_args,
     dataset_problems,
     model_problems,
+    sampled_remarks,
     start_problems,
+    toy_remarks,
 )
 from experiments.modes import ABOUT_TRAINING, MODES, Mode, mode_problems
 from experiments.placement import (
@@ -62,6 +64,7 @@ from realsys.api.model import (
     ModelName,
 )
 from realsys.api.options import (
+    LARGEST_SEED,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -95,7 +98,7 @@ RULES = ("reward",)  # roles without weights
 class MathRLExperiment(Experiment):
     """Settings and phases; see the module."""
 
-    seed: int = option(1, "of data order, sampling and everything drawn", ge=0)
+    seed: int = option(1, "of data order, sampling and everything drawn", ge=0, le=LARGEST_SEED)
     exp_ctrl: ExperimentSaveEvalControl = option(
         ExperimentSaveEvalControl(eval_freq_steps=10),
         "how long to train, when to save and evaluate",
@@ -193,7 +196,9 @@ class MathRLExperiment(Experiment):
     def problems(self) -> Iterator[ConfigError]:
         """Unreadable files, unknown names, batches and models that do not divide."""
         for role in self._model_roles:
-            yield from model_problems(getattr(self, role), role)
+            yield from model_problems(
+                getattr(self, role), role, critic=role == "critic", generates=role == "actor"
+            )
         yield from dataset_problems(self.dataset, tokenizer_dir=self.actor.path)
         if problem := registry.check("reward", self.reward, where="reward"):
             yield problem
@@ -244,6 +249,23 @@ class MathRLExperiment(Experiment):
             yield from replay_problems(self.replay_from, is_async=self.is_async)
         if self.is_async:
             yield from self.rollout.problems()
+
+    def remarks(self, given: Collection[str]) -> Iterator[str]:
+        """The toy's defaults on a real model; how many questions were looked at."""
+        values = {
+            "actor.optimizer.lr": self.actor.optimizer.lr,
+            "ppo.gen.max_new_tokens": self.ppo.gen.max_new_tokens,
+            "dataset.eval_size": self.dataset.eval_size,
+            "mem_per_model_worker": self.mem_per_model_worker,
+        }
+        if "critic" in self._model_roles:
+            critic: ModelOptions = getattr(self, "critic")  # noqa: B009 - a subclass has it
+            values["critic.optimizer.lr"] = critic.optimizer.lr
+        yield from toy_remarks(self.actor.path or self.sft.model.path, values, given)
+        yield from sampled_remarks(self.dataset, self.actor.path)
+        if self.actor.path is None:
+            of_sft = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
+            yield from (f"phase sft: {told}" for told in self.sft.remarks(of_sft))
 
     def preparations(self) -> tuple[Preparation, ...]:
         """``sft-math``, unless there is a starting policy."""

@@ -6,13 +6,20 @@ From a Hugging Face directory (``model.path=``) or, without one, a small Llama m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.backend_args import backend_of
 from experiments.layout_checks import held_out_problems, layout_problems_of
-from experiments.math_files import absolute, dataset_args, dataset_problems, model_problems
+from experiments.math_files import (
+    absolute,
+    dataset_args,
+    dataset_problems,
+    model_problems,
+    sampled_remarks,
+    toy_remarks,
+)
 from experiments.placement import RoleModel, place_models
 from realsys.api.allocation import CallAllocation
 from realsys.api.data import MicroBatchSpec
@@ -28,6 +35,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.options import (
+    LARGEST_SEED,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -69,7 +77,9 @@ class TinyLlamaOptions:
 class SFTMathExperiment(Experiment):
     """Supervised fine-tuning on math questions."""
 
-    seed: int = option(1, "of initialisation, data order and everything drawn", ge=0)
+    seed: int = option(
+        1, "of initialisation, data order and everything drawn", ge=0, le=LARGEST_SEED
+    )
     exp_ctrl: ExperimentSaveEvalControl = option(
         ExperimentSaveEvalControl(), "how long to train, when to save and evaluate"
     )
@@ -132,6 +142,15 @@ class SFTMathExperiment(Experiment):
             default_path=None,
             built_in=self.init.shape(),
         )
+
+    def remarks(self, given: Collection[str]) -> Iterator[str]:
+        """The toy's defaults on a real model; how many questions were looked at."""
+        values = {
+            "model.optimizer.lr": self.model.optimizer.lr,
+            "mem_per_model_worker": self.mem_per_model_worker,
+        }
+        yield from toy_remarks(self.model.path, values, given)
+        yield from sampled_remarks(self.dataset, self.model.path)
 
     def input_files(self) -> tuple[str, ...]:
         """The questions, and the model to start from."""

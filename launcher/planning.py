@@ -17,6 +17,7 @@ from launcher import places
 from launcher.clusters import check_store, check_writable, find_cluster, missing_secrets
 from launcher.dependencies import dependency_on
 from launcher.job_options import JobOptions
+from launcher.machine_gpus import machine_gpus
 from launcher.overrides import defaults_of, put_on, read_settings
 from launcher.resolve import resolve
 from launcher.scheduling_options import PREFIX, SchedulingOptions
@@ -123,6 +124,8 @@ class Planner:
             user=self._user,
             imports=self._imports,
             machine_cpus=len(os.sched_getaffinity(0)),
+            machine_gpus=machine_gpus(os.environ),
+            given=applied.origins,
             earlier=problems,
             scheduling=launch.options.scheduling,
             request=self._request,

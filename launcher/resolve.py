@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -46,6 +47,8 @@ def resolve(
     user: str,
     imports: Sequence[str] = (),
     machine_cpus: int | None = None,
+    machine_gpus: int | None = None,
+    given: Collection[str] = (),
     earlier: Sequence[ConfigError] = (),
     scheduling: SchedulingOptions | None = None,
     request: JobRequest | None = None,
@@ -60,6 +63,8 @@ def resolve(
         cluster: with an absolute file root (launcher/clusters.py).
         imports: files (absolute) and modules that every worker imports.
         machine_cpus: cores of this machine; a local run that asks for more gets a warning.
+        machine_gpus: GPUs of this machine; a local run that asks for more is refused.
+        given: paths of the settings that the user made.
         earlier: problems found while reading the settings, reported together with ours.
         scheduling: what the user wants of the groups besides what the experiment says.
         request, now: on Slurm, what the user wants of the job, and the local time that relative
@@ -89,6 +94,7 @@ def resolve(
         problems += found.problems
         job, told = found.job, list(found.warnings)
         done = [replace(phase, steps=found.steps.get(phase.name, ())) for phase in done]
+    problems += gpu_problems(done, cluster, machine_gpus)
     raise_all(problems)
     plan = LaunchPlan(
         experiment_name=experiment_name,
@@ -99,7 +105,7 @@ def resolve(
         phases=tuple(done),
         options=to_plain(experiment),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
-        warnings=(*_warnings(done, cluster, machine_cpus), *told),
+        warnings=(*experiment.remarks(given), *_warnings(done, cluster, machine_cpus), *told),
         job=job,
         snapshot=snapshot,
         revision=revision,
@@ -215,6 +221,25 @@ def scheduling_problems(
                 where=f"scheduling_setup().{kind.value}.count and initial_setup().{kind.value}",
                 fix=f"make both {workers}" if workers else "remove the group",
             )
+
+
+def gpu_problems(
+    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: int | None
+) -> Iterator[ConfigError]:
+    """Tasks on this machine with GPUs that it does not have. Elsewhere the worker looks itself."""
+    if cluster.scheduler != "local" or machine_gpus is None:
+        return
+    for phase in phases:
+        for kind, group in phase.scheduling.groups().items():
+            needed = math.ceil(group.scheduling.gpu)
+            if needed > machine_gpus:
+                yield ConfigError(
+                    f"a {kind.value} of phase {phase.name} asks for {group.scheduling.gpu:g} GPUs, and "
+                    f"{f'{machine_gpus} are' if machine_gpus else 'none is'} here",
+                    where=f"scheduling.{kind.value}.gpu on cluster {cluster.name!r}, this machine",
+                    fix="leave the GPUs out to compute on the CPU, or name a site that has them "
+                    "(--cluster; `realsys clusters` lists them)",
+                )
 
 
 def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:

@@ -21,6 +21,7 @@ from realsys.api.errors import ConfigError
 _NONE = ("none", "null", "~")
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
+_MOST_DIGITS = 100  # int() refuses some thousands, and takes its time over fewer
 _NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
@@ -135,10 +136,14 @@ def _flag(written: Text) -> bool:
 
 def _whole(written: Text) -> int:
     if _WHOLE.fullmatch(written.text):
-        return int(written.text.replace("_", ""))
-    number = _number(written)  # 1e4 is a whole number too
-    if not number.is_integer():
-        raise _Misfit("not whole")
+        digits = written.text.replace("_", "")
+        number = int(digits) if len(digits) <= _MOST_DIGITS else math.inf
+    else:
+        number = _number(written)  # 1e4 is a whole number too
+        if not number.is_integer():
+            raise _Misfit("not whole")
+    if abs(number) >= 2**63:
+        raise _Misfit("too large")
     return int(number)
 
 

@@ -10,7 +10,7 @@ shard, which data and weights move between which models. Pure: values in, values
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -244,6 +244,14 @@ class Experiment(abc.ABC):
 
     def problems(self) -> Iterator[ConfigError]:
         """Mistakes that only this experiment can see, checked before anything starts. No torch."""
+        yield from ()
+
+    def remarks(self, given: Collection[str]) -> Iterator[str]:
+        """What a plan should say besides what is wrong: of defaults that the user should have seen.
+
+        Args:
+            given: paths of the settings that the user made.
+        """
         yield from ()
 
     def input_files(self) -> tuple[str, ...]:

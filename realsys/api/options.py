@@ -70,6 +70,9 @@ def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
 
 
+LARGEST_SEED = 2**31 - 1  # torch, NumPy and the generation servers take it, whatever is added to it
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
     """AdamW and its learning-rate schedule."""

@@ -19,11 +19,15 @@ from typing import Any
 import torch
 
 from realsys.api.errors import DataError, did_you_mean
+from realsys.api.progress import tick
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.datasets.arithmetic import arithmetic_word_problems
 from realsys.datasets.records import final_answer, read_records
 
 SPLITS = ("train", "test")
+_PROBE = "1 + 1 = ?"
+_MARGIN = 64  # bytes by which a chat template may say more around one question than around another
+_TICK_EVERY = 1000
 
 
 @dataclass
@@ -61,6 +65,20 @@ class _MathRecords:
                 fix=did_you_mean(self.split, SPLITS),
             )
         self.records = self._read()
+        if self.path is not None:
+            self._check_prompts()
+
+    def _check_prompts(self) -> None:
+        """Finds prompts that are too long before the first step; a plan has looked at some only.
+
+        A text has at least a byte for each token: what has few enough is not counted.
+        """
+        around = len(prompt_text(self.tokenizer, _PROBE).encode()) - len(_PROBE) + _MARGIN
+        for index, record in enumerate(self.records):
+            if len(record["prompt"].encode()) + around > self.max_prompt_len:
+                self.prompt_tokens(index)
+            if index % _TICK_EVERY == 0:
+                tick()
 
     def __len__(self) -> int:
         return len(self.records)
@@ -172,13 +190,18 @@ class MathSFT(_MathRecords):
 
 def tokenize_prompt(tokenizer: Any, prompt: str) -> list[int]:
     """Tokens of a question, up to where the answer begins."""
+    tokens = _token_ids(tokenizer, prompt_text(tokenizer, prompt))
+    return tokens if getattr(tokenizer, "chat_template", None) else [*_bos(tokenizer), *tokens]
+
+
+def prompt_text(tokenizer: Any, prompt: str) -> str:
+    """The text of a question as the model gets it, without a BOS token that a template doesn't put."""
     if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
+        text: str = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
         )
-        return _token_ids(tokenizer, text)
-    text = prompt if prompt[-1:].isspace() else prompt + "\n"
-    return [*_bos(tokenizer), *_token_ids(tokenizer, text)]
+        return text
+    return prompt if prompt[-1:].isspace() else prompt + "\n"
 
 
 def _bos(tokenizer: Any) -> list[int]:

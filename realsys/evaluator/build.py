@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from realsys.observability.evaluations import metric_rows
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.worker import exit_codes
 from realsys.worker.commands import Verb
+from realsys.worker.device import compute_device
 from realsys.worker.lifecycle import WorkerEvent
 from realsys.worker.runner import WorkerRunner
 
@@ -101,5 +103,9 @@ def _set_up_torch(runner: WorkerRunner) -> str:
     torch.set_deterministic_debug_mode("warn")
     warnings.filterwarnings("once", category=UserWarning)
     group = runner.phase.scheduling.evaluator
-    wants_gpu = group is not None and group.scheduling.gpu > 0
-    return "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
+    return compute_device(
+        group.scheduling.gpu if group is not None else 0,
+        sees_gpu=torch.cuda.is_available(),
+        worker=runner.name,
+        environ=os.environ,
+    )

@@ -49,11 +49,17 @@ def run(runner: WorkerRunner) -> int:
             log=runner.attempt_files.log(f"{runner.name}-{runner.config.backend_type}"),
             scratch=runner.attempt_files.curve_keys.parent,
             fetch=fetch_with(receiver),
+            gpus=_gpus(runner),
         )
         asyncio.run(_serve(runner, engine, bearer_key(keypairs)))
     finally:
         receiver.close()
     return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+
+
+def _gpus(runner: WorkerRunner) -> float:
+    group = runner.phase.scheduling.generation_server
+    return group.scheduling.gpu if group is not None else 0.0
 
 
 def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], Fetched]:

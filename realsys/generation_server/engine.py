@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,19 @@ from realsys.serving.embedded_settings import EmbeddedSettings
 from realsys.serving.engines import ServedEngine
 from realsys.serving.sglang import SGLangEngine
 from realsys.serving.vllm import VLLMEngine
+from realsys.worker.device import compute_device
 
 BACKENDS = ("embedded", "sglang", "vllm")
 
 
 def make_engine(
-    config: GenerationServer, *, name: str, log: Path, scratch: Path, fetch: Fetch
+    config: GenerationServer,
+    *,
+    name: str,
+    log: Path,
+    scratch: Path,
+    fetch: Fetch,
+    gpus: float = 0.0,
 ) -> ServedEngine:
     """The engine, not started; an embedded one has its first weights.
 
@@ -29,11 +37,12 @@ def make_engine(
         log: where a child process writes.
         scratch: an existing folder that only we can read.
         fetch: gets new weights for an embedded engine; others read folders themselves.
+        gpus: of the worker's task; with one, an embedded engine is on it unless its settings say otherwise.
     Raises:
         ConfigError: an unknown backend or setting. CheckpointError: ``model_path`` is not whole.
     """
     makers: dict[str, Callable[[], ServedEngine]] = {
-        "embedded": lambda: _embedded(config, fetch),
+        "embedded": lambda: _embedded(config, fetch, name=name, gpus=gpus),
         "sglang": lambda: SGLangEngine(scratch=scratch, **child),
         "vllm": lambda: VLLMEngine(**child),
     }
@@ -55,7 +64,7 @@ def make_engine(
     return makers[config.backend_type]()
 
 
-def _embedded(config: GenerationServer, fetch: Fetch) -> EmbeddedEngine:
+def _embedded(config: GenerationServer, fetch: Fetch, *, name: str, gpus: float) -> EmbeddedEngine:
     import torch
 
     from realsys.models.answer_ends import end_token_ids
@@ -65,7 +74,11 @@ def _embedded(config: GenerationServer, fetch: Fetch) -> EmbeddedEngine:
         raise ConfigError(
             f"tp_size is {config.tp_size}", where="embedded generation server", fix="use 1"
         )
-    settings = EmbeddedSettings.from_args(config.backend_args)
+    args = dict(config.backend_args)
+    if "device" not in args:
+        sees_gpu = torch.cuda.is_available()
+        args["device"] = compute_device(gpus, sees_gpu=sees_gpu, worker=name, environ=os.environ)
+    settings = EmbeddedSettings.from_args(args)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     # As a model worker does: the same kernels, the same bits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from realsys.transport.keys import TrialKeypairs
 from realsys.weight_sync.manifest import KEY
 from realsys.worker import exit_codes
 from realsys.worker.commands import Verb
+from realsys.worker.device import compute_device
 from realsys.worker.runner import WorkerRunner
 
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -129,5 +131,9 @@ def _set_up_torch(runner: WorkerRunner) -> str:
     # every start) only to tell it so.
     torch.set_deterministic_debug_mode("warn")
     warnings.filterwarnings("once", category=UserWarning)
-    wants_gpu = runner.phase.scheduling.model_worker.scheduling.gpu > 0
-    return "cuda" if wants_gpu and torch.cuda.is_available() else "cpu"
+    return compute_device(
+        runner.phase.scheduling.model_worker.scheduling.gpu,
+        sees_gpu=torch.cuda.is_available(),
+        worker=runner.name,
+        environ=os.environ,
+    )

@@ -245,7 +245,9 @@ def _as_checkpoint_error(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        what = f"transformers can't load this directory: {error}"
+        # Its first line says what; then come links and advice for those who call it themselves.
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        what = f"transformers can't load this directory: {type(error).__name__}: {first[:200]}"
         fix = "check the directory; models that bring code of their own are not supported"
         raise CheckpointError(what, where=str(path), fix=fix) from error
 

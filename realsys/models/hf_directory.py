@@ -52,7 +52,11 @@ def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFMo
     tensors = _tensors(root)
     if need_tokenizer:
         _check_tokenizer(root)
-    return _facts(config, tensors, _has_chat_template(root))
+    try:
+        return _facts(config, tensors, _has_chat_template(root))
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        what = f"config.json has a value of another kind than expected: {error}"
+        raise CheckpointError(what, where=str(root / "config.json"), fix=_COPY_AGAIN) from None
 
 
 def safetensors_shapes(file: Path) -> dict[str, list[int]]:
@@ -102,6 +106,15 @@ def weight_shapes(path: str | Path) -> dict[str, list[int]]:
         CheckpointError: as ``check_hf_directory``.
     """
     return _tensors(Path(path))
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """``config.json`` of the directory.
+
+    Raises:
+        CheckpointError: as ``check_hf_directory``.
+    """
+    return _read_json(Path(path) / "config.json")
 
 
 def _wrong_size(file: Path, *, expected: int, found: int, least: bool = False) -> CheckpointError:

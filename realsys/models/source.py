@@ -26,6 +26,7 @@ from realsys.models.hf import (
 )
 from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
 from realsys.models.shape import ModelShape, Weight, read_shape, shape_of
+from realsys.models.whole import check_whole
 
 _CRITIC_HEAD = {"score.weight": "classifier.weight", "score.bias": "classifier.bias"}
 
@@ -52,6 +53,7 @@ class HFSource(ModuleSource):
 
     def __init__(self, path: str, *, critic: bool, dtype: str, device: str) -> None:
         self.path, self.critic, self.dtype, self.device = path, critic, dtype, device
+        check_whole(path, critic=critic)
         tensors = check_hf_directory(path, need_tokenizer=False).tensors
         self.has_head = any(n in tensors for n in ("score.weight", "classifier.weight"))
 

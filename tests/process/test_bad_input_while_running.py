@@ -30,6 +30,7 @@ from launcher.exit_codes import ExitCode
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.trial import TrialFiles
+from realsys.models.prompt_lengths import prompt_lengths
 
 pytestmark = pytest.mark.process
 
@@ -165,14 +166,16 @@ def test_a_disk_without_a_byte_left_ends_the_run_and_a_resume_goes_on(
 def test_a_prompt_that_its_chat_template_makes_too_long_is_named(
     trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    """The launcher counts without the template, so that it needs no jinja: the worker must tell."""
+    """The launcher looks at some of many questions: the worker tells of the others, before step 1."""
     chatty = tmp_path / "chatty"
     shutil.copytree(tiny_policy, chatty)
     template = "{% for m in messages %}" + "please " * 30 + "{{ m['content'] }}{% endfor %}"
     (chatty / "chat_template.jinja").write_text(template)
     questions = tmp_path / "questions.jsonl"
-    lines = [json.dumps({"prompt": f"What is {i} plus 1?", "answer": str(i + 1)}) for i in range(8)]
+    lines = [json.dumps({"prompt": "What is 3 plus 1?", "answer": "4"})] * 1999
+    lines[1] = json.dumps({"prompt": "ÄÖÜ" * 5, "answer": "4"})  # fewer characters, more tokens
     questions.write_text("\n".join(lines) + "\n")
+    (limit,) = prompt_lengths(chatty, ["What is 3 plus 1?"]) or ()
     files = trials.launch(
         "ppo-math",
         "chatty",
@@ -180,12 +183,12 @@ def test_a_prompt_that_its_chat_template_makes_too_long_is_named(
         *[w for w in SMALL_PPO if not w.startswith("dataset.eval_size")],
         f"dataset.path={questions}",
         "dataset.eval_size=0",
-        "dataset.max_prompt_len=40",
-        "dataset.shuffle=false",
+        f"dataset.max_prompt_len={limit}",
     )
     failed(trials, files)
     text = status_of(trials, files)
-    assert_told(text, "model_worker/0", "the prompt of record 1 has ", "the limit is 40")
+    assert_told(text, "model_worker/0", "the prompt of record 2 has ", f"the limit is {limit}")
+    assert [row["step"] for row in metrics_of(files)] == []
     assert_told(text, "raise max_prompt_len to", "realsys resume ppo-math/chatty")
 
 

@@ -11,6 +11,8 @@ import yaml
 from real_trials import Trials
 from slurm_cluster import SlurmCluster
 
+from realsys.worker.device import STAND_IN
+
 NAME = "lab"
 
 
@@ -30,7 +32,7 @@ class SlurmTrials(Trials):
 
         Fields of a section are put beside those that it has: ``write_spec(slurm={"requeue": True})``.
         """
-        spec = self._spec()
+        spec = {**self._spec(), "env_vars": {STAND_IN: "1"}}  # its GPUs have no driver
         for name, value in changes.items():
             spec[name] = {**spec.get(name, {}), **value} if isinstance(value, dict) else value
         path = self.file_root / "config/realsys/clusters" / f"{NAME}.yaml"

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_hf_directory import write_safetensors
+from test_whole_models import CONFIG, shapes
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from experiments.sft_math import SFTMathExperiment
@@ -54,15 +56,13 @@ def policy(tmp_path: Path) -> Path:
     """A checkpoint that is whole as far as one can see without torch; a token is a letter."""
     folder = tmp_path / "policy"
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    config = {**CONFIG, "vocab_size": 256}
+    (folder / "config.json").write_text(json.dumps(config))
     alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights = {"w": {"dtype": "F32", "shape": [100], "data_offsets": [0, 400]}}
-    header = json.dumps(weights).encode()
-    content = len(header).to_bytes(8, "little") + header + bytes(400)
-    (folder / "model.safetensors").write_bytes(content)
+    write_safetensors(folder / "model.safetensors", shapes(config))
     return folder
 
 
@@ -216,9 +216,9 @@ def test_a_prompt_over_the_limit_is_named_with_both_numbers(
     words = (f"dataset.path={path}", f"actor.path={policy}", "dataset.max_prompt_len=20")
     assert_in_order(
         refused("ppo-math", *words, "dataset.eval_size=0"),
-        "1 of 71 questions are longer than 20 tokens; record 71 has 40",
+        "1 of 71 questions are longer than 20 tokens; record 71 has 41",
         f"dataset.max_prompt_len and {path}",
-        "raise dataset.max_prompt_len to 40",
+        "raise dataset.max_prompt_len to 41",
     )
 
 

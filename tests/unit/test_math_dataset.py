@@ -124,10 +124,13 @@ def test_no_held_out_records(tokenizer, file):
 
 def test_too_long_names_the_record_and_both_numbers(tokenizer, file):
     arguments = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": file, "eval_size": 0}
-    prompts = MathPrompts(max_prompt_len=4, **arguments)
-    length = len(tokenize_prompt(tokenizer, "How much is 20?"))
-    with pytest.raises(DataError, match=f"prompt of record 3 has {length} tokens, the limit is 4"):
-        prompts.batch([2], ["x"])
+    lengths = [len(tokenize_prompt(tokenizer, r["prompt"])) for r in read_records(file)]
+    limit = max(lengths) - 1
+    first = next(i for i, n in enumerate(lengths) if n > limit)
+    told = f"prompt of record {first + 1} has {limit + 1} tokens, the limit is {limit}"
+    with pytest.raises(DataError, match=told):  # before any is asked for
+        MathPrompts(max_prompt_len=limit, **arguments)
+    MathPrompts(max_prompt_len=limit + 1, **arguments)
     answers = MathSFT(max_answer_len=1, **arguments)
     with pytest.raises(DataError, match=r"answer of record 3 has .* the limit is 1") as error:
         answers.batch([2], ["x"])

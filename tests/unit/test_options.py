@@ -9,7 +9,9 @@ import pytest
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.sft_math import SFTMathExperiment
+from launcher.typed_values import Text, read
 from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError
 from realsys.api.options import OptimizerOptions, PPOHyperparameters, option, range_problems
 
 
@@ -109,3 +111,16 @@ def test_a_temperature_that_is_no_number_is_told():
 
 def test_options_know_no_path_of_this_machine():
     assert str(Path.home()) not in repr(PPOMathExperiment())
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 30, "1e30", "9" * 5000])
+def test_a_whole_number_that_no_machine_word_holds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="too large"):
+        read(int, Text(text), path="steps", origin="command line")
+
+
+@pytest.mark.parametrize("kind", [PPOMathExperiment, SFTMathExperiment])
+def test_a_seed_is_one_that_all_generators_take(kind: type[Any]) -> None:
+    assert not list(range_problems(kind(seed=2**31 - 1)))
+    (problem,) = (p for p in range_problems(kind(seed=2**31)) if p.where == "seed")
+    assert problem.fix == "use 2147483647 or less"

@@ -21,9 +21,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape
+from realsys.models.whole import MEGATRON_ROPE_TYPES
 
 # Scalings that change frequencies once, whatever the length and without a factor on the attention.
-_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def transformer_config(
@@ -196,7 +196,7 @@ def _check(hf_config: Any) -> None:
     rope = getattr(hf_config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
     problems = {
-        f"rope_type={rope_type!r}": rope_type not in _ROPE_TYPES,
+        f"rope_type={rope_type!r}": rope_type not in MEGATRON_ROPE_TYPES,
         f"hidden_act={hf_config.hidden_act!r}": hf_config.hidden_act != "silu",
         "use_sliding_window=true": bool(getattr(hf_config, "use_sliding_window", False)),
     }

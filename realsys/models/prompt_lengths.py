@@ -1,0 +1,179 @@
+"""How many tokens a model is given for a question, as datasets/math.py makes them. No torch.
+
+For the plan: the tokenizer is read by ``tokenizers`` alone, a chat template filled in by
+render_template.py. A tokenizer that is no ``tokenizer.json`` is left to the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import CheckpointError
+from realsys.models import render_template
+
+RENDER_S = 60.0  # of a busy machine; its computing time has a limit of its own
+PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG")
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+_OWN = "save the tokenizer again (tokenizer.save_pretrained), or take another template"
+
+
+def tokenizer_faults(path: str | Path, *, rows: int) -> list[CheckpointError]:
+    """Why the tokenizer of a directory can't be used with a model whose embedding has so many rows."""
+    root = Path(path)
+    try:
+        tokenizer, special = read_tokenizer(root), special_tokens(root)
+    except CheckpointError as error:
+        return [error]
+    if tokenizer is None:
+        return []
+    where, ids = str(root / "tokenizer.json"), {}
+    for name in ("bos_token", "eos_token", "pad_token"):
+        if (text := special.get(name)) is not None:
+            ids[f"{name} {text!r}"] = tokenizer.token_to_id(text)
+    lost = [name for name, number in ids.items() if number is None and "eos" in name]
+    if lost:
+        what = f"the tokenizer does not have its own {lost[0]}"
+        return [CheckpointError(what, where=where, fix=_OWN)]
+    own = tokenizer.get_vocab(with_added_tokens=False)
+    largest = max(own, key=own.__getitem__, default="")
+    known = {name: number for name, number in ids.items() if number is not None}
+    worst = max(known.items(), key=lambda pair: pair[1], default=("", -1))
+    if own and own[largest] > worst[1]:
+        worst = (f"token {largest!r}", own[largest])
+    if rows and worst[1] >= rows:
+        what = f"the tokenizer's {worst[0]} is number {worst[1]}, the model has {rows} (from 0)"
+        fix = "give the tokenizer that belongs to this model"
+        return [CheckpointError(what, where=where, fix=fix)]
+    return []
+
+
+def prompt_lengths(path: str | Path, prompts: Sequence[str]) -> list[int] | None:
+    """Tokens of each question up to where the answer begins; None: only the worker can tell.
+
+    Raises:
+        CheckpointError: about the tokenizer, or its chat template.
+    """
+    root = Path(path)
+    tokenizer, template = read_tokenizer(root), chat_template(root)
+    if tokenizer is None:
+        return None
+    if template is not None:
+        texts, begin = render(template, special_tokens(root), prompts, where=str(root)), 0
+    else:
+        texts = [p if p[-1:].isspace() else p + "\n" for p in prompts]
+        bos = special_tokens(root).get("bos_token")
+        begin = int(bos is not None and tokenizer.encode("a").tokens[:1] == [bos])
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [begin + len(e.ids) for e in encodings]
+
+
+def read_tokenizer(root: Path) -> Any | None:
+    """The ``tokenizers.Tokenizer`` of a directory; None where it has no ``tokenizer.json``.
+
+    Raises:
+        CheckpointError: it can't be read.
+    """
+    file = root / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of its Rust is no Exception
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = f"the tokenizer can't be read: {said[:200]}"
+        raise CheckpointError(
+            what, where=str(file), fix="copy the directory again, whole"
+        ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def special_tokens(root: Path) -> dict[str, str]:
+    """``bos_token`` and its like → text."""
+    found: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in _json(root / name).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key in _SPECIAL and isinstance(text, str):
+                found[key] = text
+    return found
+
+
+def chat_template(root: Path) -> str | None:
+    """The template that a tokenizer loaded from here would use for a question."""
+    file = root / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    found = _json(root / "tokenizer_config.json").get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) and found else None
+
+
+def render(
+    template: str, special: dict[str, str], prompts: Sequence[str], *, where: str
+) -> list[str]:
+    """The template filled with each question, by a process with limits.
+
+    Raises:
+        CheckpointError: it can't be, or not within them.
+    """
+    asked = json.dumps({"template": template, "special": special, "prompts": list(prompts)})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", render_template.__file__],
+            input=asked.encode(),
+            capture_output=True,
+            timeout=RENDER_S,
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _template_error(f"it takes longer than {RENDER_S:g} s", where) from None
+    if done.returncode < 0:
+        seconds = render_template.CPU_S
+        raise _template_error(f"it takes longer than {seconds} s of computing", where)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no word"]
+        raise _template_error(f"it can't be tried: {said[-1][:200]}", where)
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise _template_error(answer["error"], where)
+    texts: list[str] = answer["texts"]
+    return texts
+
+
+def _template_error(what: str, where: str) -> CheckpointError:
+    return CheckpointError(f"the chat template: {what}", where=where, fix=_OWN)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        what = f"{file.name} is not JSON: {error}"
+        fix = "copy the directory again, whole"
+        raise CheckpointError(what, where=str(file), fix=fix) from None
+    return found if isinstance(found, dict) else {}

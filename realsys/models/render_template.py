@@ -1,0 +1,87 @@
+"""A program: a model's chat template and questions from stdin → the texts that a model would be given.
+
+A template is somebody else's code. It runs in jinja2's sandbox, in a process of its own with little time
+and memory, and sees nothing but the questions. Run as a file (prompt_lengths.py), with jinja2 alone. What
+templates may call is what transformers offers them.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from datetime import datetime
+from typing import Any
+
+CPU_S, MEMORY_BYTES = 10, 1 << 30
+MOST_CHARS = 64 << 20  # of all texts
+
+
+def environment() -> Any:
+    """jinja2's, as transformers sets it up for templates."""
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}``: marks what the model said; here it is text as any other."""
+
+        tags = {"generation"}  # noqa: RUF012 - jinja2 wants it so
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    made.filters["tojson"] = to_json
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def rendered(template: str, special: dict[str, str], prompts: list[str]) -> dict[str, Any]:
+    """``{"texts": […]}``, or ``{"error": what}``."""
+    try:
+        compiled = environment().from_string(template)
+    except Exception as error:  # whatever a template does
+        return {"error": f"it does not compile: {_words(error)}"}
+    texts: list[str] = []
+    chars = 0
+    for prompt in prompts:
+        try:
+            message = {"role": "user", "content": prompt}
+            text = compiled.render(messages=[message], add_generation_prompt=True, **special)
+        except MemoryError:
+            return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one question"}
+        except Exception as error:
+            return {"error": f"it can't be filled with a question: {_words(error)}"}
+        chars += len(text)
+        if chars > MOST_CHARS:
+            return {"error": f"it makes {chars:,} characters of {len(texts) + 1} questions"}
+        texts.append(text)
+    return {"texts": texts}
+
+
+def _words(error: BaseException) -> str:
+    line = getattr(error, "lineno", None)
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return said[0][:200] + (f" (line {line})" if line else "")
+
+
+if __name__ == "__main__":
+    asked = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    answer = rendered(asked["template"], asked["special"], asked["prompts"])
+    json.dump(answer, sys.stdout)

@@ -1,0 +1,229 @@
+"""Whether the parts of a Hugging Face directory belong together, and whether ours can run it. No torch.
+
+For the plan, and for the worker that loads it: ``check_hf_directory`` says that the files are whole, this
+that config, weights and tokenizer are of one model. What transformers would say of them comes minutes
+after a job has left the queue, in its own words, or not at all: layers that config.json doesn't count
+are left out, missing ones made up.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import CheckpointError, ConfigError, did_you_mean
+from realsys.models.hf_directory import check_hf_directory, read_config, weight_shapes
+from realsys.models.shape import FAMILIES, shape_of
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+MEGATRON_ROPE_TYPES = ("default", "linear", "llama3")
+# Whose state of a row is no list of keys and values, which our generation picks rows of.
+_RECURRENT_KEYS = (
+    "ssm_state_size", "state_size", "mamba_d_state", "conv_L_cache", "linear_conv_kernel_dim",
+    "lru_width", "hybrid_override_pattern", "mamba_d_ssm",
+)  # fmt: skip
+_RECURRENT_TYPES = ("rwkv", "xlstm", "recurrent_gemma")
+_PICKS_ROWS = ("minimax",)  # linear attention whose cache can do it
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+_ANOTHER = "check that config.json belongs to these weights, or copy the directory again"
+
+
+def check_whole(path: str | Path, *, critic: bool = False) -> None:
+    """Raises CheckpointError: the first of ``faults``."""
+    for fault in faults(path, critic=critic):
+        raise fault
+
+
+def faults(path: str | Path, *, critic: bool = False) -> Iterator[CheckpointError]:
+    """What of a directory with whole files does not fit together.
+
+    Args:
+        critic: its head is made, if it is not there.
+    Raises:
+        CheckpointError: as ``check_hf_directory``.
+    """
+    root = Path(path)
+    facts = check_hf_directory(root, need_tokenizer=False)
+    config, where = read_config(root), str(root / "config.json")
+    if (problem := _kind_problem(config)) is not None:
+        yield CheckpointError(problem[0], where=where, fix=problem[1])
+        return
+    shapes = weight_shapes(root)
+    layers = {int(m[1]) for name in shapes if (m := _LAYER.search(name))}
+    if layers and facts.num_layers and "text_config" not in config:
+        there = max(layers) + 1
+        further = config.get("num_nextn_predict_layers") or 0  # stored behind the others by some
+        if there not in (facts.num_layers, facts.num_layers + further):
+            yield CheckpointError(
+                f"config.json says {facts.num_layers} layers, the weights have {there}",
+                where=where,
+                fix=_ANOTHER,
+            )
+            return
+    yield from _shape_faults(config, shapes, critic=critic, where=where)
+
+
+def _kind_problem(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why this is no model that we can load: what, and what to do."""
+    kind = str(config.get("model_type") or "")
+    if config.get("is_encoder_decoder"):
+        return f"an encoder-decoder ({kind})", "give a decoder-only language model"
+    names = config.get("architectures") or []
+    if names and str(names[0]).endswith(("ForMaskedLM", "ForPreTraining", "ForQuestionAnswering")):
+        return f"{names[0]} is no causal language model", "give a decoder-only language model"
+    if (quantized := config.get("quantization_config")) is not None:
+        method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
+        return (
+            f"its weights are quantized ({method or 'quantization_config'}), and can't be trained",
+            "give the model's unquantized weights",
+        )
+    if not kind:
+        return "config.json has no model_type", "give the directory that save_pretrained wrote"
+    if _is_unknown(kind):
+        own = " and brings code of its own, which is never run" if config.get("auto_map") else ""
+        return (
+            f"the installed transformers has no model_type {kind!r}{own}",
+            "check the spelling, or install a transformers that has it",
+        )
+    return None
+
+
+def _is_unknown(kind: str) -> bool:
+    """Whether transformers, which is not imported for this, has no folder for a kind of model."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return False
+    models = Path(next(iter(spec.submodule_search_locations))) / "models"
+    words = re.split(r"[_-]", kind)  # gemma3_text is in gemma3
+    names = ["_".join(words[:n]) for n in range(1, len(words) + 1)]
+    return (models / "llama").is_dir() and not any((models / n).is_dir() for n in names)
+
+
+def _shape_faults(
+    config: dict[str, Any], shapes: Mapping[str, list[int]], *, critic: bool, where: str
+) -> Iterator[CheckpointError]:
+    """Weights that are missing or of another shape; of a family that isn't known, the embedding alone."""
+    text = {**config, **(config.get("text_config") or {})}
+    try:
+        if config.get("model_type") not in FAMILIES:
+            raise ConfigError("another family", where=where, fix="")
+        wanted = shape_of(config, critic=critic).weights()
+    except ConfigError:
+        vocabulary = text.get("vocab_size")
+        for name, shape in shapes.items():
+            if (
+                name.endswith(_EMBEDDINGS)
+                and vocabulary
+                and len(shape) == 2
+                and shape[0] != vocabulary
+            ):
+                yield _misfit([(name, shape, [vocabulary, shape[1]])], where)
+        return
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        what = f"config.json lacks a size, or has one that is none: {type(error).__name__} {error}"
+        yield CheckpointError(what, where=where, fix=_ANOTHER)
+        return
+    bare = "embed_tokens.weight" in shapes  # saved without a head
+    found = {
+        f"model.{n}" if bare and not n.startswith("lm_head") else n: s for n, s in shapes.items()
+    }
+    heads = ("lm_head.", "score.", "classifier.")
+    body = [w for w in wanted if not (critic and w.name.startswith(heads))]
+    missing = [w.name for w in body if w.name not in found]
+    if missing:
+        names = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        yield CheckpointError(
+            f"{len(missing)} weights are missing: {names}", where=where, fix=_ANOTHER
+        )
+    others = [(w.name, found[w.name], list(w.shape)) for w in body if w.name in found]
+    if others := [o for o in others if o[1] != o[2]]:
+        yield _misfit(others, where)
+
+
+def _misfit(others: list[tuple[str, list[int], list[int]]], where: str) -> CheckpointError:
+    name, found, wanted = others[0]
+    more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+    return CheckpointError(
+        f"{name} is {found}, by config.json it is {wanted}{more}", where=where, fix=_ANOTHER
+    )
+
+
+# ---- what we can run of it ---------------------------------------------------------------------------
+
+
+def backend_faults(path: str | Path, *, backend: str, generates: bool) -> Iterator[CheckpointError]:
+    """What of a model the backend, or our generation, has no way to compute.
+
+    Raises:
+        CheckpointError: config.json can't be read.
+    """
+    root = Path(path)
+    config, where = read_config(root), str(root / "config.json")
+    kind = str(config.get("model_type") or "")
+    rope = rope_type(config)
+    if rope not in ROPE_TYPES:
+        fix = did_you_mean(rope, ROPE_TYPES)
+        yield CheckpointError(f"no rope type {rope!r}", where=where, fix=fix)
+    elif backend == "megatron" and rope not in MEGATRON_ROPE_TYPES:
+        yield CheckpointError(
+            f"backend megatron has no rope type {rope!r}",
+            where=where,
+            fix="use backend=fsdp, which runs the Hugging Face module itself",
+        )
+    if generates and (found := recurrent_part(config)) is not None:
+        yield CheckpointError(
+            f"{kind} has {found}: its state can't be shared out among answers, so it can't generate here",
+            where=where,
+            fix="give a model whose layers are all attention",
+        )
+
+
+def rope_type(config: Mapping[str, Any]) -> str:
+    """How positions are told to the model; ``default`` where nothing is said of it."""
+    text = {**config, **(config.get("text_config") or {})}
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        return str(rope)
+    found = str(rope.get("rope_type") or rope.get("type") or "default")
+    return {"su": "longrope", "mrope": "default"}.get(found, found)  # older names of them
+
+
+def recurrent_part(config: Mapping[str, Any]) -> str | None:
+    """What of a model remembers without keys and values, in words; None: nothing."""
+    text = {**config, **(config.get("text_config") or {})}
+    kind = str(text.get("model_type") or "")
+    if kind in _PICKS_ROWS:
+        return None
+    kinds = [str(k) for k in text.get("layer_types") or ()]
+    others = [k for k in kinds if "attention" not in k or k == "linear_attention"]
+    if others:
+        return f"layers of kind {others[0]}"
+    if kind in _RECURRENT_TYPES or any(text.get(key) for key in _RECURRENT_KEYS):
+        return "recurrent layers"
+    return None
+
+
+def lora_fault(path: str | Path, targets: tuple[str, ...]) -> ConfigError | None:
+    """A target of adapters that no layer of the model has.
+
+    Raises:
+        CheckpointError: the weights' headers can't be read.
+    """
+    shapes = weight_shapes(path)
+    layers = {
+        name.split(".")[-2]
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) == 2 and name.count(".") > 1
+    }
+    for target in targets:
+        if target not in layers:
+            return ConfigError(
+                f"the model has no linear layer {target!r}",
+                where="lora.target_modules",
+                fix=did_you_mean(target, layers),
+            )
+    return None

@@ -1,0 +1,68 @@
+"""A real model never gets the built-in toy's defaults without a word; a plan says what it has counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_whole_models import CONFIG, shapes, write
+
+from experiments import math_files
+from experiments.ppo_math import PPOMathExperiment
+from experiments.sft_math import SFTMathExperiment
+from launcher.planning import make_plan
+from realsys.api.options import MathDatasetOptions, ModelOptions
+
+RL = ("actor.optimizer.lr", "ppo.gen.max_new_tokens", "dataset.eval_size", "mem_per_model_worker")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(math_files, "TOY_PARAMS", 100)
+    return write(tmp_path, CONFIG, shapes())
+
+
+def test_a_real_model_is_told_the_toys_defaults_that_it_would_get(model, file_root):
+    words = (f"actor.path={model}", "ppo.gen.max_new_tokens=16", "dataset.max_prompt_len=16")
+    (told,) = (w for w in make_plan("ppo-math", words).warnings if "built-in toy" in w)
+    for setting in (
+        "actor.optimizer.lr=0.0003",
+        "dataset.eval_size=500",
+        "mem_per_model_worker=8192",
+    ):
+        assert setting in told
+    assert "max_new_tokens" not in told  # it was set, if to the same value
+    assert f"the model in {model} has 1,080 numbers" in told
+
+
+def test_nothing_is_said_where_all_are_set_or_the_model_is_the_toy(model, monkeypatch):
+    real = PPOMathExperiment(actor=ModelOptions(path=str(model)))
+    assert not list(real.remarks({*RL, "critic.optimizer.lr"}))
+    assert not list(PPOMathExperiment().remarks(()))
+    monkeypatch.setattr(math_files, "TOY_PARAMS", 10_000_000)
+    assert not list(real.remarks(()))
+
+
+def test_the_preparing_phase_says_it_too(model):
+    sft = SFTMathExperiment(model=ModelOptions(path=str(model)))
+    (told,) = PPOMathExperiment(sft=sft).remarks(
+        (*RL, "critic.optimizer.lr", "sft.model.optimizer.lr")
+    )
+    assert told.startswith("phase sft: ")
+    assert "toy: mem_per_model_worker=8192. " in told
+
+
+def test_a_plan_says_how_many_questions_it_has_counted(model, tmp_path, monkeypatch):
+    path = tmp_path / "q.jsonl"
+    path.write_text(
+        json.dumps({"prompt": "a a a", "answer": "1"})
+        + "\n"
+        + '{"prompt": "a", "answer": "1"}\n' * 9
+    )
+    options = MathDatasetOptions(path=str(path))
+    assert not list(math_files.sampled_remarks(options, str(model)))
+    monkeypatch.setattr(math_files, "LOOKED_AT", 4)
+    (told,) = math_files.sampled_remarks(options, str(model))
+    assert told.startswith(f"3 of 10 questions of {path} were counted")
+    assert not list(math_files.sampled_remarks(options, None))  # a made model: counted by workers

@@ -1,0 +1,116 @@
+"""What a plan knows of a model's tokenizer and chat template, without torch: the worker's own numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import math_files
+from experiments.math_files import dataset_problems, sample_of
+from realsys.api.errors import CheckpointError
+from realsys.api.options import MathDatasetOptions
+from realsys.datasets.math import tokenize_prompt
+from realsys.models.hf import load_tokenizer
+from realsys.models.prompt_lengths import prompt_lengths, special_tokens, tokenizer_faults
+from realsys.models.tiny_llama import build_tiny_llama
+
+QUESTIONS = ["What is 1 plus 2?", "Ends in a space ", "Ünïcödé 🙂\nand more", "a" * 300]
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] | trim }}{{ eos_token }}"
+    "{% endfor %}\n{% if add_generation_prompt %}{% generation %}Answer:{% endgeneration %}{% endif %}"
+)
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    build_tiny_llama(
+        tmp_path / "m", seed=1, corpus=QUESTIONS, hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=300,
+    )  # fmt: skip
+    return tmp_path / "m"
+
+
+def set_template(model: Path, template: object) -> None:
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [None, CHAT, [{"name": "other", "template": "{{"}, {"name": "default", "template": CHAT}]],
+    ids=["none", "one", "named"],
+)
+def test_lengths_are_those_that_the_worker_finds(model, template):
+    if template is not None:
+        set_template(model, template)
+    tokenizer = load_tokenizer(model)
+    if isinstance(template, list):
+        tokenizer.chat_template = CHAT  # what transformers takes of several
+    expected = [len(tokenize_prompt(tokenizer, q)) for q in QUESTIONS]
+    assert prompt_lengths(model, QUESTIONS) == expected
+    assert special_tokens(model)["eos_token"] == tokenizer.eos_token
+
+
+def test_padding_kept_in_a_tokenizers_file_is_not_counted(model):
+    expected = prompt_lengths(model, QUESTIONS)
+    file = model / "tokenizer.json"
+    padded = {"strategy": {"Fixed": 64}, "direction": "Left", "pad_id": 0, "pad_type_id": 0,
+              "pad_to_multiple_of": None, "pad_token": "x"}  # fmt: skip
+    file.write_text(json.dumps({**json.loads(file.read_text()), "padding": padded}))
+    assert prompt_lengths(model, QUESTIONS) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for m in messages %}", "does not compile"),
+        ("{{ raise_exception('no system') }}", "can't be filled with a question: no system"),
+        ("{{ messages.__class__.__mro__ }}", "can't be filled with a question: access to attribute"),
+        ("{{ 'x' * 10 ** 10 }}", "it needs more than 1024 MiB"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes longer"),
+        ("{{ 'x' * 40000000 }}", "80,000,000 characters of 2 questions"),
+    ],
+)  # fmt: skip
+def test_a_template_that_breaks_or_runs_away_is_a_fault_in_bounded_time(
+    model, template, told, monkeypatch
+):
+    monkeypatch.setattr("realsys.models.prompt_lengths.RENDER_S", 2.0)
+    set_template(model, template)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        prompt_lengths(model, QUESTIONS[:2])
+    assert caught.value.what.startswith("the chat template: ")
+
+
+def test_a_tokenizer_that_is_torn_or_of_another_model_is_a_fault(model):
+    assert tokenizer_faults(model, rows=300) == []
+    (fault,) = tokenizer_faults(model, rows=299)
+    assert fault.what.endswith("is number 299, the model has 299 (from 0)")
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token": "<end>"}))
+    (fault,) = tokenizer_faults(model, rows=300)
+    assert fault.what == "the tokenizer does not have its own eos_token '<end>'"
+    file = model / "tokenizer.json"
+    file.write_text(file.read_text()[:500])
+    (fault,) = tokenizer_faults(model, rows=300)
+    assert fault.what.startswith("the tokenizer can't be read: ")
+
+
+def test_a_question_is_as_long_as_its_chat_template_makes_it(model, tmp_path):
+    set_template(model, "{{ 'please ' * 30 }}{{ messages[0]['content'] }}")
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps({"prompt": q, "answer": "1"}) + "\n" for q in QUESTIONS[:2]))
+    (longest, _) = sorted(prompt_lengths(model, QUESTIONS[:2]), reverse=True)
+    options = MathDatasetOptions(
+        path=str(path), eval_size=0, train_bs_n_seqs=2, max_prompt_len=longest - 1
+    )
+    (problem,) = dataset_problems(options, tokenizer_dir=str(model))
+    assert f"are longer than {longest - 1} tokens" in problem.what
+    assert problem.fix.startswith(f"raise dataset.max_prompt_len to {longest},")
+
+
+def test_of_many_questions_the_longest_and_some_of_everywhere_are_looked_at(monkeypatch):
+    assert sample_of([5, 1, 3]) == [0, 1, 2]
+    monkeypatch.setattr(math_files, "LOOKED_AT", 4)
+    assert sample_of([1, 1, 1, 9, 1, 1, 1, 8, 1, 1]) == [0, 3, 5, 7]
