@@ -75,7 +75,17 @@ def from_node(node: Any) -> Written:
         return Text(node.value, quoted=node.style in ("'", '"', "|", ">"))
     if node.id == "sequence":
         return [from_node(item) for item in node.value]
-    return {key.value: from_node(value) for key, value in node.value if isinstance(key.value, str)}
+    table: dict[str, Any] = {}
+    for key, value in node.value:
+        if key.value in table:
+            raise ConfigError(
+                f"{key.value} is given twice in one table",
+                where=f"{key.value}, line {key.start_mark.line + 1}",
+                fix="keep one of them",
+            )
+        if isinstance(key.value, str):
+            table[key.value] = from_node(value)
+    return table
 
 
 def _read(kind: Any, written: Written) -> Any:

@@ -271,3 +271,52 @@ def test_a_table_of_anything_holds_tables_and_one_of_texts_names_with_dots(tmp_p
         "deep": {"er": 1},
     }
     assert found.texts == {"a.b": "c"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("actor.optimizer.lr=1e-5", "actor.optimizer={lr: 1}"),
+        ("actor={optimizer: {lr: 1}}", "actor.optimizer.lr=1e-5"),
+        ("maybe.low=3", "maybe=none"),
+        ("env={A: 1}", "env.A=2"),
+        ("actor.optimizer={lr: 1e-5, lr: 1}",),
+    ],
+)
+def test_two_spellings_of_one_name_are_refused(words: tuple[str, ...]) -> None:
+    (problem,) = problems(*words)
+    assert "given twice" in problem.what
+    assert problem.fix == "keep one of them"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("actor.optimizer.lr=1e-5", "actor.optimizer={steps: 2, lr: 1e-5}"),
+        ("env={A: 1}", "env.B=2"),
+        ("actor.optimizer.lr=1", "critic.optimizer.lr=2"),
+    ],
+)
+def test_spellings_that_agree_or_mean_different_names_are_fine(words: tuple[str, ...]) -> None:
+    assert problems(*words) == []
+
+
+def test_a_file_s_two_spellings_are_refused_with_both_lines(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "actor.optimizer.lr: 1e-5\nactor:\n  optimizer:\n    lr: 1\n    steps: 3\n    steps: 4\n"
+    )
+    found = {p.what: p.where for p in problems(config=config)}
+    lr, steps = (f"actor.optimizer.{name}" for name in ("lr", "steps"))
+    assert found == {
+        f"{lr} is given twice, in two spellings": f"{lr}, {config}:1 and {config}:4",
+        f"{steps} is given twice, in two spellings": f"{steps}, {config}:5 and {config}:6",
+    }
+    assert apply_settings(Options, words=["seed=2"], config=config).options.seed == 2
+
+
+def test_words_still_win_over_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("actor: {optimizer: {lr: 1}}\n")
+    applied = apply_settings(Options, words=["actor.optimizer.lr=2"], config=config)
+    assert (applied.problems, applied.options.actor.optimizer.lr) == ([], 2.0)
