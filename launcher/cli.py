@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from launcher import verbs_etcd, verbs_inspect, verbs_run, verbs_site, verbs_worker
+from launcher import verbs_etcd, verbs_inspect, verbs_remove, verbs_run, verbs_site, verbs_worker
 from launcher.cli_options import INSPECT, RUN, SETUP
 from launcher.exit_codes import ExitCode
 
@@ -39,6 +39,7 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
             verbs_run.replay,
             verbs_run.stop,
             verbs_run.wait,
+            verbs_remove.rm,
         ),
     ),
     (

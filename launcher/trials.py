@@ -16,6 +16,7 @@ from pathlib import Path
 from launcher import places
 from launcher.clusters import file_roots
 from realsys.api.errors import NoSuchTrial, RealsysError
+from realsys.api.folders import check_ours
 from realsys.api.trial import TrialFiles, TrialRecord, read_record
 
 _FOLDER = ("/", "./", "../", "~")
@@ -66,6 +67,17 @@ def _meant(name: str, known: Sequence[str]) -> str:
     words = [repr(ends.get(folded[n], folded[n])) for n in near]
     meant = f"did you mean {' or '.join(words)}? All" if words else "all"
     return f"{meant} of them: realsys ls"
+
+
+def find_own_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
+    """The same for verbs that act on what the trial's records say.
+
+    Raises:
+        NoSuchTrial: as above. ClusterError: somebody else wrote those records, or could have.
+    """
+    files = find_trial(name, cluster=cluster)
+    check_ours(files)
+    return files
 
 
 def find_sweep(name: str, *, cluster: str | None = None) -> list[TrialFiles]:
