@@ -59,7 +59,9 @@ def rm(
             status = status or error.exit_code
             continue
         total += freed.num_bytes
-        keys = "its store ended with its job" if freed.keys is None else f"{freed.keys} keys"
+        keys = f"{freed.keys} key{'s' * (freed.keys != 1)} in the store"
+        if freed.keys is None:
+            keys = "its store ended with its job"
         what = f"{freed.files} files, {size(freed.num_bytes)}, {keys}"
         output.say(f"removed {trial_name(files)}: {what}")
     if len(found) > 1:

@@ -98,7 +98,7 @@ def tick_texts(values: Sequence[float], *, percent: bool = False) -> list[str]:
     step, largest = abs(shown[1] - shown[0]), max(map(abs, shown))
     digits = -math.floor(math.log10(step) + 1e-9)
     digits += round(step * 10**digits, 6) != round(step * 10**digits)  # 2.5
-    if 1e-4 <= step and largest < 1e6:
+    if step >= 1e-4 and largest < 1e6:
         return [f"{value:,.{max(0, digits)}f}{sign}" for value in shown]
     of_mantissa = max(0, digits + math.floor(math.log10(largest)))
     found = [f"{value:.{of_mantissa}e}".partition("e") for value in shown]
