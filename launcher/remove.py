@@ -119,6 +119,9 @@ def remove(files: TrialFiles) -> Freed:
 def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
     if has_job_etcd(plan):
         return None
+    original = Path(plan.trial_dir)
+    if original.exists() and not original.samefile(files.root):
+        return 0  # a copy: the keys are those of the trial that it was copied from
     try:
         with closing(open_trial_store(plan, None)) as store:
             return store.clear_subtree(keys_of(plan).root)

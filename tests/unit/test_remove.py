@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launcher import verbs_sweep
+from launcher import remove, verbs_sweep
 from launcher.cli import run
 from launcher.planning import make_plan
 from launcher.remove import last_sign, refusal, users_of
@@ -21,7 +22,7 @@ from launcher.submit import make_trial, record_of
 from launcher.submit_sweep import make_trials, plan_sweep
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
-from realsys.api.errors import ClusterError, TrialIsLive
+from realsys.api.errors import ClusterError, StoreUnavailable, TrialIsLive
 from realsys.api.folders import check_ours
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
@@ -188,10 +189,38 @@ def test_what_others_can_write_is_not_acted_upon_and_ours_is() -> None:
 
 
 def test_a_command_at_the_same_time_is_one_too_many() -> None:
-    from launcher.remove import remove
     from launcher.submit import alone
 
     files, _ = make("run1")
     ended(files)
     with alone(files), pytest.raises(TrialIsLive, match="resumes or removes"):
-        remove(files)
+        remove.remove(files)
+
+
+def test_a_copy_of_a_folder_goes_without_the_keys_of_its_original() -> None:
+    files, plan = make("run1")
+    ended(files)
+    add_key(plan)
+    copy = files.root.with_name("copy")
+    shutil.copytree(files.root, copy)
+    assert run(["rm", str(copy), "--yes"]) == 0
+    assert not copy.exists()
+    assert len(keys_left(plan)) == 1
+    moved = files.root.rename(files.root.with_name("moved"))
+    assert run(["rm", str(moved), "--yes"]) == 0
+    assert keys_left(plan) == []
+
+
+def test_a_store_that_does_not_answer_keeps_the_trial(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, _ = make("run1")
+    ended(files)
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("nobody answers", where="etcd", fix="wait")
+
+    monkeypatch.setattr(remove, "open_trial_store", away)
+    assert run(["rm", "ppo-math/run1", "--yes"]) == 6
+    assert "try again when the store answers" in capsys.readouterr().err
+    assert files.plan.exists()
