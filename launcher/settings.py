@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.problems import collected
-from launcher.typed_values import Written, from_node, parse_flow
+from launcher.typed_values import Written, from_node, parse_flow, plain_tree
 from realsys.api.errors import ConfigError
 
 
@@ -71,6 +71,12 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
         raise ConfigError(
             f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
         ) from error
+    except RecursionError as error:
+        raise ConfigError(
+            "the file is no table of settings: values within values without end",
+            where=str(path),
+            fix="write NAME: VALUE lines",
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -85,6 +91,7 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
         raise ConfigError(
             "the file is no table of settings", where=str(path), fix="write NAME: VALUE lines"
         )
+    plain_tree(node, where=str(path))
     seen: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1

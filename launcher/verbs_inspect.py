@@ -232,6 +232,8 @@ def graph(
     from launcher import output
     from realsys.observability.graph_picture import draw, graph_text
 
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"--out {out}: a picture's name ends in .png, .svg or .pdf")
     found = _graph_of(name, imports or [], cluster)
     if out is not None:
         from launcher.submit import reported

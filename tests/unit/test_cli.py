@@ -720,3 +720,19 @@ def test_an_interrupt_while_modules_load_is_no_traceback(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "launcher.cli")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert entry.main(["status"]) == ExitCode.INTERRUPTED == entry.INTERRUPTED
+
+
+def test_an_import_that_leaves_is_one_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text("raise SystemExit(3)\n")
+    assert run(["experiments", "--import", str(path)]) == 4
+    assert "importing it failed: SystemExit: 3" in capsys.readouterr().err
+
+
+def test_a_picture_of_an_unknown_kind_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["graph", "ppo-math", "--out", str(tmp_path / "x.txt")]) == ExitCode.USAGE
+    assert "ends in .png, .svg or .pdf" in capsys.readouterr().err

@@ -320,3 +320,42 @@ def test_words_still_win_over_the_file(tmp_path: Path) -> None:
     config.write_text("actor: {optimizer: {lr: 1}}\n")
     applied = apply_settings(Options, words=["actor.optimizer.lr=2"], config=config)
     assert (applied.problems, applied.options.actor.optimizer.lr) == ([], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("? [1, 2]\n: 3\n", "a name is a list or a table"),
+        ("actor:\n  ? {x: 1}\n  : 3\n", "a name is a list or a table"),
+        ("anything: &a [*a]\n", "a value holds itself"),
+        ("env: &a\n  b: {c: *a}\n", "a value holds itself"),
+        (
+            "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(
+                f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+                for old, new in zip("abcdef", "bcdefg", strict=True)
+            ),
+            "more than 100,000 values",
+        ),
+    ],
+)
+def test_a_file_that_is_no_tree_of_names_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=what) as caught:
+        problems(config=config)
+    assert caught.value.where.startswith(f"{config}:")
+
+
+@pytest.mark.parametrize("word", ["anything=[&a [*a]]", "actor={? [1]: 2}"])
+def test_nor_is_such_a_word(word: str) -> None:
+    (problem,) = problems(word)
+    assert problem.what.startswith("no table of settings: ")
+
+
+def test_values_within_values_without_end_are_refused(tmp_path: Path) -> None:
+    config, deep = tmp_path / "c.yaml", "[" * 5000 + "]" * 5000
+    config.write_text(f"anything: {deep}\n")
+    with pytest.raises(ConfigError, match="values within values without end"):
+        problems(config=config)
+    assert one(f"name={deep}").name == deep
