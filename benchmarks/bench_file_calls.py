@@ -134,7 +134,12 @@ def measure_slurm() -> None:
         _tell(f"{STATUSES} × realsys status", before, _calls(cluster))
         before = _calls(cluster)
         command = [sys.executable, "-m", "launcher.entry", "watch", name_of(files)]
-        watching = subprocess.Popen(command, env=trials.environment, stdout=subprocess.DEVNULL)
+        watching = subprocess.Popen(
+            command,
+            env=trials.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         time.sleep(WATCH_S)
         watching.terminate()
         watching.wait()

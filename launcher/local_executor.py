@@ -76,7 +76,7 @@ def _start_controller(
     }
     with open(folder / "controller.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "submitit.local._local", str(folder)],
+            [sys.executable, "-P", "-m", "submitit.local._local", str(folder)],
             env={
                 **os.environ,
                 **environment,

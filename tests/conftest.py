@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import forked
 import pytest
+from by_hand import checks, result_of
 
 if TYPE_CHECKING:
     from real_trials import Trials
@@ -33,21 +37,34 @@ def pytest_configure(config: pytest.Config) -> None:
         forked.start()
 
 
+# Files whose tests take longest, in the order in which they should be begun; a file that is not named comes
+# with its folder. Whoever waits in one leaves room for the others, so the longest must not come last.
+LONGEST_FIRST = ("tests/slurm/", "tests/process/", "tests/etcd/", "tests/simulation/")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits longest goes first and leaves room for the rest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(SLURM))  # stable
+    """What takes longest goes first."""
+
+    def place(item: pytest.Item) -> int:
+        return next(
+            (i for i, name in enumerate(LONGEST_FIRST) if item.nodeid.startswith(name)),
+            len(LONGEST_FIRST),
+        )
+
+    items.sort(key=place)  # stable
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`pytest -n 2`: files may run at the same time, but there is one Slurm."""
-    from xdist.scheduler import LoadScopeScheduling
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there now stays: looking through it again and again is a tenth of the unit tier's time."""
+    gc.collect()
+    gc.freeze()
 
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return SLURM if nodeid.startswith(SLURM) else nodeid.partition("::")[0]
 
-    return ByFile(config, log)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is named when it happens, not half an hour later."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        line = f"\n{report.nodeid} failed ({report.when}, {report.duration:.0f} s)\n"
+        os.write(sys.__stdout__.fileno(), line.encode())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -58,6 +75,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         names = ", ".join(report.nodeid for report in skipped[:10])
         reporter.write_line(f"skipped in CI, which counts as failed: {names}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What no run of the tests looks at, and when somebody did."""
+    now = datetime.datetime.now(datetime.UTC)
+    terminalreporter.section("checked by hand")
+    for check in checks():
+        terminalreporter.write_line(result_of(check).line(now))
 
 
 @pytest.fixture

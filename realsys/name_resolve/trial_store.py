@@ -6,6 +6,7 @@ supervisor runs on the job's first node: each attempt has its own, and says in i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,11 +38,30 @@ def open_trial_store(plan: LaunchPlan, attempt: AttemptFiles | None) -> NameReso
         StoreUnavailable: the place does not answer, or the attempt's etcd has not started.
         ConfigError: a file with a password or certificate can't be used.
     """
+    if attempt is not None:
+        _refuse_strangers(attempt.root.parent.parent)
     return open_store_at(
         plan.name_resolve_url,
         etcd=lambda: plan.cluster.etcd,
         access_file=attempt.etcd_access if attempt is not None else None,
     )
+
+
+def _refuse_strangers(trial: Path) -> None:
+    """A plan names a server and the file with the password for it: another user's plan would have ours
+    sent to a server of his."""
+    try:
+        owner = os.lstat(trial).st_uid
+    except OSError:
+        return  # whoever needs the folder says so
+    if owner not in (os.getuid(), 0):
+        from realsys.api.folders import user_of
+
+        raise StoreUnavailable(
+            f"the trial belongs to {user_of(owner)}: its store is not entered in your name",
+            where=str(trial),
+            fix="ask its owner; its logs, metrics and report can be read all the same",
+        )
 
 
 def open_store_at(

@@ -69,7 +69,7 @@ def test_a_whole_checkpoint_gets_figures_and_a_torn_one_a_reason(
     assert (good["step"], good["result"], good["tries"], good["error"]) == (3, "done", 1, "")
     figures = good["figures"]
     assert list(figures) == [
-        *("accuracy", "num_problems", "response_length/mean"),
+        *("accuracy", "mean_reward", "num_problems", "response_length/mean"),
         *("pass@1", "pass@2", "pass@3"),
     ]
     assert figures["num_problems"] == 6

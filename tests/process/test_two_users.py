@@ -346,6 +346,21 @@ def test_a_trial_that_another_user_put_there_in_our_name_is_not_listed(shared: S
     assert "fake" not in listed
 
 
+def test_the_store_of_another_users_trial_is_not_entered(shared: Shared) -> None:
+    """His plan names a server, and the file with the password that is sent there."""
+    shared.make(0o1777)
+    his = shared.launches(OTHER)
+    code = (
+        "import sys; from pathlib import Path; from realsys.api.plan import read_plan; "
+        "from realsys.api.trial import AttemptFiles; "
+        "from realsys.name_resolve.trial_store import open_trial_store; trial = Path(sys.argv[1]); "
+        "open_trial_store(read_plan(trial / 'plan.json'), AttemptFiles(trial / 'attempts' / '0001'))"
+    )
+    done = shared.does(VICTIM, sys.executable, "-c", code, str(his))
+    assert f"the trial belongs to uid {OTHER}: its store is not entered" in done.stderr
+    assert shared.does(OTHER, sys.executable, "-c", code, str(his)).returncode == 0
+
+
 def test_a_pickle_in_the_way_decides_nothing(shared: Shared) -> None:
     """Even one that the victim owns: nothing is unpickled any more."""
     shared.make(0o1777)

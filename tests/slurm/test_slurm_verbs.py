@@ -90,7 +90,7 @@ def test_logs_since_a_moment_and_the_first_error(
     time.sleep(2.0)
     everything = slurm_trials.run("logs", "ppo-math/l").stdout
     recent = slurm_trials.run("logs", "ppo-math/l", "--since", "1s").stdout
-    assert "batch " in everything
+    assert "srun-model_worker " in everything
     assert "phase started" in everything
     assert "phase started" not in recent
     assert "step done" in recent

@@ -9,8 +9,10 @@ from __future__ import annotations
 import subprocess
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
+from stand_in_slurm import make_plan
 
 from launcher.job.allocation import Allocation, JobRequest, allocate
 from launcher.site_problems import cluster_problems
@@ -25,6 +27,7 @@ from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError
 from realsys.api.job import StepPlan
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.slurm.step_command import srun_argv
 
 # tasks, CPUs of each, threads of a core: CPUs that `srun --exact` took
 TAKEN = [(1, 1, 2, 2), (2, 1, 2, 2), (3, 1, 2, 4), (2, 2, 2, 4), (2, 3, 2, 8), (5, 1, 1, 5)]
@@ -256,3 +259,16 @@ def test_a_default_time_that_the_site_file_does_not_say_is_slurms(
     assert (found.threads_per_core, found.default_time) == (2, "20:00")
     written = site(replace(THREADED, threads_per_core=None, default_time="5"))
     assert with_threads(written).partitions["main"].default_time == "5"
+
+
+# ------------------------------------------------------------------ srun's share
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_step_without_cpus_of_its_own_overlaps_the_others(shares: bool, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, step={"shares_cpus": shares})
+    (phase,) = plan.phases
+    step = phase.steps[-1]
+    assert step.shares_cpus is shares
+    argv = srun_argv(plan, phase, step, plan_hash="h", attempt=1, python="python")
+    assert ("--overlap" in argv, "--exact" in argv) == (shares, not shares)
