@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from launcher import verbs_etcd, verbs_inspect, verbs_run, verbs_site, verbs_worker
+from launcher import verbs_etcd, verbs_inspect, verbs_remove, verbs_run, verbs_site, verbs_worker
 from launcher.cli_options import INSPECT, RUN, SETUP
 from launcher.exit_codes import ExitCode
 
@@ -39,6 +39,7 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
             verbs_run.replay,
             verbs_run.stop,
             verbs_run.wait,
+            verbs_remove.rm,
         ),
     ),
     (
@@ -108,7 +109,7 @@ def run(words: list[str]) -> int:
             args=words, prog_name="realsys", standalone_mode=False
         )
     except typer.TyperException as error:
-        return _usage(error, as_json=as_json)
+        return _usage(error, words, as_json=as_json)
     except RealsysError as error:
         output.error(error, as_json=as_json)
         return error.exit_code
@@ -121,16 +122,22 @@ def run(words: list[str]) -> int:
     return status if isinstance(status, int) else ExitCode.OK
 
 
-def _usage(error: typer.TyperException, *, as_json: bool) -> int:
+def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> int:
     """A command line that can't be understood."""
     from launcher import output
     from realsys.api.errors import RealsysError
 
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "realsys"
-    problem = RealsysError(
-        error.format_message(), where=f"command line of {path}", fix=f"see {path} --help"
-    )
+    option = getattr(error, "option_name", "")
+    what, fix = error.format_message(), f"see {path} --help"
+    if option and words[0] in ("launch", "plan"):
+        from launcher.option_tree import meant_as_setting
+        from launcher.planning import setting_names
+
+        if meant := meant_as_setting(option, lambda: setting_names(words[1:])):
+            what, fix = f"there is no option {option}", f"{meant}; or {fix}"
+    problem = RealsysError(what, where=f"command line of {path}", fix=fix)
     output.error(problem, as_json=as_json)
     return ExitCode.USAGE
 

@@ -33,7 +33,11 @@ complete -c realsys -a '(realsys __complete (commandline -opc)[2..] (commandline
 """,
 }
 TAKES_EXPERIMENT = ("launch", "plan", "graph")
-TAKES_TRIAL = ("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report")
+TAKES_TRIAL = (
+    *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
+    *("explain", "exec", "tell", "scale", "replay", "rm"),
+)
+TAKES_WORKER = ("logs", "exec", "tell")
 
 
 def candidates(words: list[str]) -> list[str]:
@@ -57,7 +61,7 @@ def _possible(before: list[str], partial: str) -> list[str]:
     position = len([word for word in before[1:] if not word.startswith("-")])
     if verb == "completion":
         return list(SCRIPTS)
-    if verb == "logs" and position == 1:
+    if verb in TAKES_WORKER and position == 1:
         return workers(before[1])
     if position:
         return []

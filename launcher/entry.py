@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import sys
 
+INTERRUPTED = 130  # as launcher/exit_codes.py has it
+
 
 def main(args: list[str] | None = None) -> int:
     """Runs one command line (without the program's name) and returns its exit status."""
-    words = sys.argv[1:] if args is None else args
+    try:
+        return _main(sys.argv[1:] if args is None else args)
+    except KeyboardInterrupt:  # while modules were imported, or on the way out
+        return INTERRUPTED
+
+
+def _main(words: list[str]) -> int:
     try:
         text = _quick_answer(words)
         if text is not None:
@@ -41,7 +49,8 @@ def _quick_answer(words: list[str]) -> str | None:
     if words[0] == "__complete":
         from launcher.completion import candidates
 
-        return "".join(f"{word}\n" for word in candidates(words[1:]))
+        # Nothing for the shell that would do something to the terminal.
+        return "".join(f"{word}\n" for word in candidates(words[1:]) if word.isprintable())
     if words[0] == "completion" and len(words) == 2:
         from launcher.completion import SCRIPTS
 

@@ -11,7 +11,8 @@ import fnmatch
 import heapq
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -181,7 +182,12 @@ def _batch_logs(files: TrialFiles, attempt: AttemptFiles) -> list[Path]:
     return sorted(p for job_id in job_ids for p in folder.glob(f"{job_id}_0_log.*"))
 
 
-def since_stamp(text: str, now: datetime) -> str:
+def last_lines(lines: Iterator[LogLine], count: int | None) -> Iterable[LogLine]:
+    """The last ``count`` of them; all, as they come, without a number."""
+    return lines if count is None else deque(lines, maxlen=count)
+
+
+def since_stamp(text: str, now: datetime, *, where: str = "--since") -> str:
     """``90s``, ``10m``, ``2h``, ``1d`` ago, or a time, as the stamp at a line's beginning.
 
     Raises:
@@ -199,7 +205,7 @@ def since_stamp(text: str, now: datetime) -> str:
     except (ValueError, OverflowError):
         raise ConfigError(
             f"{text!r} is no time",
-            where="--since",
+            where=where,
             fix="write 10m, 2h, 1d, or a time like 2026-11-21T09:30:00",
         ) from None
 

@@ -12,7 +12,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,20 @@ def nearest(wrong: str, kind: type, *, path: str = "") -> str:
     return "see `realsys show --config EXPERIMENT`; top-level: " + ", ".join(
         p for p in known if "." not in p
     )
+
+
+def meant_as_setting(option: str, names: Callable[[], Iterable[str]]) -> str:
+    """How to write the unknown ``--option`` if it is a setting's name, or the end of one; else empty.
+
+    Args:
+        names: gives the dotted names of all settings.
+    """
+    wrong = option.lstrip("-").replace("-", "_")
+    ending = [name for name in names() if name == wrong or name.endswith(f".{wrong}")]
+    if not ending and "." not in wrong:
+        return ""
+    best = [f"{name}=VALUE" for name in ending[:3]] or ["NAME=VALUE"]
+    return "settings have no dashes: write " + " or ".join(best)
 
 
 def _likeness(wrong: str, path: str) -> float:

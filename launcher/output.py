@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from launcher.text import visible
 from realsys.api.errors import ConfigErrors, RealsysError
 from realsys.api.plain import to_plain
 
@@ -19,22 +21,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = 1
+_UNQUOTED = re.compile("[\x7f-\x9f\ud800-\udfff]")  # json leaves them as they are
 
 
 def data(text: str = "") -> None:
     """A line of the answer."""
-    _write(sys.stdout, text)
+    _write(sys.stdout, visible(text))
 
 
 def say(text: str = "") -> None:
     """A line for the person at the terminal, not part of the answer."""
-    _write(sys.stderr, text)
+    _write(sys.stderr, visible(text))
 
 
 def document(**fields: Any) -> None:
     """The one JSON document of a ``--json`` verb."""
     content = {"schema": SCHEMA, **{name: to_plain(value) for name, value in fields.items()}}
-    data(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=True))
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=True)
+    _write(sys.stdout, _UNQUOTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def error(problem: RealsysError, *, as_json: bool) -> None:
@@ -43,10 +47,10 @@ def error(problem: RealsysError, *, as_json: bool) -> None:
         document(error=error_fields(problem))
         return
     if isinstance(problem, ConfigErrors):
-        say(f"{paint('error:', '1;31')} {problem.what}")
+        _headed("error:", "1;31", problem.what)
         say(str(problem))
         return
-    say(f"{paint('error:', '1;31')} {problem}")
+    _headed("error:", "1;31", str(problem))
 
 
 def error_fields(problem: RealsysError) -> dict[str, Any]:
@@ -64,7 +68,11 @@ def error_fields(problem: RealsysError) -> dict[str, Any]:
 
 def warn(text: str) -> None:
     """A warning for the person at the terminal."""
-    say(f"{paint('warning:', '33')} {text}")
+    _headed("warning:", "33", text)
+
+
+def _headed(head: str, code: str, text: str) -> None:
+    _write(sys.stderr, f"{paint(head, code)} {visible(text)}")
 
 
 def colour(stream: TextIO) -> bool:
@@ -72,6 +80,11 @@ def colour(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal on which lines can be drawn over."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def paint(text: str, code: str) -> str:
@@ -106,7 +119,7 @@ def table(
     for i, name in enumerate(columns):
         drawn.add_column(name, style=styles[i] if i < len(styles) else "", overflow="fold")
     for row in rows:
-        drawn.add_row(*[Text(cell) for cell in row])
+        drawn.add_row(*[Text(visible(cell)) for cell in row])
     console().print(drawn)
 
 

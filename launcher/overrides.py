@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.option_tree import hints, is_mapping, nearest, nested, split_entry, table_of
 from launcher.problems import collected, raise_all
-from launcher.settings import Setting, read_words, read_yaml
+from launcher.settings import Setting, read_words, read_yaml, spelled_twice
 from launcher.typed_values import Text, Written, read
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import range_problems
@@ -82,11 +82,13 @@ def put_on(options: Any, settings: Iterable[Setting]) -> Applied:
     kind = type(options)
     applied = Applied(options)
     leaves: dict[str, Any] = {}
-    for setting in settings:
-        for leaf in _leaves(kind, setting, "", applied.problems, partial(nearest, kind=kind)):
-            with collected(applied.problems):
-                leaves[leaf.path] = _value(kind, leaf)
-                applied.origins[leaf.path] = leaf.origin
+    near = partial(nearest, kind=kind)
+    written = [leaf for s in settings for leaf in _leaves(kind, s, "", applied.problems, near)]
+    applied.problems.extend(spelled_twice(written))
+    for leaf in written:
+        with collected(applied.problems):
+            leaves[leaf.path] = _value(kind, leaf)
+            applied.origins[leaf.path] = leaf.origin
     bad = {p.where.partition(",")[0] for p in applied.problems}
     applied.options = _replaced(options, leaves, "", applied, bad)
     for problem in (*range_problems(applied.options), *_range_problems(applied.options)):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from launcher.clusters import check_store, check_writable, find_cluster, missing
 from launcher.dependencies import dependency_on
 from launcher.job_options import JobOptions
 from launcher.machine_gpus import machine_gpus
+from launcher.option_tree import paths
 from launcher.overrides import defaults_of, put_on, read_settings
 from launcher.resolve import resolve
 from launcher.scheduling_options import PREFIX, SchedulingOptions
@@ -166,6 +168,16 @@ def experiment_type(name: str) -> type[Experiment]:
             fix="decorate it: @dataclass(frozen=True, kw_only=True)",
         )
     return kind
+
+
+def setting_names(words: Iterable[str]) -> list[str]:
+    """Dotted names of all settings of the first experiment that is named in ``words``; empty if none is."""
+    known = registry.names("experiment")
+    for word in words:
+        if word in known:
+            with suppress(ConfigError):
+                return list(paths(experiment_type(word)))
+    return []
 
 
 def experiments() -> list[tuple[str, str]]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from launcher import output
 from launcher.exit_codes import ExitCode
 from launcher.liveness import Liveness
-from launcher.logs import TrialLogs
+from launcher.logs import LogLine, TrialLogs
 from launcher.slurm.time_left import time_words
 from launcher.status import TrialReader, tail_lines
-from launcher.submission import batch_logs, read_submission
-from launcher.text import duration, headline, times
+from launcher.submission import Submission, batch_logs, read_submission
+from launcher.text import duration, headline, times, visible
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.errors import TrialError
@@ -36,6 +36,7 @@ LINE_S = 2.0  # a pipe gets a line of progress at most this often,
 QUIET_S = 15.0  # and at least this often
 MASTER = "master_worker/0"
 MASTER_LINES = 5
+SHOWN_WARNINGS = 3
 ERROR_LINES = 6
 # Of a log line, of a traceback's last line, and of the rest of an error of ours.
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
@@ -79,7 +80,7 @@ def follow(
 ) -> TrialView:
     """Shows the trial on ``stream`` until it is over; returns the last view."""
     with closing(TrialReader(files)) as reader:
-        if stream.isatty():
+        if output.can_draw(stream):
             return _screen(files, reader, stream, sleep)
         return _lines(reader, stream, sleep)
 
@@ -94,7 +95,7 @@ def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) 
         view = reader.view()
         if shown is None or worth_a_line(view, shown, age_s=time.monotonic() - last_told):
             shown, last_told = view, time.monotonic()
-            stream.write(progress_line(view) + "\n")
+            stream.write(visible(progress_line(view)) + "\n")
             stream.flush()
         if view.is_over:
             return view
@@ -163,17 +164,32 @@ def _screen(
 ) -> TrialView:
     from rich.live import Live
 
-    warnings: deque[str] = deque(maxlen=3)
+    warned: deque[LogLine] = deque(maxlen=SHOWN_WARNINGS)
+    submission = _submission(files)
+    after = submission.after_attempt if submission else 0
     logs = TrialLogs(files, grep=r"\b(WARNING|ERROR|CRITICAL)\b")
     view = reader.view()
     with Live(console=output.console(stream), auto_refresh=False, transient=True) as live:
         while True:
-            warnings.extend(f"{line.worker} | {line.text}" for line in logs.read())
-            live.update(picture(view, list(warnings)), refresh=True)
+            warned.extend(logs.read())
+            live.update(picture(view, warnings_now(warned, view.attempt, after)), refresh=True)
             if view.is_over:
                 return view
             sleep(POLL_S)
             view = reader.view()
+
+
+def warnings_now(warned: Iterable[LogLine], attempt: int, after: int) -> list[str]:
+    """Lines of the attempt that goes on, or that is to come after the attempt ``after`` (pure)."""
+    newest = max(attempt, after + 1)
+    return [f"{line.worker} | {line.text}" for line in warned if line.attempt >= newest]
+
+
+def _submission(files: TrialFiles) -> Submission | None:
+    try:
+        return read_submission(files)
+    except TrialError:  # damaged: the view has a note of it
+        return None
 
 
 def picture(view: TrialView, warnings: list[str]) -> RenderableType:
@@ -181,10 +197,17 @@ def picture(view: TrialView, warnings: list[str]) -> RenderableType:
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
-    from rich.text import Text
+    from rich.text import Text as Raw
 
-    head = Text.assemble(
-        (view.trial, "bold"), "  ", (view.state.value, COLOURS.get(view.state, "")), _where(view)
+    def Text(text: str, **style: Any) -> Raw:
+        """Rich's, of text that came from outside."""
+        return Raw(visible(text), **style)
+
+    head = Raw.assemble(
+        Text(view.trial, style="bold"),
+        "  ",
+        (view.state.value, COLOURS.get(view.state, "")),
+        Text(_where(view)),
     )
     rows: list[RenderableType] = [head]
     if progress := view.progress:
@@ -193,9 +216,10 @@ def picture(view: TrialView, warnings: list[str]) -> RenderableType:
         bar.add_row(
             ProgressBar(total=total, completed=progress.step, width=30),
             f"step {progress.step}/{progress.total_steps or '?'}",
-            rates(view),
         )
         rows += [bar]
+        if told := rates(view):
+            rows.append(Text(told))  # a line of its own: beside the bar 80 columns would break it
         if progress.headline:
             rows.append(Text(headline(progress.headline), style="bold"))
         rows += [

@@ -7,12 +7,13 @@ and names that are given twice.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.typed_values import Written, from_node, parse_flow
+from launcher.problems import collected
+from launcher.typed_values import Written, from_node, parse_flow, plain_tree
 from realsys.api.errors import ConfigError
 
 
@@ -52,7 +53,8 @@ def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Se
             )
             continue
         seen[name] = text
-        yield Setting(name, parse_flow(text), f"command line {word!r}")
+        with collected(problems):
+            yield Setting(name, parse_flow(text), f"command line {word!r}")
 
 
 def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
@@ -69,6 +71,12 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
         raise ConfigError(
             f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
         ) from error
+    except RecursionError as error:
+        raise ConfigError(
+            "the file is no table of settings: values within values without end",
+            where=str(path),
+            fix="write NAME: VALUE lines",
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -83,6 +91,7 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
         raise ConfigError(
             "the file is no table of settings", where=str(path), fix="write NAME: VALUE lines"
         )
+    plain_tree(node, where=str(path))
     seen: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -94,8 +103,51 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
                     fix="keep one of them",
                 )
             )
+            continue
         seen[str(key.value)] = line
         yield from _yaml_settings(str(key.value), value, path)
+
+
+def spelled_twice(settings: Iterable[Setting]) -> Iterator[ConfigError]:
+    """What one place gives two values by different spellings, as ``a.b=1`` and ``a={b: 2}`` (pure).
+
+    Names are whole ones, to the value; a file and the words are two places, and the later one wins.
+    """
+    known: dict[str, dict[str, Setting]] = {}
+    for one in (leaf for setting in settings for leaf in _unfolded(setting)):
+        place = known.setdefault(_place(one.origin), {})
+        for other in place.values():
+            if _clash(one, other):
+                yield ConfigError(
+                    f"{one.path} is given twice, in two spellings",
+                    where=f"{one.path}, {other.origin} and {one.origin}",
+                    fix="keep one of them",
+                )
+                break
+        place[one.path] = one
+
+
+def _clash(one: Setting, other: Setting) -> bool:
+    """Two values for one name, or a value for what the other one takes for a group."""
+    if one.path == other.path:
+        return one.written != other.written
+    return one.path.startswith(f"{other.path}.") or other.path.startswith(f"{one.path}.")
+
+
+def _unfolded(setting: Setting) -> Iterator[Setting]:
+    """A table's members one by one; an empty one gives no value."""
+    if not isinstance(setting.written, dict):
+        yield setting
+        return
+    for name, written in setting.written.items():
+        yield from _unfolded(Setting(f"{setting.path}.{name}", written, setting.origin))
+
+
+def _place(origin: str) -> str:
+    """Words, the job's options (which win over words), or the file."""
+    if origin.startswith("command line"):
+        return "options" if origin.startswith("command line --") else "words"
+    return origin.rpartition(":")[0]
 
 
 def _yaml_settings(name: str, node: Any, path: Path) -> Iterator[Setting]:

@@ -22,6 +22,7 @@ from launcher.submission import read_submission, that_counts
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from realsys.api.errors import ClusterError, TrialError
+from realsys.api.folders import check_ours
 from realsys.api.trial import AttemptRecord, TrialFiles
 
 EXTRA_S = 10.0  # after the grace: for the supervisor's own way of ending its workers
@@ -55,8 +56,10 @@ def stop(
         term_s: how long SIGTERM may take before SIGKILL.
     Raises:
         TrialError: the trial runs on another host.
-        ClusterError: some process survived SIGKILL.
+        ClusterError: some process survived SIGKILL; or the trial's records are not ours, so that the
+            processes which they name may be none of the trial's.
     """
+    check_ours(files)
     with closing(TrialReader(files)) as reader:
         view = reader.view()
         report = StopReport(view)

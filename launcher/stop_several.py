@@ -19,6 +19,7 @@ from launcher.trial_state import State
 from launcher.trial_view import TrialView
 from launcher.trials import trial_name
 from realsys.api.errors import RealsysError
+from realsys.api.folders import check_ours
 from realsys.api.trial import TrialFiles
 
 AT_ONCE = 16
@@ -61,7 +62,7 @@ def _cancel_waiting(trials: Sequence[Pair], tell: Callable[[str], None]) -> list
     rest: list[TrialFiles] = []
     waiting: list[tuple[TrialFiles, Submission]] = []
     for files, view in trials:
-        submission = read_submission(files)
+        submission = read_submission(files) if _is_ours(files) else None  # else stop() refuses it
         in_queue = view.state in (State.QUEUED, State.HELD)
         if submission and in_queue and view.attempt <= submission.after_attempt:
             waiting.append((files, submission))
@@ -81,3 +82,11 @@ def _cancel_waiting(trials: Sequence[Pair], tell: Callable[[str], None]) -> list
         if job is None or not job.state.has_ended:  # it began to run between the two commands
             started.append(files)
     return rest + started
+
+
+def _is_ours(files: TrialFiles) -> bool:
+    try:
+        check_ours(files)
+    except RealsysError:
+        return False
+    return True

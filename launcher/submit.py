@@ -135,7 +135,7 @@ def resubmit(files: TrialFiles, *, exclude: str | None = None) -> Submission:
         ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
     check_trial(files)
-    with _alone(files):
+    with alone(files):
         return _resubmit(files, exclude)
 
 
@@ -178,7 +178,7 @@ def _resubmit(files: TrialFiles, exclude: str | None) -> Submission:
 
 
 @contextmanager
-def _alone(files: TrialFiles) -> Iterator[None]:
+def alone(files: TrialFiles) -> Iterator[None]:
     """Between looking whether a trial runs and handing it over nobody else may do the same.
 
     Where a file system has no locks, the supervisors sort it out: one of them takes the attempt.
@@ -192,7 +192,7 @@ def _alone(files: TrialFiles) -> Iterator[None]:
         os.close(lock)
         trial = "/".join(files.root.parts[-2:])
         raise TrialIsLive(
-            f"another command resumes {trial} at this moment",
+            f"another command resumes or removes {trial} at this moment",
             where=str(files.root),
             fix=f"nothing: look at what it started with `realsys status {trial}`",
         ) from None

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
+
+# Control characters but for tab and line end, C1's among them; what turns the direction of writing;
+# halves of characters, as in a file name that is no UTF-8.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def visible(text: str) -> str:
+    """``text`` for a terminal: without colours; what else would act on it is shown as ``\\x1b``."""
+    if text.isprintable():
+        return text
+    return _UNSEEN.sub(_as_escape, _COLOUR.sub("", text))
+
+
+def _as_escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def duration(seconds: float | None) -> str:

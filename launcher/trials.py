@@ -7,6 +7,7 @@ record and nothing else.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,11 @@ from pathlib import Path
 
 from launcher import places
 from launcher.clusters import file_roots
-from realsys.api.errors import NoSuchTrial, RealsysError, did_you_mean
+from realsys.api.errors import NoSuchTrial, RealsysError
+from realsys.api.folders import check_ours
 from realsys.api.trial import TrialFiles, TrialRecord, read_record
+
+_FOLDER = ("/", "./", "../", "~")
 
 
 def find_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
@@ -40,16 +44,40 @@ def find_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
             fix=f"name one of them, e.g. {trial_name(sweep[0])}; all of them: realsys status {name}",
         )
     if not fitting:
-        names = [trial_name(files) for files in known] or ["none yet"]
-        candidates = names if slash else [n.partition("/")[0] for n in names]
+        names = [trial_name(files) for files in known]
         raise NoSuchTrial(
             f"no trial {name!r}" if slash else f"no trial of experiment {name!r}",
             where=", ".join(file_roots(cluster)),
-            fix="launch one: realsys launch EXPERIMENT"
-            if not known
-            else f"{did_you_mean(name, candidates)} All of them: realsys ls",
+            fix=_meant(name, names),
         )
     return max(fitting, key=created_at)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """What the writer of an unknown name probably meant, as a sentence (pure)."""
+    if not known:
+        return "launch one: realsys launch EXPERIMENT"
+    if name.startswith(_FOLDER):
+        return "name a folder that holds a plan.json, or EXPERIMENT/TRIAL; all of them: realsys ls"
+    whole = "/" in name.strip("/")
+    ends = {} if whole else {n.partition("/")[2]: n for n in known}  # the last ones are the newest
+    candidates = known if whole else [*{n.partition("/")[0] for n in known}, *ends]
+    folded = {c.casefold(): c for c in candidates}
+    near = difflib.get_close_matches(name.strip("/").casefold(), folded, n=3, cutoff=0.6)
+    words = [repr(ends.get(folded[n], folded[n])) for n in near]
+    meant = f"did you mean {' or '.join(words)}? All" if words else "all"
+    return f"{meant} of them: realsys ls"
+
+
+def find_own_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
+    """The same for verbs that act on what the trial's records say.
+
+    Raises:
+        NoSuchTrial: as above. ClusterError: somebody else wrote those records, or could have.
+    """
+    files = find_trial(name, cluster=cluster)
+    check_ours(files)
+    return files
 
 
 def find_sweep(name: str, *, cluster: str | None = None) -> list[TrialFiles]:
@@ -136,6 +164,6 @@ def _record(files: TrialFiles) -> TrialRecord | None:
 
 
 def _is_folder(name: str) -> bool:
-    if not name.startswith(("/", "./", "../", "~")):
+    if not name.startswith(_FOLDER):
         return False
     return (Path(name).expanduser() / "plan.json").is_file()

@@ -18,6 +18,7 @@ from typing import Any
 from launcher.option_tree import is_mapping, members, type_text
 from realsys.api.errors import ConfigError
 
+MAX_NODES = 100_000  # of one file or word
 _NONE = ("none", "null", "~")
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -65,9 +66,38 @@ def parse_flow(text: str) -> Written:
 
     try:
         node = yaml.compose(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return Text(text)
-    return Text(text) if node is None else from_node(node)
+    return Text(text) if node is None else from_node(plain_tree(node, where="command line"))
+
+
+def plain_tree(node: Any, *, where: str) -> Any:
+    """A composed YAML node, if it is a tree whose keys are texts, and of a size that a person can mean.
+
+    Raises:
+        ConfigError: a key is a list or table, or an alias (``*name``) stands inside what it names, or
+            aliases of aliases unfold to more than MAX_NODES.
+    """
+    count, todo = 0, [(node, frozenset[int]())]
+    while todo:
+        here, above = todo.pop()
+        count, above = count + 1, above | {id(here)}
+        below = list(here.value) if here.id == "sequence" else []
+        for key, value in here.value if here.id == "mapping" else ():
+            if key.id != "scalar":
+                raise _no_settings("a name is a list or a table", key, where)
+            below.append(value)
+        if any(id(one) in above for one in below):
+            raise _no_settings("a value holds itself, by an alias (*name)", here, where)
+        if count > MAX_NODES:
+            raise _no_settings(f"more than {MAX_NODES:,} values", here, where)
+        todo += [(one, above) for one in below]
+    return node
+
+
+def _no_settings(what: str, node: Any, where: str) -> ConfigError:
+    line = "" if where == "command line" else f":{node.start_mark.line + 1}"
+    return ConfigError(f"no table of settings: {what}", where=where + line, fix="write NAME: VALUE")
 
 
 def from_node(node: Any) -> Written:
@@ -76,7 +106,17 @@ def from_node(node: Any) -> Written:
         return Text(node.value, quoted=node.style in ("'", '"', "|", ">"))
     if node.id == "sequence":
         return [from_node(item) for item in node.value]
-    return {key.value: from_node(value) for key, value in node.value if isinstance(key.value, str)}
+    table: dict[str, Any] = {}
+    for key, value in node.value:
+        if key.value in table:
+            raise ConfigError(
+                f"{key.value} is given twice in one table",
+                where=f"{key.value}, line {key.start_mark.line + 1}",
+                fix="keep one of them",
+            )
+        if isinstance(key.value, str):
+            table[key.value] = from_node(value)
+    return table
 
 
 def _read(kind: Any, written: Written) -> Any:

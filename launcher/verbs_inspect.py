@@ -103,6 +103,9 @@ def logs(
     since: Annotated[
         str, typer.Option(metavar="TIME", help="Only lines since then: 10m, 2h, or a time.")
     ] = "",
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")
+    ] = None,
     first_error: Annotated[
         bool, typer.Option("--first-error", help="Only the first failure, with its last lines.")
     ] = False,
@@ -113,7 +116,7 @@ def logs(
     from datetime import datetime
 
     from launcher import output
-    from launcher.logs import TrialLogs, prefixes, since_stamp
+    from launcher.logs import TrialLogs, last_lines, prefixes, since_stamp
     from launcher.status import TrialReader
     from launcher.trials import find_trial, trial_name
 
@@ -126,14 +129,15 @@ def logs(
     found = TrialLogs(files, pattern=workers, grep=grep, attempt=attempt, since=stamp)
     found.check()
     if json:
-        output.document(lines=list(found.read(last=True)))
+        output.document(lines=list(last_lines(found.read(last=True), tail)))
         return ExitCode.OK
     several = attempt is None and len(files.all_attempts()) > 1
     shown = prefixes(found.workers(), attempts=several)
     reader = TrialReader(files)
-    lines = found.follow(lambda: reader.brief_view().is_over) if follow else found.read(last=True)
     try:
-        for line in lines:
+        for line in last_lines(found.read(last=not follow), tail):
+            output.data(shown(line))
+        for line in found.follow(lambda: reader.brief_view().is_over) if follow else ():
             output.data(shown(line))
     except KeyboardInterrupt:
         name = trial_name(files)
@@ -228,6 +232,8 @@ def graph(
     from launcher import output
     from realsys.observability.graph_picture import draw, graph_text
 
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"--out {out}: a picture's name ends in .png, .svg or .pdf")
     found = _graph_of(name, imports or [], cluster)
     if out is not None:
         from launcher.submit import reported

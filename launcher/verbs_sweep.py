@@ -152,7 +152,7 @@ def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
         output.say(f"  {view.trial}  {view.state.value}")
     if len(found) > NAMED_AT_MOST:
         output.say(f"  and {len(found) - NAMED_AT_MOST} more")
-    if not yes and not _agrees(len(found)):
+    if not yes and not agrees(f"stopping {len(found)} trials", f"Stop them ({len(found)})?"):
         output.say("nothing was done")
         return ExitCode.OK
     failed = stop_several(found, grace_s=grace_s, tell=output.say)
@@ -165,13 +165,12 @@ def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
     return ExitCode.OK
 
 
-def _agrees(count: int) -> bool:
+def agrees(doing: str, question: str) -> bool:
+    """Asks the person at the terminal. Where nobody can be asked, says how to do without."""
     if not sys.stdin.isatty():
         command = shlex.join(["realsys", *sys.argv[1:], "--yes"])
-        raise typer.BadParameter(
-            f"stopping {count} trials needs a yes, and this is no terminal: {command}"
-        )
-    return typer.confirm(f"Stop them ({count})?", err=True)
+        raise typer.BadParameter(f"{doing} needs a yes, and this is no terminal: {command}")
+    return typer.confirm(question, err=True)
 
 
 def _listed(names: Sequence[str]) -> str:

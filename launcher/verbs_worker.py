@@ -24,10 +24,10 @@ def exec_(
 ) -> int:
     """Open a shell, or run a command, beside a running worker, on its node and in its image."""
     from launcher.status import TrialReader
-    from launcher.trials import find_trial
+    from launcher.trials import find_own_trial
     from launcher.worker_shell import run_in_place, shell_command
 
-    reader = TrialReader(find_trial(trial, cluster=cluster))
+    reader = TrialReader(find_own_trial(trial, cluster=cluster))
     argv, environment = shell_command(reader, worker, command or [], terminal=sys.stdin.isatty())
     reader.close()
     run_in_place(argv, environment)
@@ -62,9 +62,9 @@ def tell(
     from launcher import output
     from launcher.status import TrialReader
     from launcher.tell_worker import tell_worker
-    from launcher.trials import find_trial
+    from launcher.trials import find_own_trial
 
-    files = find_trial(trial, cluster=cluster)
+    files = find_own_trial(trial, cluster=cluster)
     with closing(TrialReader(files)) as reader:
         state = tell_worker(reader, worker, command, arguments or (), timeout_s=timeout)
     output.say(f"{worker} is {state}")
@@ -107,7 +107,7 @@ def scale(
     from launcher.scale import scale as scale_trial
     from launcher.scale_plan import Wish
     from launcher.status import TrialReader
-    from launcher.trials import find_trial
+    from launcher.trials import find_own_trial
 
     wish = Wish(
         makers=makers,
@@ -117,7 +117,7 @@ def scale(
         like=like,
         grace_s=grace,
     )
-    with closing(TrialReader(find_trial(trial, cluster=cluster))) as reader:
+    with closing(TrialReader(find_own_trial(trial, cluster=cluster))) as reader:
         for row in scale_trial(reader, wish, timeout_s=timeout, say=output.say):
             output.data("  ".join(row))
     return ExitCode.OK

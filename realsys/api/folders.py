@@ -165,6 +165,34 @@ def check_trial(files: TrialFiles) -> None:
             )
 
 
+def check_ours(files: TrialFiles) -> None:
+    """Checks that a trial's records are its caller's: what they say of processes and jobs is acted upon.
+
+    Where it lies does not matter: it may have been moved.
+
+    Raises:
+        ClusterError: another user wrote them, or could have.
+    """
+    attempts = [attempt.root for attempt in files.all_attempts()]
+    for path in (files.root, files.submitit, files.attempts, *attempts):
+        try:
+            fd = os.open(path, _LOOK)
+        except FileNotFoundError:
+            continue
+        try:
+            facts = _facts(fd, str(path))
+        finally:
+            os.close(fd)
+        if facts.owner not in (os.getuid(), 0):
+            whose = user_of(facts.owner)
+            raise ClusterError(
+                f"that is a trial of {whose}, whose records could name any process of yours",
+                where=str(path),
+                fix=f"let {whose} do it",
+            )
+        _refuse(weakness(facts, uid=os.getuid(), shared=False), path)
+
+
 def above(top: Path) -> list[tuple[str, bool]]:
     """Who, through a folder above the file root, could exchange it; True where that may be anybody."""
     found = []

@@ -251,7 +251,7 @@ def _import(name: str, *, origin: str) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
-    except Exception as error:  # user code: anything can come out of it
+    except (Exception, SystemExit) as error:  # user code: anything can come out of it
         sys.modules.pop("realsys_import_" + Path(name).stem, None)
         for kind, table in before.items():  # half a plug-in is none
             _registered[kind].clear()

@@ -59,7 +59,7 @@ def _text(data: bytes) -> str:
 def _record(line: str, where: str) -> dict[str, str]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}", where=where, fix="write one object a line") from error
     if not isinstance(record, dict):
         raise DataError(

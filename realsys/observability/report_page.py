@@ -69,7 +69,11 @@ pre { background: var(--code); padding: 10px 12px; border-radius: 7px; margin: 8
 .tick { font-weight: 600; } .tick.yes { color: var(--good); } .tick.no { color: var(--bad); }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
 footer { margin-top: 40px; color: var(--soft); font-size: .82rem; }
-@media (max-width: 620px) { .sides { grid-template-columns: 1fr; } }
+@media (max-width: 620px) { .sides { grid-template-columns: 1fr; } main { padding: 18px 12px 40px; }
+  .grid { grid-template-columns: minmax(0, 1fr); } .scroll table { min-width: 600px; }
+  td code { overflow-wrap: normal; white-space: nowrap; } }
+@media screen and (prefers-color-scheme: dark) { .paper { background: var(--card); }
+  .paper img { filter: invert(.88) hue-rotate(180deg); } }
 @media print { :root { --page: #fff; } main { max-width: none; padding: 0; }
   .grid { grid-template-columns: repeat(3, 1fr); }
   h2 { break-after: avoid; } }

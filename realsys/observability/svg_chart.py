@@ -10,6 +10,7 @@ from realsys.observability.curves import Curve, Points, smoothed, thinned
 
 WIDTH, HEIGHT = 340, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 24
+_CHARACTER = 6  # of a tick's label, at most so wide
 _SMOOTH_FROM = 40  # points; fewer are drawn as they are
 
 
@@ -24,7 +25,7 @@ def chart(curve: Curve, *, height: int = HEIGHT) -> str:
     if not finite:
         return '<p class="empty">no finite value yet</p>'
     frame = _Frame.around(finite, height=height, percent=curve.percent)
-    parts = [_grid(frame, curve.percent)]
+    parts = [_grid(frame)]
     for number, points in enumerate(curve.series.values()):
         parts.append(_series(frame, points, number))
     label = escape(f"{curve.title}: {', '.join(curve.series)}")
@@ -37,9 +38,12 @@ def chart(curve: Curve, *, height: int = HEIGHT) -> str:
 class _Frame:
     """Data to pixels."""
 
-    def __init__(self, x: tuple[float, float], y: Sequence[float], height: int) -> None:
+    def __init__(
+        self, x: tuple[float, float], y: Sequence[float], height: int, *, percent: bool
+    ) -> None:
         self.x0, self.x1 = x
-        self.y_ticks = y
+        self.y_ticks, self.y_texts = y, tick_texts(y, percent=percent)
+        self.left = max(_LEFT, _CHARACTER * max(map(len, self.y_texts)) + 8)
         self.y0, self.y1 = y[0], y[-1]
         self.height = height
 
@@ -51,10 +55,10 @@ class _Frame:
         if percent and low >= 0 and high <= 1:
             low, high = (0.0, 1.0) if high > 0.25 else (0.0, high)
         x0, x1 = float(min(steps)), float(max(steps))
-        return cls((x0, x1 if x1 > x0 else x0 + 1), ticks(low, high), height)
+        return cls((x0, x1 if x1 > x0 else x0 + 1), ticks(low, high), height, percent=percent)
 
     def px(self, step: float) -> float:
-        return _LEFT + (step - self.x0) / (self.x1 - self.x0) * (WIDTH - _LEFT - _RIGHT)
+        return self.left + (step - self.x0) / (self.x1 - self.x0) * (WIDTH - self.left - _RIGHT)
 
     def py(self, value: float) -> float:
         share = (value - self.y0) / (self.y1 - self.y0)
@@ -87,14 +91,30 @@ def number_text(value: float, *, percent: bool = False) -> str:
     return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"
 
 
-def _grid(frame: _Frame, percent: bool) -> str:
+def tick_texts(values: Sequence[float], *, percent: bool = False) -> list[str]:
+    """Labels of an axis: as many digits as tell neighbours apart, the same number for all."""
+    scale, sign = (100.0, " %") if percent else (1.0, "")
+    shown = [value * scale + 0.0 for value in values]
+    step, largest = abs(shown[1] - shown[0]), max(map(abs, shown))
+    digits = -math.floor(math.log10(step) + 1e-9)
+    digits += round(step * 10**digits, 6) != round(step * 10**digits)  # 2.5
+    if step >= 1e-4 and largest < 1e6:
+        return [f"{value:,.{max(0, digits)}f}{sign}" for value in shown]
+    of_mantissa = max(0, digits + math.floor(math.log10(largest)))
+    found = [f"{value:.{of_mantissa}e}".partition("e") for value in shown]
+    return [
+        f"{mantissa}e{int(exponent)}{sign}" if float(mantissa) else f"0{sign}"
+        for mantissa, _, exponent in found
+    ]
+
+
+def _grid(frame: _Frame) -> str:
     parts = []
-    for value in frame.y_ticks:
+    for value, text in zip(frame.y_ticks, frame.y_texts, strict=True):
         y = frame.py(value)
-        text = number_text(0.0 if abs(value) < 1e-12 else value, percent=percent)
         parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text x="{_LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{text}</text>'
+            f'<line class="grid" x1="{frame.left}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text x="{frame.left - 5}" y="{y + 3:.1f}" text-anchor="end">{text}</text>'
         )
     inside = [t for t in ticks(frame.x0, frame.x1) if frame.x0 <= t <= frame.x1 and t == int(t)]
     for step in inside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from launcher import completion, entry, exit_codes, front_page, render, write_fr
 from launcher.cli import run
 from launcher.exit_codes import ExitCode
 from launcher.liveness import Liveness
+from launcher.logs import LogLine
 from launcher.option_tree import range_text
 from launcher.places import user_name
 from launcher.planning import make_plan
@@ -601,3 +603,136 @@ def test_bounds_of_an_option_are_shown_open_and_closed() -> None:
     assert range_text({"gt": 0, "lt": 1}) == "> 0 and < 1"
     assert range_text({"ge": 0, "lt": 1}) == "≥ 0 and < 1"
     assert range_text({"ge": 0, "le": 1}) == "0 … 1"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("run7", "did you mean 'ppo-math/run7'?"),
+        ("rn7", "did you mean 'ppo-math/run7'?"),
+        ("PPO-MATH/Run7", "did you mean 'ppo-math/run7'?"),
+        ("./nothing", "name a folder that holds a plan.json"),
+        ("zzz", "all of them: realsys ls"),
+    ],
+)
+def test_a_trial_s_name_alone_in_capitals_or_as_a_folder_gets_an_answer(
+    trial: TrialFiles, wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["status", wrong]) == 3
+    assert f"fix:   {meant}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--lr=1"], "settings have no dashes: write actor.optimizer.lr=VALUE or "),
+        (
+            ["--critic.optimizer.lr", "1"],
+            "settings have no dashes: write critic.optimizer.lr=VALUE; or",
+        ),
+        (["--trail", "x"], "see realsys plan --help"),
+    ],
+)
+def test_a_setting_written_as_an_option_is_told_how_to_write_it(
+    words: list[str], fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "ppo-math", *words]) == 2
+    assert f"fix:   {fix}" in capsys.readouterr().err
+
+
+EVIL = "\x1b]0;owned\x07\x9b2J\u202e\udcff"
+SEEN = r"\x1b]0;owned\x07\x9b2J\u202e\udcff"
+
+
+def test_nothing_from_outside_acts_on_the_terminal(
+    trial: TrialFiles, file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = trial.attempt(1).log("model_worker/0")
+    log.write_bytes(b"\x1b[31mred\x1b[0m \x1b]0;owned\x07\xc2\x9b2J\n")
+    assert run(["logs", "ppo-math/run7"]) == 0
+    assert capsys.readouterr().out.endswith("red \\x1b]0;owned\\x07\\x9b2J\n")
+    folder = file_root / "runs" / user_name() / "ppo-math" / EVIL
+    folder.mkdir()
+    (folder / "plan.json").write_text("{}")
+    assert run(["ls"]) == 0
+    assert SEEN in capsys.readouterr().out
+    assert run(["plan", "ppo-math", EVIL]) == 4
+    assert SEEN in capsys.readouterr().err
+    assert run(["status", f"ppo-math/{EVIL}", "--json"]) == 0
+    text = capsys.readouterr().out
+    assert json.loads(text)["trial"]["trial"] == f"ppo-math/{EVIL}"
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    assert entry.main(["__complete", "status", ""]) == 0
+    assert "owned" not in capsys.readouterr().out
+
+
+def test_the_live_view_shows_text_from_outside_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    shown = view(trial=f"e/{EVIL}", notes=(EVIL,), reason=EVIL)
+    console = Console(width=200, force_terminal=False, record=True)
+    console.print(render.picture(shown, [f"worker | {EVIL}"]))
+    assert capsys.readouterr().out.count(SEEN) == 4
+
+
+def test_the_live_view_keeps_its_figures_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    busy = view(
+        state=State.RUNNING,
+        progress=progress(350, tokens_per_second=123_456.0, step_seconds=12.3, eta_seconds=7500.0),
+    )
+    Console(width=80, force_terminal=False).print(render.picture(busy, []))
+    out = capsys.readouterr().out.splitlines()
+    assert "123,456 tokens/s   12 s a step   ETA 2 h 05 min" in [line.rstrip() for line in out]
+    assert any(line.rstrip().endswith("step 350/100") for line in out)
+
+
+def test_the_live_view_forgets_the_errors_of_an_earlier_attempt() -> None:
+    lines = [LogLine(1, "a", "ERROR old"), LogLine(2, "a", "ERROR new")]
+    assert render.warnings_now(lines, attempt=1, after=0) == ["a | ERROR old", "a | ERROR new"]
+    assert render.warnings_now(lines, attempt=2, after=0) == ["a | ERROR new"]
+    assert render.warnings_now(lines[:1], attempt=1, after=1) == []  # resumed, not begun
+
+
+@pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_can_not_draw_gets_lines(
+    term: str, draws: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(render, "_screen", lambda *_: "screen")
+    monkeypatch.setattr(render, "_lines", lambda *_: "lines")
+    monkeypatch.setattr(render, "TrialReader", lambda files: io.StringIO())
+    files: Any = None
+    assert render.follow(files, Terminal()) == ("screen" if draws else "lines")  # type: ignore[comparison-overlap]
+
+
+def test_an_interrupt_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, path: object, target: object = None) -> None:
+            if name == "launcher.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "launcher.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert entry.main(["status"]) == ExitCode.INTERRUPTED == entry.INTERRUPTED
+
+
+def test_an_import_that_leaves_is_one_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text("raise SystemExit(3)\n")
+    assert run(["experiments", "--import", str(path)]) == 4
+    assert "importing it failed: SystemExit: 3" in capsys.readouterr().err
+
+
+def test_a_picture_of_an_unknown_kind_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["graph", "ppo-math", "--out", str(tmp_path / "x.txt")]) == ExitCode.USAGE
+    assert "ends in .png, .svg or .pdf" in capsys.readouterr().err

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from launcher.cli import run
 from launcher.logs import TrialLogs, fits, prefixes, worker_of
+from launcher.places import user_name
 from realsys.api.errors import ConfigError, TrialError
 from realsys.api.trial import TrialFiles
 
@@ -142,3 +145,26 @@ def test_a_trial_without_attempts_has_no_lines(files: TrialFiles) -> None:
     logs = TrialLogs(files)
     logs.check()
     assert texts(logs) == []
+
+
+def test_the_last_lines_of_all_logs_together(
+    file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = TrialFiles(file_root / "runs" / user_name() / "e" / "run1")
+    for worker, hour in (("master_worker/0", 1), ("model_worker/0", 2)):
+        log = files.attempt(1).log(worker)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("".join(f"2026-01-0{d}T0{hour}:00:00 {hour}.{d}\n" for d in (1, 2, 3)))
+    files.plan.write_text("{}")
+
+    def shown(*words: str) -> list[str]:
+        assert run(["logs", "e/run1", *words]) == 0
+        return [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+
+    assert shown("--tail", "3") == ["2.2", "1.3", "2.3"]
+    assert shown("-n", "1", "master_worker/0") == ["1.3"]
+    assert shown("--tail", "2", "--grep", r"2\.") == ["2.2", "2.3"]
+    assert shown("--tail", "0") == []
+    assert len(shown("--tail", "99")) == len(shown()) == 6
+    assert run(["logs", "e/run1", "--tail", "1", "--json"]) == 0
+    assert [line["text"][-3:] for line in json.loads(capsys.readouterr().out)["lines"]] == ["2.3"]

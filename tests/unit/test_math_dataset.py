@@ -200,3 +200,12 @@ def test_tokens_of_prompts_and_answers_are_not_kept(tokenizer):
         before = len(pickle.dumps(vars(data) | {"tokenizer": None}))
         data.batch(range(50), [str(i) for i in range(50)])
         assert len(pickle.dumps(vars(data) | {"tokenizer": None})) == before
+
+
+def test_a_record_of_lists_without_end_is_refused_by_its_line(tmp_path):
+    path = tmp_path / "d.jsonl"
+    deep = "[" * 100_000 + "]" * 100_000
+    path.write_text(f'{{"prompt": "a", "answer": "1"}}\n{{"prompt": {deep}}}\n')
+    with pytest.raises(DataError, match="not JSON") as caught:
+        read_records(str(path))
+    assert caught.value.where.endswith(":2")

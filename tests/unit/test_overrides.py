@@ -271,3 +271,91 @@ def test_a_table_of_anything_holds_tables_and_one_of_texts_names_with_dots(tmp_p
         "deep": {"er": 1},
     }
     assert found.texts == {"a.b": "c"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("actor.optimizer.lr=1e-5", "actor.optimizer={lr: 1}"),
+        ("actor={optimizer: {lr: 1}}", "actor.optimizer.lr=1e-5"),
+        ("maybe.low=3", "maybe=none"),
+        ("env={A: 1}", "env.A=2"),
+        ("actor.optimizer={lr: 1e-5, lr: 1}",),
+    ],
+)
+def test_two_spellings_of_one_name_are_refused(words: tuple[str, ...]) -> None:
+    (problem,) = problems(*words)
+    assert "given twice" in problem.what
+    assert problem.fix == "keep one of them"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("actor.optimizer.lr=1e-5", "actor.optimizer={steps: 2, lr: 1e-5}"),
+        ("env={A: 1}", "env.B=2"),
+        ("actor.optimizer.lr=1", "critic.optimizer.lr=2"),
+    ],
+)
+def test_spellings_that_agree_or_mean_different_names_are_fine(words: tuple[str, ...]) -> None:
+    assert problems(*words) == []
+
+
+def test_a_file_s_two_spellings_are_refused_with_both_lines(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "actor.optimizer.lr: 1e-5\nactor:\n  optimizer:\n    lr: 1\n    steps: 3\n    steps: 4\n"
+    )
+    found = {p.what: p.where for p in problems(config=config)}
+    lr, steps = (f"actor.optimizer.{name}" for name in ("lr", "steps"))
+    assert found == {
+        f"{lr} is given twice, in two spellings": f"{lr}, {config}:1 and {config}:4",
+        f"{steps} is given twice, in two spellings": f"{steps}, {config}:5 and {config}:6",
+    }
+    assert apply_settings(Options, words=["seed=2"], config=config).options.seed == 2
+
+
+def test_words_still_win_over_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("actor: {optimizer: {lr: 1}}\n")
+    applied = apply_settings(Options, words=["actor.optimizer.lr=2"], config=config)
+    assert (applied.problems, applied.options.actor.optimizer.lr) == ([], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("? [1, 2]\n: 3\n", "a name is a list or a table"),
+        ("actor:\n  ? {x: 1}\n  : 3\n", "a name is a list or a table"),
+        ("anything: &a [*a]\n", "a value holds itself"),
+        ("env: &a\n  b: {c: *a}\n", "a value holds itself"),
+        (
+            "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(
+                f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+                for old, new in zip("abcdef", "bcdefg", strict=True)
+            ),
+            "more than 100,000 values",
+        ),
+    ],
+)
+def test_a_file_that_is_no_tree_of_names_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=what) as caught:
+        problems(config=config)
+    assert caught.value.where.startswith(f"{config}:")
+
+
+@pytest.mark.parametrize("word", ["anything=[&a [*a]]", "actor={? [1]: 2}"])
+def test_nor_is_such_a_word(word: str) -> None:
+    (problem,) = problems(word)
+    assert problem.what.startswith("no table of settings: ")
+
+
+def test_values_within_values_without_end_are_refused(tmp_path: Path) -> None:
+    config, deep = tmp_path / "c.yaml", "[" * 5000 + "]" * 5000
+    config.write_text(f"anything: {deep}\n")
+    with pytest.raises(ConfigError, match="values within values without end"):
+        problems(config=config)
+    assert one(f"name={deep}").name == deep

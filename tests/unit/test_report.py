@@ -40,7 +40,8 @@ from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter
 from realsys.observability.option_rows import option_rows
-from realsys.observability.svg_chart import number_text, ticks
+from realsys.observability.report_page import STYLE
+from realsys.observability.svg_chart import number_text, tick_texts, ticks
 
 T0 = 1_795_000_000.0
 STEPS = 60
@@ -500,3 +501,38 @@ def test_strange_plan_options_do_not_stop_the_report(
     trial.plan.write_text(json.dumps(data))
     text = words(report.write_report(trial.root).read_text())
     assert "The defaults of this experiment are not known here." in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "percent", "texts"),
+    [
+        (11.0, 11.1, False, ["11.000", "11.025", "11.050", "11.075", "11.100"]),
+        (0.0, 1.0, True, ["0 %", "25 %", "50 %", "75 %", "100 %"]),
+        (0.9991, 0.9999, True, ["99.90 %", "99.92 %", "99.94 %", "99.96 %", "99.98 %", "100.00 %"]),
+        (-0.003, 0.001, False, ["-0.003", "-0.002", "-0.001", "0.000", "0.001"]),
+        (0.0, 2e-6, False, ["0", "5.0e-7", "1.0e-6", "1.5e-6", "2.0e-6"]),
+        (1e6, 1e6 + 3, False, ["1.000000e6", "1.000001e6", "1.000002e6", "1.000003e6"]),
+        (1200.0, 3000.0, False, ["1,000", "1,500", "2,000", "2,500", "3,000"]),
+    ],
+)
+def test_an_axis_tells_its_ticks_apart(
+    low: float, high: float, percent: bool, texts: list[str]
+) -> None:
+    assert tick_texts(ticks(low, high), percent=percent) == texts
+
+
+@pytest.mark.parametrize("exponent", range(-18, 16))
+def test_no_two_ticks_of_an_axis_read_alike(exponent: int) -> None:
+    for middle in (0.0, 1.0, 11.3, 123_456.0):
+        spread = 10.0**exponent
+        if spread > 1e-9 * middle:
+            texts = tick_texts(ticks(middle, middle + spread))
+            assert len(set(texts)) == len(texts)
+
+
+def test_a_phone_and_the_dark_have_their_rules() -> None:
+    """What they look like was looked at; this holds the rules that made it so."""
+    phone = STYLE.partition("@media (max-width: 620px)")[2].partition("@media")[0]
+    assert ".scroll table { min-width" in phone
+    dark = STYLE.partition("@media screen and (prefers-color-scheme: dark)")[2]
+    assert ".paper img { filter: invert" in dark.partition("@media")[0]

@@ -98,8 +98,8 @@ def test_all_mistakes_in_a_table_with_their_lines(tmp_path: Path) -> None:
     }
 
 
-def test_later_settings_of_an_entry_win_and_keep_the_others() -> None:
-    words = ["partitions={a: {cpus: 4, gpus: 2}, b: {}}", "partitions.a.gpus=8"]
+def test_settings_of_an_entry_join_and_keep_the_others() -> None:
+    words = ["partitions={a: {cpus: 4}, b: {}}", "partitions.a.gpus=8"]
     problems: list[ConfigError] = []
     applied = put_on(ClusterSpec(), read_words(words, problems))
     assert (problems, applied.problems) == ([], [])

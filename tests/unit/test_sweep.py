@@ -546,7 +546,7 @@ def test_stop_all_names_my_trials_and_needs_a_yes(
         assert line in err
     assert "b-1" not in err
     assert stops.stopped == []
-    monkeypatch.setattr(verbs_sweep, "_agrees", lambda count: False)
+    monkeypatch.setattr(verbs_sweep, "agrees", lambda doing, question: False)
     assert run(["stop", "--all"]) == 0
     assert stops.stopped == []
     assert "nothing was done" in capsys.readouterr().err
