@@ -135,11 +135,19 @@ def resubmit(files: TrialFiles, *, exclude: str | None = None) -> Submission:
         ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
     """
     check_trial(files)
+    record = read_record(TrialRecord, files.record)
+    if record is None:
+        raise TrialError(
+            "the trial's record is missing", where=str(files.record), fix="launch a new trial"
+        )
+    plan = read_plan(files.plan, expected_hash=record.plan_hash)
     with alone(files):
-        return _resubmit(files, exclude)
+        return _resubmit(files, plan, record.plan_hash, exclude)
 
 
-def _resubmit(files: TrialFiles, exclude: str | None) -> Submission:
+def _resubmit(
+    files: TrialFiles, plan: LaunchPlan, plan_hash: str, exclude: str | None
+) -> Submission:
     from launcher.planning import import_all
     from launcher.status import trial_view
     from launcher.trial_state import State
@@ -163,18 +171,12 @@ def _resubmit(files: TrialFiles, exclude: str | None) -> Submission:
             where=str(files.root),
             fix=view.fix,
         )
-    record = read_record(TrialRecord, files.record)
-    if record is None:
-        raise TrialError(
-            "the trial's record is missing", where=str(files.record), fix="launch a new trial"
-        )
-    plan = read_plan(files.plan, expected_hash=record.plan_hash)
     import_all(plan.imports)
     if plan.job is not None:
         raise_all(missing_secrets(plan.cluster, os.environ))
     with reported(files.root):
         now = resumed_now(plan, datetime.now())
-        return start(files, excluding(now, exclude) if exclude else now, record.plan_hash)
+        return start(files, excluding(now, exclude) if exclude else now, plan_hash)
 
 
 @contextmanager
