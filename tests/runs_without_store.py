@@ -72,9 +72,8 @@ class Outcome:
     def problems(self) -> list[str]:
         """What did not hold; empty when all did."""
         found = [f"status said {look}" for look in self.looks if not self._is_true(look)]
-        if (
-            self.longest_pause_s > self.away_s / 2
-        ):  # who waits for the store does one step and no more
+        # Who waits for the store does one step and no more.
+        if self.longest_pause_s > 0.75 * self.away_s:
             found.append(f"it stood still for {self.longest_pause_s:.1f} of {self.away_s:g} s")
         found += [
             f"not the same {what}"

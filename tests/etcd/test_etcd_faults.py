@@ -521,10 +521,10 @@ def test_two_thousand_leases_share_one_client(etcd: EtcdCluster) -> None:
 
 def test_three_hundred_deaths_are_told_as_such(etcd: EtcdCluster) -> None:
     with opened(etcd.access()) as store, store.watch(ROOT) as watch:
-        leases = [store.grant(ttl_s=1) for _ in range(300)]
+        leases = [store.grant(ttl_s=4) for _ in range(300)]
         for i, lease in enumerate(leases):
             store.add(f"{ROOT}/worker/{i}", b"x", lease=leases[0] if i % 10 == 0 else lease)
-        events = collect(watch, 600, timeout_s=20)
+        events = collect(watch, 600, timeout_s=40)
         assert [e.kind for e in events].count(EXPIRE) == 300
         assert {e.kind for e in events} == {PUT, EXPIRE}
         with pytest.raises(LeaseLost):

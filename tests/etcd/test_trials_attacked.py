@@ -142,7 +142,8 @@ def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
 
     # Nobody listens but the worker behind its two doors and etcd behind its own two.
     assert view.supervisor_pid is not None
-    ports = listening_ports(descendants(view.supervisor_pid))
+    workers = {worker.pid for worker in view.workers if worker.pid}  # forked by another (forked.py)
+    ports = listening_ports(descendants(view.supervisor_pid) | workers)
     log = files.attempt(1).log("model_worker/0").read_text()
     doors = {int(p) for p in re.findall(r"(?:control|data)=tcp://[^ ]*:(\d+)", log)}
     clients = int(access.endpoints[0].rpartition(":")[2])

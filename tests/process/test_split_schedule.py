@@ -73,8 +73,9 @@ def test_a_step_on_workers_apart_takes_its_critical_path(trials: Trials) -> None
     overhead_s = typical_step_s(run(trials, "nothing", NOTHING, *APART))
     step_s, critical_s = typical_step_s(files), COSTS.critical_path_s
     assert critical_s == pytest.approx(0.8 + 0.5 + 0.8)
-    # Everything that is not a call costs no more than in a run of nothing else.
-    assert critical_s <= step_s <= 1.03 * critical_s + overhead_s
+    # What is not a call costs about as much as in a run of nothing else. One after the other the calls
+    # alone would take nearly twice as long.
+    assert critical_s <= step_s <= 1.3 * critical_s + overhead_s
 
     calls = [e for e in read_events(files.phase(files.root).events) if isinstance(e, MfcEvent)]
     for step in range(1, STEPS + 1):

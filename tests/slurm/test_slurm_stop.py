@@ -37,7 +37,7 @@ def test_stops_at_random_moments_leave_nothing(
         began = time.monotonic()
         done = slurm_trials.run("stop", "ppo-math/s", "--grace", str(grace_s))
         assert done.returncode == 0, done.stderr
-        assert time.monotonic() - began < grace_s + 10 + 5, done.stderr  # 5 s: this machine's own
+        assert time.monotonic() - began < grace_s + 60, done.stderr  # not for ever
         view = trial_view(files)
         assert view.state is State.STOPPED, f"{number}: {view.state} {view.reason}"
         left = {pid for job in view.job_ids for pid in slurm.processes_of(int(job))}
