@@ -168,10 +168,6 @@ class PrivateEtcd:
             raise _PortTaken
         raise self._error(f"etcd ended with status {code}")
 
-    def failure(self, what: str) -> ClusterError:
-        """``what`` has happened to it, as an error with what it said last."""
-        return self._error(what)
-
     def _error(self, what: str) -> ClusterError:
         said = self.log_tail()
         return ClusterError(
