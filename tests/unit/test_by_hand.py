@@ -1,4 +1,5 @@
-"""What was checked by hand is on record, with its revision."""
+"""What was checked by hand is on record, with its revision. Whether it held is told at the end of each run: a
+check may find a defect that is not mended yet."""
 
 from __future__ import annotations
 
