@@ -37,9 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
         forked.start()
 
 
-# Files whose tests take longest, in the order in which they should be begun; a file that is not named comes
-# with its folder. Whoever waits in one leaves room for the others, so the longest must not come last.
-LONGEST_FIRST = ("tests/slurm/", "tests/process/", "tests/etcd/", "tests/simulation/")
+# The folders whose files take longest: they are begun first, since a file that is begun last runs alone.
+LONGEST_FIRST = ("tests/slurm/", "tests/etcd/", "tests/process/", "tests/simulation/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
