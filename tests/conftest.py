@@ -17,7 +17,6 @@ from by_hand import checks, result_of
 if TYPE_CHECKING:
     from real_trials import Trials
 
-SLURM = "tests/slurm/"
 WITHOUT_TRIALS = ("tests/unit", "tests/simulation")
 pytest.register_assert_rewrite(
     "live_runs", "name_resolve_cases", "real_trials", "runs_without_store"
@@ -54,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is there now stays: looking through it again and again is a tenth of the unit tier's time."""
+    """What is there now stays: the collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
 
