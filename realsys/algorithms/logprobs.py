@@ -10,8 +10,10 @@ logits exists beside the (often bfloat16) original.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from realsys.algorithms.tensor_checks import require_same_shape
 from realsys.api.errors import ConfigError, DataError
@@ -47,12 +49,53 @@ def entropy(logits: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
 
     Tokens ruled out by a logit of -inf contribute 0.
     """
-    entropies = []
-    for scaled in _scaled_chunks(logits, temperature):
-        finite = scaled.clamp(min=torch.finfo(torch.float32).min)  # 0 · -inf would be nan
-        mean_logit = (finite.softmax(dim=1) * finite).sum(dim=1)
-        entropies.append(finite.logsumexp(dim=1) - mean_logit)
-    return torch.cat(entropies)
+    h: torch.Tensor = _Entropy.apply(logits, temperature)
+    return h
+
+
+class _Entropy(torch.autograd.Function):
+    """H = log Σ exp z - m, and dH/dx = -p (z - m) / temperature, where z is a logit less its row's largest
+    and m = Σ p z.
+
+    Autograd's way is through the softmax, whose p of a vocabulary of 49,000 add up to 1 only to 1e-6 on
+    CPUs, and through sums of p x that cancel: a gradient that is wrong by 2e-4 of its size. This one
+    knows differences of logits only. It keeps nothing but the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+        entropies = []
+        for scaled in _scaled_chunks(logits, temperature, below_largest=True):
+            _, mean, log_total = _mean_under_softmax(scaled)
+            entropies.append((log_total - mean)[:, 0])
+        ctx.save_for_backward(logits)
+        ctx.temperature = temperature
+        return torch.cat(entropies)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (logits,) = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        rows = _rows_per_chunk(logits)
+        chunks = zip(
+            _scaled_chunks(logits, ctx.temperature, below_largest=True),
+            torch.split(grad_N[:, None] / -ctx.temperature, rows),
+            torch.split(grad, rows),
+            strict=True,
+        )
+        for scaled, factor, out in chunks:
+            p, mean, _ = _mean_under_softmax(scaled)
+            out.copy_(p * (scaled - mean) * factor)
+        return grad, None
+
+
+def _mean_under_softmax(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """p = softmax(z) ``[n, V]``, and ``[n, 1]`` each: Σ p z, log Σ exp z. The largest z is 0."""
+    weight = z.exp()
+    total = weight.sum(dim=1, keepdim=True)
+    p = weight / total
+    return p, (p * z).sum(dim=1, keepdim=True), total.log()
 
 
 def next_token_logprobs(
@@ -101,7 +144,9 @@ def _rows_per_chunk(logits: torch.Tensor) -> int:
     return max(1, _CHUNK_ELEMENTS // logits.shape[1])
 
 
-def _scaled_chunks(logits: torch.Tensor, temperature: float) -> Iterator[torch.Tensor]:
+def _scaled_chunks(
+    logits: torch.Tensor, temperature: float, *, below_largest: bool = False
+) -> Iterator[torch.Tensor]:
     if not temperature > 0:
         raise ConfigError(
             f"temperature is {temperature}",
@@ -109,4 +154,9 @@ def _scaled_chunks(logits: torch.Tensor, temperature: float) -> Iterator[torch.T
             fix="use the temperature of sampling; 1.0 for greedy answers",
         )
     for chunk in torch.split(logits, _rows_per_chunk(logits)):
-        yield chunk.float() if temperature == 1.0 else chunk.float() / temperature
+        wide = chunk.float()
+        if below_largest:  # before the division, so that it rounds differences only
+            wide = wide - wide.amax(dim=1, keepdim=True)
+        scaled = wide if temperature == 1.0 else wide / temperature
+        # 0 · -inf would be nan
+        yield scaled.clamp(min=torch.finfo(torch.float32).min) if below_largest else scaled
