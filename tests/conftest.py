@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import forked
 import pytest
+from at_once import CHILD, pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 from by_hand import checks, result_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A failure is named when it happens, not half an hour later."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+    if report.failed and CHILD not in os.environ:
         line = f"\n{report.nodeid} failed ({report.when}, {report.duration:.0f} s)\n"
         os.write(sys.__stdout__.fileno(), line.encode())
 

@@ -1,7 +1,7 @@
 """Runs that workers join and leave while they live: how they are started, and that nothing was lost.
 
-From half of their steps on they crawl (crawl_plugin.py), three steps in five seconds, until the test lets
-them go on: its commands, of some ten seconds each, have two minutes on the quickest machine.
+Soon they crawl (crawl_plugin.py), three steps in five seconds, until the test lets them go on: its
+commands, of some ten seconds each, have a minute and a half on the quickest machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from real_trials import Trials, explain, small_ppo, trained_ids
 from launcher.trial_state import State
 from realsys.api.trial import TrialFiles
 
-STEPS = 150
+STEPS, CRAWLS_FROM = 60, 6
 SEQUENCES = 8  # of a step
 TWO_MAKERS = (
     "detached.makers={maker_0: trainer_0, maker_1: trainer_0}",
@@ -25,14 +25,14 @@ TWO_MAKERS = (
 
 def launch(trials: Trials, experiment: str, policy: Path, *words: str) -> TrialFiles:
     """Starts ``<experiment>/live`` with ``policy``; returns after three steps."""
-    agent = f"{{version: {STEPS // 2}, go: {_go(trials)}}}"
+    agent = f"{{version: {CRAWLS_FROM}, go: {_go(trials)}}}"
     files = trials.launch(
         experiment,
         "live",
         f"actor.path={policy}",
         *small_ppo(
             "exp_ctrl.total_train_epochs=50",
-            "exp_ctrl.ckpt_freq_steps=60",
+            "exp_ctrl.ckpt_freq_steps=25",
             "exp_ctrl.eval_freq_steps=none",
         ),
         f"exp_ctrl.benchmark_steps={STEPS}",

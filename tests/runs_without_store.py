@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from etcd_server import EtcdCluster
+from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, weights_of
 
 from launcher.trial_state import State
@@ -22,18 +23,6 @@ from realsys.api.trial import TrialFiles
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 
-REWARD = """
-import time
-from realsys.api.registry import register_reward
-from realsys.rewards.math_verify import math_verify_reward
-
-def slow(**about):
-    time.sleep({pause_s})
-    return math_verify_reward(**about)
-
-register_reward("slow", slow)
-"""
-SEQUENCES = 16  # of a step: each waits for the rule
 STEPS_AN_EPOCH = 12
 _STEP_DONE = re.compile(r"^(\S+) INFO master_worker/0 (?:step=(\d+) )?.*?step done ", re.MULTILINE)
 
@@ -107,13 +96,6 @@ def site(trials: Trials, url: str, patience_s: int) -> str:
     return str(path)
 
 
-def slow(trials: Trials, step_s: float) -> list[str]:
-    """Words of a launch: each step takes so long, or somewhat longer."""
-    rule = trials.file_root.parent / "slow_rule.py"
-    rule.write_text(REWARD.format(pause_s=step_s / SEQUENCES))
-    return ["--import", str(rule), "reward=slow"]
-
-
 def play(
     trials: Trials,
     policy: Path,
@@ -135,7 +117,7 @@ def play(
     calm = trials.launch("ppo-math", "calm", *words)
     cluster = site(trials, "etcd://" + ",".join(etcd.endpoints), patience_s)
     shaken = trials.launch(
-        "ppo-math", "shaken", "--cluster", cluster, *slow(trials, step_s), *words
+        "ppo-math", "shaken", "--cluster", cluster, *Pace(trials.file_root.parent, step_s).words, *words
     )
     view = trials.wait(calm, timeout_s=600)
     assert view.state is State.COMPLETED, explain(calm, view)

@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from paced import Pace
 from real_trials import Trials, explain, files_under, metrics_of, name_of, small_ppo
 
 from launcher.status import trial_view
@@ -26,7 +27,8 @@ from realsys.supervisor.certificates import Authority
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 
-ATTACKED = small_ppo("exp_ctrl.total_train_epochs=10", "ppo.gen.max_new_tokens=24", "group_size=4")
+ATTACKED = small_ppo("exp_ctrl.total_train_epochs=4")
+STEP_S = 2.0  # until the attacks are over
 LISTENING = "0A"  # state of a line in /proc/net/tcp
 WORDS = (
     ("get", "/", "--prefix"),
@@ -124,7 +126,8 @@ def weigh_down(port: int, stack: ExitStack) -> None:
 def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
     trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    words = (f"actor.path={tiny_policy}", *ATTACKED)
+    pace = Pace(tmp_path, STEP_S)
+    words = (f"actor.path={tiny_policy}", *ATTACKED, *pace.words)
     peaceful = trials.launch("ppo-math", "peaceful", *words)
     site = tmp_path / "site.yaml"
     site.write_text(
@@ -164,6 +167,7 @@ def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
         assert view.state in State.live(), explain(files, view)
     assert_no_secret_is_shown(files, access, trials)
 
+    pace.set(0.0)
     for run in (files, peaceful):
         view = trials.wait(run, timeout_s=200)
         assert view.state is State.COMPLETED, explain(run, view)

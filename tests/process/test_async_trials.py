@@ -29,8 +29,8 @@ from realsys.observability.metrics import deterministic, read_metrics
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-LONGER = small_ppo("exp_ctrl.total_train_epochs=6")
-LONGER_STEPS = 72
+LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
+LONGER_STEPS = 48
 # The plain objective, so that nothing but the way of the answers differs.
 PLAIN = ("ppo.use_decoupled_loss=false", "ppo.correction=none")
 # What only one of the two ways has to tell.
@@ -154,7 +154,7 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
     for worker in killed:
         began = view.step or 0
         os.kill(worker_pid(view, worker), signal.SIGKILL)
-        view = wait_until(files, lambda v: (v.step or 0) >= began + 10, timeout_s=120)  # noqa: B023
+        view = wait_until(files, lambda v: (v.step or 0) >= began + 6, timeout_s=120)  # noqa: B023
     assert {w.worker: w.pid for w in view.workers if w.worker in others} == others
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)

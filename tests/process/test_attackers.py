@@ -22,6 +22,7 @@ import attackers
 import pytest
 import zmq
 from attackers import MIB, Door, ask, say, with_keys
+from paced import Pace
 from real_trials import (
     Trials,
     explain,
@@ -46,10 +47,9 @@ from realsys.transport.requests import Done, Evaluate, Ping, Reply
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-EPOCHS, STEPS = 30, 360  # longer than all attacks together take
-ATTACKED = small_ppo(
-    f"exp_ctrl.total_train_epochs={EPOCHS}", "ppo.gen.max_new_tokens=24", "group_size=4"
-)
+EPOCHS, STEPS = 10, 120
+ATTACKED = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}")
+STEP_S = 3.0  # with them, longer than all attacks together take; the last test lets it hurry
 SILENCE_S = 0.4  # how long we wait for an answer that must not come
 STRANGER = TrialKeypairs.generate()
 
@@ -61,6 +61,7 @@ class Scene:
     trials: Trials
     files: TrialFiles
     peaceful: TrialFiles
+    pace: Pace
     is_over: bool = False
 
     def attempt(self, number: int) -> AttemptFiles:
@@ -134,8 +135,9 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterator[Scene]:
-    trials = Trials(tmp_path_factory.mktemp("attacked") / "root")
-    words = (f"actor.path={tiny_policy}", *ATTACKED)
+    folder = tmp_path_factory.mktemp("attacked")
+    trials, pace = Trials(folder / "root"), Pace(folder, 0.2)
+    words = (f"actor.path={tiny_policy}", *ATTACKED, *pace.words)
     try:
         files = trials.launch("ppo-math", "attacked", *words)
         trials.wait_for_step(files, 4)
@@ -144,7 +146,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterat
         trials.resume(files)
         peaceful = trials.launch("ppo-math", "peaceful", *words)
         wait_until(files, lambda v: v.attempt == 2 and (v.step or 0) >= 6, timeout_s=120)
-        yield Scene(trials, files, peaceful)
+        pace.set(STEP_S)
+        yield Scene(trials, files, peaceful, pace)
     finally:
         trials.end_all()
 
@@ -195,7 +198,9 @@ def test_slow_and_half_open_connections_hold_nobody_up(scene: Scene) -> None:
         scene.assert_it_answers()
         time.sleep(4)
         scene.assert_it_answers()
+        scene.pace.set(0.5)
         wait_until(scene.files, lambda v: (v.step or 0) >= step + 3, timeout_s=60)
+        scene.pace.set(STEP_S)
 
 
 def test_old_versions_of_the_protocol_which_know_no_keys_are_cut_off(scene: Scene) -> None:
@@ -463,6 +468,7 @@ def test_keys_are_nowhere_but_in_their_files(scene: Scene) -> None:
 
 def test_after_all_of_it_the_trial_ends_with_the_numbers_of_one_in_peace(scene: Scene) -> None:
     scene.is_over = True
+    scene.pace.set(0.0)
     for files in (scene.files, scene.peaceful):
         view = scene.trials.wait(files, timeout_s=500)
         assert view.state is State.COMPLETED, explain(files, view)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from paced import Pace
 from real_trials import (
     Trials,
     explain,
@@ -28,18 +29,25 @@ from realsys.observability.metrics import read_metrics
 
 pytestmark = pytest.mark.process
 
-# Long enough to be stopped in its middle, however slow the command that stops it.
-EPOCHS, STEPS = 5, 60
+EPOCHS, STEPS = 2, 24
+STEP_S = 0.7  # to be stopped in its middle, however slow the command that stops it
 RUN = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> TrialFiles:
-    trials = Trials(tmp_path_factory.mktemp("undisturbed") / "root")
-    files = trials.launch("ppo-math", "whole", f"actor.path={tiny_policy}", *RUN)
+    folder = tmp_path_factory.mktemp("undisturbed")
+    trials, quick = Trials(folder / "root"), Pace(folder, 0.0).words
+    files = trials.launch("ppo-math", "whole", f"actor.path={tiny_policy}", *RUN, *quick)
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
     return files
+
+
+@pytest.fixture
+def pace(tmp_path: Path) -> Pace:
+    """Of the run that a test disturbs: it has time to, until it lets it hurry."""
+    return Pace(tmp_path, STEP_S)
 
 
 def assert_same_run(files: TrialFiles, reference: TrialFiles) -> None:
@@ -96,15 +104,16 @@ def test_each_prompt_of_an_epoch_is_trained_exactly_once(undisturbed: TrialFiles
 
 
 def test_stop_and_resume_equals_the_undisturbed_run(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace
 ) -> None:
-    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *RUN)
+    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *RUN, *pace.words)
     trials.wait_for_step(files, 4)
     stopped = trials.run("stop", "ppo-math/stopped")
     assert stopped.returncode == 0, stopped.stderr
     view = trials.wait(files)
     assert view.state is State.STOPPED
     assert 4 <= (view.step or 0) < STEPS, "the run ended before it was stopped"
+    pace.set(0.0)
     trials.resume(files)
     assert trials.wait(files).state is State.COMPLETED
     assert_same_run(files, undisturbed)
@@ -112,11 +121,11 @@ def test_stop_and_resume_equals_the_undisturbed_run(
 
 
 def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace
 ) -> None:
     """The step has a checkpoint already: no second one is written, and nothing fails."""
     each = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}", "exp_ctrl.ckpt_freq_steps=1")
-    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *each)
+    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *each, *pace.words)
     trials.wait_for_step(files, 4)
     for attempt in (1, 2):
         stopped = trials.run("stop", "ppo-math/stopped")
@@ -125,6 +134,7 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
         assert view.state is State.STOPPED, explain(files, view)
         assert newest_checkpoint(files).name == f"step-{view.step:06d}.{attempt}"
         trials.resume(files)  # the second time at once: attempt 2 may not have begun a step
+    pace.set(0.0)
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
     assert_same_run(files, undisturbed)
@@ -133,13 +143,14 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
 
 @pytest.mark.parametrize("step", [1, 5, 9])
 def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, step: int
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace, step: int
 ) -> None:
-    files = trials.launch("ppo-math", "killed", f"actor.path={tiny_policy}", *RUN)
+    files = trials.launch("ppo-math", "killed", f"actor.path={tiny_policy}", *RUN, *pace.words)
     trials.wait_for_step(files, step)
     kill_everything(files)
     view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
     assert view.state is State.LOST
+    pace.set(0.0)
     trials.resume(files)
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
@@ -148,15 +159,16 @@ def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
 
 
 def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace
 ) -> None:
-    files = trials.launch("ppo-math", "torn", f"actor.path={tiny_policy}", *RUN)
+    files = trials.launch("ppo-math", "torn", f"actor.path={tiny_policy}", *RUN, *pace.words)
     trials.wait_for_step(files, 7)  # checkpoints after 3 and 6
     kill_everything(files)
     newest = newest_checkpoint(files)
     state = newest / "model_worker-0.pt"
     state.write_bytes(state.read_bytes()[:-100])
     wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
+    pace.set(0.0)
     trials.resume(files)
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
@@ -166,9 +178,9 @@ def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
 
 
 def test_a_signal_to_the_supervisor_stops_the_trial_after_a_step(
-    trials: Trials, tiny_policy: Path
+    trials: Trials, tiny_policy: Path, pace: Pace
 ) -> None:
-    files = trials.launch("ppo-math", "signalled", f"actor.path={tiny_policy}", *RUN)
+    files = trials.launch("ppo-math", "signalled", f"actor.path={tiny_policy}", *RUN, *pace.words)
     view = trials.wait_for_step(files, 2)
     assert view.supervisor_pid is not None
     os.kill(view.supervisor_pid, signal.SIGTERM)

@@ -1,0 +1,199 @@
+"""`pytest --at-once N`: the tests are collected once, and N forks of this process run them, file by file.
+
+`pytest -n N` collects in each of its workers: of ours that is most of a minute of computing, and what two
+files share (``pytest.mark.together``) is made twice. Forks take the next file when they have done one; session
+fixtures live as long as their fork. Their reports are those of this process, as far as other plug-ins see.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import pytest
+
+CHILD = "REALSYS_TESTS_CHILD"  # in the environment of a fork
+PR_SET_PDEATHSIG = 1
+_NUMBER = struct.Struct("=H")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_ = "run the tests in so many processes"
+    parser.addoption("--at-once", type=int, default=1, metavar="N", help=help_)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    num_children = session.config.getoption("at_once")
+    if num_children <= 1 or session.testsfailed or session.config.option.collectonly:
+        return None
+    _run(session, num_children)
+    return True
+
+
+def files_of(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """What one process runs without a break: the tests of a file, or of those that go together."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("together")
+        name = mark.args[0] if mark else item.nodeid.partition("::")[0]
+        groups.setdefault(name, []).append(item)
+    return list(groups.values())
+
+
+@dataclass
+class _Child:
+    """A fork, as this process sees it."""
+
+    pid: int
+    reports: int  # the end of a pipe
+    received: bytes = b""
+    group: int = -1
+    running: str = ""
+    is_done: bool = False
+    reported: set[str] = field(default_factory=set)
+
+    def messages(self, data: bytes) -> Iterator[dict[str, Any]]:
+        *lines, self.received = (self.received + data).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+def _run(session: pytest.Session, num_children: int) -> None:
+    assert threading.active_count() == 1, "a thread would not be there in the forks"
+    groups = files_of(session.items)
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all
+    queue, end = os.pipe()
+    os.write(end, b"".join(_NUMBER.pack(i) for i in range(len(groups))))
+    os.close(end)
+    children = [_fork(session, groups, queue) for _ in range(min(num_children, len(groups)))]
+    os.close(queue)
+    try:
+        _listen(session, groups, children)
+    finally:
+        for child in children:
+            if not child.is_done:
+                os.kill(child.pid, signal.SIGINT)
+        for child in children:
+            os.waitpid(child.pid, 0)
+
+
+def _listen(
+    session: pytest.Session, groups: list[list[pytest.Item]], children: list[_Child]
+) -> None:
+    hook, config = session.config.hook, session.config
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            selector.register(child.reports, selectors.EVENT_READ, child)
+        while selector.get_map():
+            for key, _ in selector.select():
+                child = key.data
+                if data := os.read(child.reports, 1 << 20):
+                    for message in child.messages(data):
+                        match message:
+                            case {"group": number}:
+                                child.group = number
+                            case {"begins": nodeid}:
+                                child.running = nodeid
+                            case {"report": plain}:
+                                report = hook.pytest_report_from_serializable(
+                                    config=config, data=plain
+                                )
+                                child.reported.add(report.nodeid)
+                                hook.pytest_runtest_logreport(report=report)
+                            case {"done": _}:
+                                child.is_done = True
+                    if session.shouldfail:
+                        raise session.Failed(session.shouldfail)
+                    if session.shouldstop:
+                        raise session.Interrupted(session.shouldstop)
+                    continue
+                selector.unregister(child.reports)
+                os.close(child.reports)
+                if not child.is_done:
+                    child.is_done = True
+                    for report in _of_the_lost(child, groups):
+                        hook.pytest_runtest_logreport(report=report)
+
+
+def _of_the_lost(child: _Child, groups: list[list[pytest.Item]]) -> Iterator[pytest.TestReport]:
+    """Failures of what a fork had to do when it ended."""
+    for item in groups[child.group]:
+        if item.nodeid == child.running or item.nodeid not in child.reported:
+            why = f"the process that runs {child.running} has ended"
+            yield pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call")
+
+
+def _fork(session: pytest.Session, groups: list[list[pytest.Item]], queue: int) -> _Child:
+    reports, end = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    if pid := os.fork():
+        os.close(end)
+        return _Child(pid, reports)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.close(reports)
+    os.environ[CHILD] = str(os.getpid())
+    _work(session, groups, queue, end)
+
+
+def _work(
+    session: pytest.Session, groups: list[list[pytest.Item]], queue: int, end: int
+) -> NoReturn:
+    """What a fork does: the next file in the queue, until there is none."""
+
+    def send(**message: Any) -> None:
+        data = memoryview(json.dumps(message, default=str).encode() + b"\n")
+        while data:
+            data = data[os.write(end, data) :]
+
+    def next_group() -> int | None:
+        data = os.read(queue, _NUMBER.size)
+        return _NUMBER.unpack(data)[0] if data else None
+
+    plugins = session.config.pluginmanager
+    plugins.unregister(name="terminalreporter")
+    plugins.register(_Teller(session.config, send))
+    try:
+        number = next_group()
+        while number is not None:
+            send(group=number)
+            items, following = groups[number], None
+            for item, after in zip(items, [*items[1:], None], strict=True):
+                if after is None and (following := next_group()) is not None:
+                    after = groups[following][0]  # what both need is kept
+                session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            number = following
+        send(done=True)
+    except KeyboardInterrupt:
+        session._setupstate.teardown_exact(None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class _Teller:
+    """Tells the process that has forked us."""
+
+    def __init__(self, config: pytest.Config, send: Any) -> None:
+        self._config, self._send = config, send
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._send(begins=nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        plain = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._send(report=plain)
