@@ -1,6 +1,6 @@
-"""The server that forks the processes of tests' trials: started once for a run of the tests.
+"""The servers that fork the processes of tests' trials: started once for a run of the tests.
 
-What it is for stands in fork_server/server.py. Under `pytest -n` all workers share one.
+What they are for stands in fork_server/server.py. Under `pytest -n` all workers share them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,31 @@ LOADED_WITH = {
 }
 
 
+KINDS = ("workers", "commands")
+_servers: list[subprocess.Popen[bytes]] = []
+
+
 def start() -> None:
-    """Starts it in the background, tied to this process. What asks before it is ready waits."""
+    """Starts them in the background, tied to this process. What asks before one is ready waits."""
     folder = Path(tempfile.mkdtemp(prefix="realsys-fork-"))
     folder.chmod(0o755)  # tests have ordinary users
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "sitecustomize.py").symlink_to(HERE / "sitecustomize.py")
     padding = "x" * 65_000  # room in /proc for arguments and environment of what is forked
-    server = subprocess.Popen(
-        [sys.executable, HERE / "server.py", folder / "socket", str(os.getpid()), padding],
-        env={**os.environ, **LOADED_WITH, "PADDING": padding, "PYTHONPATH": str(HERE.parents[1])},
-        stdin=subprocess.DEVNULL,
-    )
-    atexit.register(_end, server)
+    for kind in KINDS:
+        server = subprocess.Popen(
+            [sys.executable, HERE / "server.py", kind, folder / kind, str(os.getpid()), padding],
+            env={**os.environ, **LOADED_WITH, "PADDING": padding, "PYTHONPATH": str(HERE.parents[1])},
+            stdin=subprocess.DEVNULL,
+        )
+        atexit.register(_end, server)
+        _servers.append(server)
     os.environ[FOLDER] = str(folder)
+
+
+def ended() -> bool:
+    """Whether one that was started here is gone: tests still pass then, and take three times as long."""
+    return any(server.poll() is not None for server in _servers)
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

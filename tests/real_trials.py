@@ -173,7 +173,7 @@ def wait_until(
     every_s: float = 0.05,
 ) -> TrialView:
     """Looks as `realsys watch` does, with one reader; fails with the logs when the condition does not come
-    true in time. Looking takes no more than half of the time, however slow the machine."""
+    true in time. Looking takes no more than a fifth of the time, however slow the machine."""
     deadline = time.monotonic() + timeout_s
     with closing(TrialReader(files, board=JobBoard(max_age_s=SLURM_AGE_S))) as reader:
         while True:
@@ -182,7 +182,7 @@ def wait_until(
             if condition(view):
                 return view
             assert time.monotonic() < deadline, explain(files, view)
-            time.sleep(max(every_s, time.monotonic() - began))
+            time.sleep(max(every_s, 4 * (time.monotonic() - began)))
 
 
 def explain(files: TrialFiles, view: TrialView) -> str:

@@ -1,6 +1,8 @@
-"""`python server.py SOCKET PARENT_PID PADDING`, started by forked.py: forks processes that need torch.
+"""`python server.py KIND SOCKET PARENT_PID PADDING`, started by forked.py: forks the processes of trials.
 
-Importing torch and its like takes longer than most test trials need for all else. A process that a test's
+Importing torch and its like takes longer than most test trials need for all else, and most commands need
+nothing but their imports. One server is for workers, one, without torch, for all other processes: forking
+and ending is quicker where there is less. A process that a test's
 trial starts with `python -m MODULE` asks here (sitecustomize.py, beside this file) and stays as a
 stand-in: it passes on signals, ends as the forked process ends, and takes it along when it is killed. The
 forked process has the asker's arguments, environment, folder, umask, open files, namespaces and control
@@ -13,6 +15,7 @@ What the tests show is realsys; how fast Python imports torch is not among it.
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -20,26 +23,42 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import signal
 import socket
 import struct
 import sys
+import threading
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-PRELOADED = (
-    *("torch", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "numpy"),
-    *("transformers.models.auto.tokenization_auto", "transformers.generation.utils"),
-    *("transformers.models.llama.modeling_llama", "matplotlib.figure", "math_verify"),
-    *("realsys.model_worker.build", "realsys.generation_server.build", "realsys.evaluator.build"),
-    *("realsys.rollout_worker.build", "realsys.master.build", "realsys.gserver_manager.build"),
-    *("realsys.backends.fsdp", "realsys.backends.inference", "realsys.interfaces.ppo_actor"),
-    *("realsys.interfaces.ppo_critic", "realsys.datasets.math", "realsys.models.hf"),
-    *("realsys.supervisor.supervisor", "realsys.worker.runner", "realsys.observability.report"),
-    *("launcher.cli", "launcher.verbs_run", "launcher.verbs_inspect", "submitit"),
-)
+from sitecustomize import SERVERS, TIED
+
+# What sitecustomize.py asks each server for has these modules already, and all of the packages below.
+PRELOADED = {
+    "workers": (
+        *("torch", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "numpy"),
+        *("numpy.ctypeslib", "torch.utils.serialization", "encodings.idna", "math_verify"),
+        *("transformers.models.auto.tokenization_auto", "transformers.generation.utils"),
+        "transformers.models.llama.modeling_llama",
+    ),
+    "commands": (
+        *("typer._adapters", "pydantic.fields", "submitit.local._local", "compileall"),
+        *("numpy", "math_verify", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+        *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PpmImagePlugin"),
+    ),
+}
+PACKAGES = {
+    "workers": ("realsys", "experiments"),
+    "commands": (
+        *("launcher", "experiments", "realsys.api", "realsys.slurm", "realsys.supervisor"),
+        *("realsys.name_resolve", "realsys.worker", "realsys.observability", "realsys.rewards"),
+    ),
+}
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
 CGROUPS = Path("/sys/fs/cgroup")
@@ -119,6 +138,7 @@ def serve(listener: socket.socket) -> Request:
                         join(peer_of(key.fileobj))
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        close_all(selector)
                         return request
                     for _there, here in request.fds:
                         os.close(here)
@@ -131,6 +151,14 @@ def serve(listener: socket.socket) -> Request:
             with contextlib.suppress(KeyError):
                 selector.unregister(connection)
             connection.close()
+
+
+def close_all(selector: selectors.BaseSelector) -> None:
+    """At once, not when they are collected: their numbers are then those of other files."""
+    for key in list(selector.get_map().values()):
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()
+    selector.close()
 
 
 def end_with_parent(expected_pid: int) -> None:
@@ -191,7 +219,7 @@ def become(request: Request) -> None:
         os.close(here)
     os.closerange(top, top + len(moved) + 64)
     environment = dict(request.environment)
-    if "REALSYS_PARENT_PID" in environment:  # the stand-in is tied to that one, and we to ours
+    if request.module in TIED:  # the stand-in is tied to that one, and we to ours
         environment["REALSYS_PARENT_PID"] = str(os.getppid())
     os.environ.clear()
     os.environ.update(environment)
@@ -227,18 +255,43 @@ def show_in_proc(argv: list[str], environment: dict[str, str]) -> None:
 
 
 def run(request: Request) -> NoReturn:
-    """What `python -m` does from here on."""
+    """What `python -m` does from here on, but that the interpreter's memory is not taken down object by
+    object: of all that is imported here that would take longer than most commands."""
     become(request)
-    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    sys.modules.pop(request.module, None)  # another program may have imported it
+    status = 0
+    try:
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+    except SystemExit as exit_:
+        if isinstance(exit_.code, str):
+            print(exit_.code, file=sys.stderr)
+        status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads as the interpreter does
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status & 0xFF)
+
+
+def modules_of(packages: tuple[str, ...]) -> Iterator[str]:
+    """All but those that `python -m` is to run."""
+    for package in packages:
+        folders = importlib.import_module(package).__path__
+        for module in pkgutil.walk_packages(folders, f"{package}."):
+            if module.name not in SERVERS:
+                yield module.name
 
 
 def main() -> None:
-    path, parent, *_padding = sys.argv[1:]
+    kind, path, parent, *_padding = sys.argv[1:]
     end_with_parent(int(parent))
     listener = listen(path)
     gc.disable()  # as workers do while they import
-    for name in PRELOADED:
+    for name in (*PRELOADED[kind], *modules_of(PACKAGES[kind])):
         importlib.import_module(name)
     gc.freeze()
     gc.enable()

@@ -8,18 +8,24 @@ import os
 import sys
 from pathlib import Path
 
-ADDRESS = Path(__file__).with_name(
-    "socket"
-)  # we are a link in a folder made for one run of the tests
+FOLDER = Path(__file__).parent  # we are a link in a folder made for one run of the tests
 PR_SET_PDEATHSIG = 1
-FORKED = ("launcher.entry", "realsys.observability.keepsakes", "realsys.worker.main")
+SERVERS = {
+    "launcher.entry": "commands",
+    "realsys.observability.keepsakes": "commands",
+    "realsys.rewards.guarded_process": "commands",
+    "realsys.supervisor.entry": "commands",
+    "realsys.worker.heartbeat": "commands",
+    "realsys.worker.main": "workers",
+}
+TIED = ("realsys.worker.main",)  # they end with the process that REALSYS_PARENT_PID names
 
 
 def _asked() -> None:
     words = sys.orig_argv[1:]
-    while words and words[0] == "-u":
+    while words and words[0] in ("-u", "-P"):
         words.pop(0)
-    if len(words) < 2 or words[0] != "-m" or words[1] not in FORKED:
+    if len(words) < 2 or words[0] != "-m" or words[1] not in SERVERS:
         return
 
     import ctypes
@@ -46,16 +52,16 @@ def _asked() -> None:
     signals |= {signal.SIGUSR2, signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        connection.connect(str(ADDRESS))
+        connection.connect(str(FOLDER / SERVERS[words[1]]))
         socket.send_fds(connection, [json.dumps(request).encode()], fds)
         pid = struct.unpack("=i", connection.recv(4))[0]
     except (OSError, struct.error):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         connection.close()
         return
-    if parent := os.environ.get("REALSYS_PARENT_PID"):  # as the worker itself would
+    if words[1] in TIED:  # as the worker itself would
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != int(parent):
+        if os.getppid() != int(os.environ["REALSYS_PARENT_PID"]):
             os._exit(0)
     for number in signals:
         signal.signal(number, lambda number, _frame: _pass_on(pid, number))
@@ -87,5 +93,4 @@ def _pass_on(pid: int, number: int) -> None:
         pass
 
 
-if ADDRESS.exists():
-    _asked()
+_asked()
