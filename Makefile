@@ -23,20 +23,17 @@ slurm-packages:
 etcd-packages:
 	tests/etcd/install_packages
 
-# The unit tier keeps both cores busy; the others mostly wait for schedulers, leases and processes, so more
-# of them run at the same time, and the linters beside them.
-TIERS := tests/process tests/simulation tests/etcd tests/slurm
+# Most tests wait for schedulers, leases and processes: several run at the same time, the linters beside them.
 AT_ONCE ?= 5
 test: install slurm-packages etcd-packages
 	@status=0; \
 	$(MAKE) --no-print-directory check >.check.log 2>&1 & check=$$!; \
-	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder $(TIERS) || status=1; \
+	$(BIN)/python -m pytest --at-once $(AT_ONCE) tests || status=1; \
 	wait $$check || { status=1; echo "make check failed:"; cat .check.log; }; \
-	$(BIN)/python -m pytest -n 2 tests/unit || status=1; \
 	exit $$status
 
 test-fast: install
-	$(BIN)/python -m pytest -n 2 tests/unit
+	$(BIN)/python -m pytest --at-once 2 tests/unit
 
 # What takes long or needs a real model: by hand. Commit the results that they write.
 acceptance: install etcd-packages

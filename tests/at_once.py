@@ -1,8 +1,9 @@
 """`pytest --at-once N`: the tests are collected once, and N forks of this process run them, file by file.
 
 `pytest -n N` collects in each of its workers: of ours that is most of a minute of computing, and what two
-files share (``pytest.mark.together``) is made twice. Forks take the next file when they have done one; session
-fixtures live as long as their fork. Their reports are those of this process, as far as other plug-ins see.
+files share (``pytest.mark.together``) is made twice. Forks take the next file when they have done one;
+session fixtures live as long as their fork. Its reports are those of this process, as far as other plug-ins
+see.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One server for all workers of `pytest -n`, which inherit its name."""
+    """Servers for all forks of `pytest --at-once`, which inherit their name."""
     paths = [Path(word.partition("::")[0]).resolve() for word in config.args]
     roots = [config.rootpath / folder for folder in WITHOUT_TRIALS]
     if forked.FOLDER not in os.environ and not all(
@@ -73,6 +73,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if os.environ.get("CI") and skipped:
         names = ", ".join(report.nodeid for report in skipped[:10])
         reporter.write_line(f"skipped in CI, which counts as failed: {names}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if forked.ended():  # all tests may pass without, but take three times as long
+        reporter.write_line("a server of tests/fork_server has ended", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -1,6 +1,6 @@
 """The servers that fork the processes of tests' trials: started once for a run of the tests.
 
-What they are for stands in fork_server/server.py. Under `pytest -n` all workers share them.
+What they are for stands in fork_server/server.py. Under `pytest --at-once` all forks share them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent / "fork_server"
-FOLDER = "REALSYS_TESTS_FORK_FOLDER"  # for further workers of `pytest -n`
+FOLDER = "REALSYS_TESTS_FORK_FOLDER"  # for forks of `pytest --at-once`
 # Of what libraries read when they are loaded, all that a forked process can no longer be given.
 # realsys/worker/environment.py gives its workers these.
 LOADED_WITH = {
@@ -42,7 +42,12 @@ def start() -> None:
     for kind in KINDS:
         server = subprocess.Popen(
             [sys.executable, HERE / "server.py", kind, folder / kind, str(os.getpid()), padding],
-            env={**os.environ, **LOADED_WITH, "PADDING": padding, "PYTHONPATH": str(HERE.parents[1])},
+            env={
+                **os.environ,
+                **LOADED_WITH,
+                "PADDING": padding,
+                "PYTHONPATH": str(HERE.parents[1]),
+            },
             stdin=subprocess.DEVNULL,
         )
         atexit.register(_end, server)

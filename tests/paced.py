@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-RULE = '''
+RULE = """
 import time
 from pathlib import Path
 from realsys.api.registry import register_reward
@@ -18,7 +18,7 @@ def paced(**about):
     return math_verify_reward(**about)
 
 register_reward("paced", paced)
-'''
+"""
 
 
 class Pace:

@@ -117,7 +117,12 @@ def play(
     calm = trials.launch("ppo-math", "calm", *words)
     cluster = site(trials, "etcd://" + ",".join(etcd.endpoints), patience_s)
     shaken = trials.launch(
-        "ppo-math", "shaken", "--cluster", cluster, *Pace(trials.file_root.parent, step_s).words, *words
+        "ppo-math",
+        "shaken",
+        "--cluster",
+        cluster,
+        *Pace(trials.file_root.parent, step_s).words,
+        *words,
     )
     view = trials.wait(calm, timeout_s=600)
     assert view.state is State.COMPLETED, explain(calm, view)

@@ -264,7 +264,7 @@ def run(request: Request) -> NoReturn:
         runpy.run_module(request.module, run_name="__main__", alter_sys=True)
     except SystemExit as exit_:
         if isinstance(exit_.code, str):
-            print(exit_.code, file=sys.stderr)
+            sys.stderr.write(f"{exit_.code}\n")
         status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception:
         traceback.print_exc()

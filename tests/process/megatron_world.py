@@ -8,14 +8,12 @@ import atexit
 import functools
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from parallel_ranks import run_ranks
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
@@ -195,31 +193,7 @@ def run_world():
     folder = Path(tempfile.mkdtemp(prefix="megatron_world"))
     atexit.register(shutil.rmtree, folder)
     write_models(folder)
-    code = (
-        "import sys, warnings; warnings.simplefilter('error'); sys.path.insert(0, {0!r});"
-        "import megatron_world, test_megatron, test_megatron_models;"
-        "rank = megatron_world.Rank({1}, {2!r});"
-        "test_megatron.rank_main(rank); test_megatron_models.rank_main(rank); rank.done()"
-    )
-    here = str(Path(__file__).parent)
-    logs = [folder / f"rank{index}.log" for index in range(WORLD)]
-    ranks = []
-    try:
-        for index, log in enumerate(logs):
-            command = [sys.executable, "-c", code.format(here, index, str(folder))]
-            with log.open("w") as file:
-                ranks.append(subprocess.Popen(command, stderr=file))
-        end_at = time.monotonic() + 400
-        while time.monotonic() < end_at and {rank.poll() for rank in ranks} & {None}:
-            if any(rank.returncode for rank in ranks):
-                break  # the others would wait for it
-            time.sleep(0.05)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    codes = [rank.returncode for rank in ranks]
-    assert codes == [0] * WORLD, "\n".join(log.read_text()[-3000:] for log in logs)
+    run_ranks("megatron_ranks", WORLD, folder, timeout_s=400)
     found = {}
     for index in range(WORLD):
         for case, figures in json.loads((folder / f"rank{index}.json").read_text()).items():

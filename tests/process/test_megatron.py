@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.megatron.backend import MegatronBackend
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.together("megatron")]
 STEPS = 2
 FAMILIES = ("llama", "qwen2", "qwen3", "critic")
 DEEP = "d1t1p4"

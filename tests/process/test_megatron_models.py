@@ -23,7 +23,7 @@ from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.together("megatron")]
 CUT = ("d1t2p1", "d1t1p2", "d1t2p2")
 FAMILIES = ("llama", "qwen2", "qwen3", "critic")
 GENERATION = GenerationHyperparameters(n=2, max_new_tokens=4)

@@ -235,14 +235,25 @@ class SlurmCluster:
             daemons.start_mariadbd()
         daemons.wait_for("munged", shape.munge_socket.exists)
         if shape.accounting:
-            daemons.start("slurmdbd", "slurmdbd", "-D")
-            daemons.wait_for_port("slurmdbd", shape.slurmdbd_port)
+            self._start_slurmdbd()
         self.start_slurmctld(clean=True)
         for name in self.nodes:  # a slurmd that comes before slurmctld waits a second
             self.start_slurmd(name, wait=False)
         if shape.accounting:  # slurmctld does not hear of what is added while it starts
             self._add_qos_and_account()
         self.wait_for_nodes()
+
+    def _start_slurmdbd(self) -> None:
+        """On a busy machine its first question to the database may get an empty answer, and it ends."""
+        for is_last in (False, False, True):
+            self.daemons.start("slurmdbd", "slurmdbd", "-D")
+            try:
+                self.daemons.wait_for_port("slurmdbd", self.shape.slurmdbd_port)
+                return
+            except AssertionError:
+                if is_last:
+                    raise
+                self.daemons.end("slurmdbd", signal.SIGKILL)
 
     def _add_qos_and_account(self) -> None:
         lines = (*QOS, *self.shape.qos)

@@ -1,0 +1,16 @@
+"""What each of megatron_world.py's processes runs: the cases of both files of tests."""
+
+import warnings
+
+warnings.simplefilter("error")
+
+import megatron_world  # noqa: E402
+import test_megatron  # noqa: E402
+import test_megatron_models  # noqa: E402
+
+
+def rank_main(index, folder):
+    rank = megatron_world.Rank(index, folder)
+    test_megatron.rank_main(rank)
+    test_megatron_models.rank_main(rank)
+    rank.done()
