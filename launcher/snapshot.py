@@ -10,6 +10,7 @@ from __future__ import annotations
 import compileall
 import functools
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import time
@@ -144,7 +145,10 @@ def take_snapshot(
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
         copied += 1
-    # Compiled once, here: else every task does it, on a file system that they share.
+        if source.suffix == ".py" and name.startswith("realsys/"):
+            _copy_compiled(source, target)
+    # Compiled once, here: else every task does it, on a file system that they share. What was compiled in
+    # the checkout already, and is not older than its source, is taken over.
     compileall.compile_dir(files.code / "realsys", quiet=2)
     for path in imports:
         if path.endswith(".py"):
@@ -168,6 +172,15 @@ def take_snapshot(
     )
     write_record(files.snapshot, taken)
     return taken
+
+
+def _copy_compiled(source: Path, target: Path) -> None:
+    """The byte code that Python keeps of a source file; it names source and age, which the copy has, too."""
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    if compiled.is_file():
+        copy = Path(importlib.util.cache_from_source(str(target)))
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(compiled, copy)
 
 
 def _listed(root: Path) -> Iterator[str]:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from etcd_server import ADDRESS, EtcdCluster
+from paced import Pace
 from real_trials import Trials, explain, small_ppo, trained_ids
-from runs_without_store import slow, steps_of
+from runs_without_store import steps_of
 
 from launcher.trial_state import State
 from realsys.api.cluster import EtcdSpec
@@ -114,7 +115,7 @@ def test_a_run_goes_on_while_its_role_is_revoked_and_its_password_is_another(
     )
     words = [
         f"actor.path={tiny_policy}",
-        *slow(trials, 0.4),
+        *Pace(trials.file_root.parent, 0.4).words,
         *small_ppo("exp_ctrl.total_train_epochs=9"),
     ]
     files = trials.launch("ppo-math", "denied", "--cluster", str(cluster), *words)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import py_compile
 import shutil
 import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +79,27 @@ def test_editing_the_checkout_later_changes_nothing(checkout, files):
     take_snapshot(files, [], root=checkout)
     (checkout / "realsys" / "a.py").write_text("A = 3\n")
     assert (files.code / "realsys" / "a.py").read_text() == "A = 1\n"
+
+
+def test_byte_code_of_the_checkout_is_taken_over_unless_its_source_is_newer(checkout, files):
+    sources = [checkout / "realsys" / name for name in ("a.py", "gone.py")]
+    for source in sources:
+        py_compile.compile(str(source))
+    mine, old = (Path(importlib.util.cache_from_source(str(source))) for source in sources)
+    stale = old.read_bytes()
+    sources[1].write_text("B = 2\n")
+    os.utime(sources[1], (time.time() + 5,) * 2)  # byte code knows whole seconds
+    take_snapshot(files, [], root=checkout)
+    copies = [
+        Path(importlib.util.cache_from_source(str(files.code / "realsys" / s.name)))
+        for s in sources
+    ]
+    assert copies[0].read_bytes() == mine.read_bytes()
+    assert copies[1].read_bytes() != stale
+    python = [sys.executable, "-v", "-c", "import realsys.gone as m; print(m.B, m.__file__)"]
+    done = subprocess.run(python, cwd=files.code, capture_output=True, text=True, check=True)
+    assert done.stdout == f"2 {files.code}/realsys/gone.py\n"
+    assert "wrote" not in "".join(line for line in done.stderr.splitlines() if "gone" in line)
 
 
 def test_an_import_file_is_copied_and_the_plan_names_the_copy(checkout, files, tmp_path):
