@@ -175,7 +175,7 @@ def take_snapshot(
 
 
 def _copy_compiled(source: Path, target: Path) -> None:
-    """The byte code that Python keeps of a source file; it names source and age, which the copy has, too."""
+    """What Python keeps of a compiled source names its age and size, and the copy has these, too."""
     compiled = Path(importlib.util.cache_from_source(str(source)))
     if compiled.is_file():
         copy = Path(importlib.util.cache_from_source(str(target)))

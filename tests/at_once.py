@@ -109,6 +109,8 @@ def _listen(
                                 report = hook.pytest_report_from_serializable(
                                     config=config, data=plain
                                 )
+                                if isinstance(report.longrepr, list):  # of a skip; JSON has lists
+                                    report.longrepr = tuple(report.longrepr)
                                 child.reported.add(report.nodeid)
                                 hook.pytest_runtest_logreport(report=report)
                             case {"done": _}:

@@ -1,0 +1,113 @@
+"""`pytest --at-once`: each test runs once, its failures are told, and a process that dies is no success."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+def run(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[str]:
+    """pytest with two processes over these files of tests."""
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
+    marker = "-o", "markers=together(name): of one process"
+    command = [sys.executable, "-m", "pytest", "-p", "at_once", "--at-once", "2", *marker]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", *words, "."],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+NOTE = """
+import os, pathlib, pytest
+@pytest.fixture(scope="session")
+def made():
+    with open("made", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+def note(name):
+    with open("ran", "a") as file:
+        file.write(f"{name} {os.getpid()}\\n")
+"""
+
+
+def test_each_test_runs_once_and_a_session_fixture_once_in_each_process(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(NOTE)
+    text = """
+from conftest import note
+import pytest, time
+@pytest.mark.parametrize("i", range(5))
+def test_it(i, made):
+    note(f"{__name__}-{i}")
+    time.sleep(0.02)
+"""
+    done = run(tmp_path, one=text, two=text, three=text, four=text)
+    assert done.returncode == 0, done.stdout
+    assert "20 passed" in done.stdout
+    ran = [line.split() for line in (tmp_path / "ran").read_text().splitlines()]
+    assert len({name for name, _ in ran}) == len(ran) == 20
+    processes = {pid for _, pid in ran}
+    assert len(processes) == 2
+    assert sorted((tmp_path / "made").read_text().split()) == sorted(processes)
+    by_file = {(name.partition("-")[0], pid) for name, pid in ran}
+    assert len(by_file) == 4, "a file is one process's"
+
+
+def test_files_that_go_together_are_run_by_one_process(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(NOTE)
+    text = """
+from conftest import note
+import pytest, time
+pytestmark = pytest.mark.together("both")
+def test_it():
+    note(__name__)
+    time.sleep(0.3)
+"""
+    assert run(tmp_path, one=text, two=text).returncode == 0
+    assert len({line.split()[1] for line in (tmp_path / "ran").read_text().splitlines()}) == 1
+
+
+def test_failures_skips_and_errors_are_told_as_ever(tmp_path: Path) -> None:
+    text = """
+import pytest
+def test_good(): pass
+def test_bad(): assert 1 + 1 == 3
+@pytest.fixture
+def broken(): raise OSError("no disk")
+def test_error(broken): pass
+def test_skipped(): pytest.skip("no GPU")
+"""
+    done = run(tmp_path, "-rs", one=text, two="def test_fine(): pass")
+    assert done.returncode == 1
+    assert "assert (1 + 1) == 3" in done.stdout
+    assert "OSError: no disk" in done.stdout
+    assert "1 failed, 2 passed, 1 skipped, 1 error" in done.stdout
+    assert "no GPU" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_what_a_process_that_ended_had_to_do_has_failed(tmp_path: Path, how: str) -> None:
+    text = f"import os\ndef test_a(): pass\ndef test_ends(): {how}\ndef test_after(): pass"
+    done = run(tmp_path, one=text, two="def test_fine(): pass")
+    assert done.returncode == 1
+    assert "2 failed, 2 passed" in done.stdout
+    failed = re.findall(r"^FAILED (\S+)", done.stdout, re.M)
+    assert failed == ["test_one.py::test_ends", "test_one.py::test_after"]
+    assert "the process that runs test_one.py::test_ends has ended" in done.stdout
+
+
+def test_the_first_failure_ends_all_when_asked_to(tmp_path: Path) -> None:
+    slow = "import time\ndef test_slow(): time.sleep(50)"
+    done = run(tmp_path, "-x", one="def test_bad(): assert False", two=slow)
+    assert done.returncode == 1
+    assert "stopping after 1 failures" in done.stdout
