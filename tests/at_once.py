@@ -91,41 +91,48 @@ def _run(session: pytest.Session, num_children: int) -> None:
 def _listen(
     session: pytest.Session, groups: list[list[pytest.Item]], children: list[_Child]
 ) -> None:
-    hook, config = session.config.hook, session.config
+    """Until all forks have ended, or a failure ends the run."""
     with selectors.DefaultSelector() as selector:
         for child in children:
             selector.register(child.reports, selectors.EVENT_READ, child)
         while selector.get_map():
             for key, _ in selector.select():
-                child = key.data
-                if data := os.read(child.reports, 1 << 20):
-                    for message in child.messages(data):
-                        match message:
-                            case {"group": number}:
-                                child.group = number
-                            case {"begins": nodeid}:
-                                child.running = nodeid
-                            case {"report": plain}:
-                                report = hook.pytest_report_from_serializable(
-                                    config=config, data=plain
-                                )
-                                if isinstance(report.longrepr, list):  # of a skip; JSON has lists
-                                    report.longrepr = tuple(report.longrepr)
-                                child.reported.add(report.nodeid)
-                                hook.pytest_runtest_logreport(report=report)
-                            case {"done": _}:
-                                child.is_done = True
-                    if session.shouldfail:
-                        raise session.Failed(session.shouldfail)
-                    if session.shouldstop:
-                        raise session.Interrupted(session.shouldstop)
-                    continue
-                selector.unregister(child.reports)
-                os.close(child.reports)
-                if not child.is_done:
-                    child.is_done = True
-                    for report in _of_the_lost(child, groups):
-                        hook.pytest_runtest_logreport(report=report)
+                if data := os.read(key.data.reports, 1 << 20):
+                    _hear(session, key.data, data)
+                else:
+                    selector.unregister(key.data.reports)
+                    _gone(session, key.data, groups)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+
+
+def _hear(session: pytest.Session, child: _Child, data: bytes) -> None:
+    config = session.config
+    for message in child.messages(data):
+        match message:
+            case {"group": number}:
+                child.group = number
+            case {"begins": nodeid}:
+                child.running = nodeid
+            case {"report": plain}:
+                report = config.hook.pytest_report_from_serializable(config=config, data=plain)
+                if isinstance(report.longrepr, list):  # of a skip: JSON has no tuples
+                    report.longrepr = tuple(report.longrepr)
+                child.reported.add(report.nodeid)
+                config.hook.pytest_runtest_logreport(report=report)
+            case {"done": _}:
+                child.is_done = True
+
+
+def _gone(session: pytest.Session, child: _Child, groups: list[list[pytest.Item]]) -> None:
+    """Its pipe has ended: what it had to do has failed, unless it was done."""
+    os.close(child.reports)
+    if not child.is_done:
+        child.is_done = True
+        for report in _of_the_lost(child, groups):
+            session.config.hook.pytest_runtest_logreport(report=report)
 
 
 def _of_the_lost(child: _Child, groups: list[list[pytest.Item]]) -> Iterator[pytest.TestReport]:
