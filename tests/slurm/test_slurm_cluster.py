@@ -214,7 +214,7 @@ def test_nothing_is_left_of_a_cluster(start_slurm: START) -> None:
         pids, folder = cluster.processes_of(job), cluster.shape.folder
         assert traces_of(folder)
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert client.wait(5) == -signal.SIGKILL
     assert traces_of(folder) == []
     assert not folder.exists()
