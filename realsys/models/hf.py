@@ -27,8 +27,9 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from realsys.api.errors import CheckpointError
+from realsys.api.errors import CheckpointError, RealsysError
 from realsys.models.hf_directory import check_hf_directory
+from realsys.models.transformers_words import in_our_words
 
 logger = logging.getLogger(__name__)
 
@@ -244,11 +245,10 @@ def _as_checkpoint_error(path: str | Path) -> Iterator[None]:
     """Gives what transformers raises over a directory a place and a way out."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        # Its first line says what; then come links and advice for those who call it themselves.
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
-        what = f"transformers can't load this directory: {type(error).__name__}: {first[:200]}"
-        fix = "check the directory; models that bring code of their own are not supported"
+    except RealsysError:
+        raise
+    except Exception as error:  # of its own, of tokenizers, of huggingface_hub
+        what, fix = in_our_words(error)
         raise CheckpointError(what, where=str(path), fix=fix) from error
 
 

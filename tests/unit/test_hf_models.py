@@ -144,7 +144,7 @@ def test_missing_weights_are_an_error_that_names_them(llama_dir):
 
 def test_weights_of_another_shape_are_an_error(llama_dir):
     rewrite_weights(llama_dir, lambda w: {k: v[:1].clone() for k, v in w.items()})
-    with pytest.raises(CheckpointError, match="can't load"):
+    with pytest.raises(CheckpointError, match="other shapes than"):
         load_causal_lm(llama_dir)
 
 
@@ -177,7 +177,7 @@ def test_code_in_a_directory_is_not_run(llama_dir):
     (llama_dir / "config.json").write_text(json.dumps(config))
     (llama_dir / "mine.py").write_text("raise SystemExit('was run')")
     for load in (load_hf_config, load_causal_lm):
-        with pytest.raises(CheckpointError, match="can't load"):
+        with pytest.raises(CheckpointError, match="code of its own"):
             load(llama_dir)
 
 
@@ -225,3 +225,53 @@ def test_a_missing_tokenizer_is_an_error(llama_dir):
     with pytest.raises(CheckpointError, match="no tokenizer"):
         load_tokenizer(llama_dir)
     load_causal_lm(llama_dir)  # weights alone will do
+
+
+def _edit(**changes):
+    def put(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return put
+
+
+def _write(**texts):
+    def put(folder):
+        for name, text in texts.items():
+            (folder / name.replace("__", ".")).write_text(text)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("spoil", "load", "told"),
+    [
+        (_edit(model_type="nope"), load_hf_config, "transformers has no model_type 'nope'"),
+        (_write(config__json="{}"), load_hf_config, "config.json has no model_type"),
+        (
+            _edit(model_type="nope", auto_map={"AutoConfig": "configuration_x.X"}),
+            load_hf_config,
+            "code of its own, which is not run here",
+        ),
+        (_write(config__json="{"), load_hf_config, "one of its JSON files is none"),
+        (_write(tokenizer__json="{"), load_tokenizer, "JSON files is none: Expecting property"),
+        (_write(tokenizer__json="{}"), load_tokenizer, "names, or lacks, 'added_tokens'"),
+        (_write(tokenizer__model="x"), load_tokenizer, "has to be converted, with a package"),
+        (_edit(hidden_act="nopeact"), load_causal_lm, "names, or lacks, 'nopeact'"),
+        (_edit(hidden_size=-4), load_causal_lm, "a size below 0: -4"),
+        (_edit(intermediate_size=32), load_causal_lm, "other shapes than config.json says"),
+        (_edit(num_attention_heads=3), load_causal_lm, "can't be so: The hidden size (16) is not"),
+    ],
+)
+def test_what_transformers_says_of_a_directory_is_told_in_one_line_of_ours(
+    tmp_path, spoil, load, told
+):
+    tiny_llama().save_pretrained(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(CheckpointError) as refused:
+        load(tmp_path)
+    assert told in refused.value.what
+    assert "\n" not in refused.value.what + refused.value.fix
+    assert "http" not in refused.value.what
+    assert "ignore_mismatched" not in refused.value.what
+    assert refused.value.where == str(tmp_path)
