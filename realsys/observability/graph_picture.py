@@ -28,18 +28,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCH = 1.0  # a unit of the layout
+_drawn: dict[str, bytes] = {}
 
 
 def draw(graph: DataflowGraph, path: Path) -> None:
     """Writes the picture; the ending of ``path`` chooses the format (.png, .svg, .pdf)."""
-    graph_figure(graph).savefig(path, dpi=150)
+    if path.suffix == ".png":
+        path.write_bytes(graph_png(graph))
+    else:
+        graph_figure(graph).savefig(path, dpi=150)
 
 
 def graph_png(graph: DataflowGraph) -> bytes:
-    """The picture as PNG bytes."""
-    out = io.BytesIO()
-    graph_figure(graph).savefig(out, format="png", dpi=150)
-    return out.getvalue()
+    """The picture as PNG bytes. A process draws a graph once: it is a file, and in the report."""
+    key = repr(graph)
+    if key not in _drawn:
+        out = io.BytesIO()
+        graph_figure(graph).savefig(out, format="png", dpi=150)
+        _drawn[key] = out.getvalue()
+    return _drawn[key]
 
 
 def graph_figure(graph: DataflowGraph) -> Figure:
