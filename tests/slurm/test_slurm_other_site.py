@@ -87,13 +87,16 @@ def whole_cores(files: TrialFiles) -> None:
 def test_runs_with_their_defaults_complete_where_a_core_is_two_cpus(
     other_slurm: SlurmCluster, other_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
-    """Side by side, two batches each: else steps wait for each other. And two jobs on a lone node."""
+    """Side by side, two batches each: else steps wait for each other. And two jobs on a lone node; and
+    tasks that ask for half a core each."""
     short = ("dataset.train_size=128", "dataset.eval_size=8", f"actor.path={tiny_policy}")
     beside = ("--layout", "split", "--partition", "big")
     runs = [
         other_trials.launch(f"ppo-math{kind}", "a", *short, *(() if kind else beside))
         for kind in ("", "-async", "-detached", "-split")
     ]
+    halves = ("cpus_per_model_worker=1", "scheduling.master_worker.cpu=1")
+    runs.append(other_trials.launch("ppo-math", "halves", *short, *halves))
     for files in runs:
         whole_cores(files)
         view = other_trials.wait(files, timeout_s=240)
