@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from real_trials import (
     worker_pid,
 )
 
+from launcher.liveness import processes_of
 from launcher.trial_state import State
 from realsys.api.plan import read_plan
 from realsys.api.trial import AttemptRecord, TrialFiles, WorkerStatus, dumps, loads
@@ -88,15 +89,23 @@ def open_files(pid: int) -> set[str]:
     return {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
 
 
+def watches(pid: int, worker: int) -> bool:
+    """Whether it is a heartbeat process that holds that worker's pidfd (proc_pid_fdinfo(5))."""
+    with suppress(OSError):
+        if b"realsys.worker.heartbeat" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            infos = [p.read_text() for p in Path(f"/proc/{pid}/fdinfo").iterdir()]
+            return any(f"\nPid:\t{worker}\n" in info for info in infos)
+    return False
+
+
 def test_a_model_worker_has_no_store_of_its_own(steered: Steered) -> None:
     view = steered.trials.wait_for_step(steered.files, 3)
     store = str(steered.trials.file_root / "name_resolve")
     assert any(name.startswith(store) for name in open_files(worker_pid(view, "master_worker/0")))
     pid = worker_pid(view, "model_worker/0")
     assert not any(name.startswith(store) for name in open_files(pid))
-    (children,) = [p.read_text() for p in Path(f"/proc/{pid}/task/{pid}").glob("children")]
-    heartbeat = int(children.split()[0])
-    assert any(name.startswith(store) for name in open_files(heartbeat))
+    heartbeats = [p.pid for p in processes_of(steered.files.root) if watches(p.pid, pid)]
+    assert any(name.startswith(store) for one in heartbeats for name in open_files(one))
 
 
 def test_a_worker_is_paused_configured_dumped_and_goes_on(steered: Steered) -> None:
