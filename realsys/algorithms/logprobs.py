@@ -49,7 +49,7 @@ def entropy(logits: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
 
     Tokens ruled out by a logit of -inf contribute 0.
     """
-    h: torch.Tensor = _Entropy.apply(logits, temperature)
+    h: torch.Tensor = _Entropy.apply(logits, temperature)  # type: ignore[no-untyped-call]
     return h
 
 
