@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.option_tree import value_text
+from realsys.api.trial import PlanChange
+
 Path = tuple[str, ...]
 MAIN = "main"
 
@@ -158,6 +161,23 @@ _WORDS = {
     "{algorithm}": "it is a part of what is learned, and how: the run would be neither the one nor the other",
 }
 _UNDECIDED = "it is not among the settings that no checkpoint depends on"
+
+
+# ---- telling ------------------------------------------------------------------------------------
+
+
+def change_text(old: Any, new: Any) -> str:
+    """``128 → 256``."""
+    return f"{value_text(old)} → {value_text(new)}"
+
+
+def change_lines(changes: Iterable[PlanChange]) -> list[str]:
+    """``dataset.max_prompt_len: 128 → 256 since attempt 2``, of all that resumes have changed."""
+    return [
+        f"{name}: {change_text(*values)} since attempt {change.from_attempt}"
+        for change in changes
+        for name, values in change.settings.items()
+    ]
 
 
 # ---- comparing ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from launcher.changed_settings import (
     OF_A_START,
     Difference,
     Refused,
+    change_text,
     goes_further,
     refused,
     what_differs,
@@ -29,7 +30,6 @@ from launcher.dependencies import dependency_on
 from launcher.job.allocation import JobRequest
 from launcher.job_options import JobOptions
 from launcher.machine_gpus import machine_gpus
-from launcher.option_tree import value_text
 from launcher.overrides import Applied, put_on, read_settings
 from launcher.planning import LaunchSettings, experiment_type
 from launcher.problems import collected, flat, raise_all
@@ -78,11 +78,6 @@ class Remade:
     def lines(self) -> list[str]:
         """``dataset.max_prompt_len: 128 → 256``."""
         return [f"{name}: {change_text(*values)}" for name, values in self.settings.items()]
-
-
-def change_text(old: Any, new: Any) -> str:
-    """``128 → 256``."""
-    return f"{value_text(old)} → {value_text(new)}"
 
 
 def remake(

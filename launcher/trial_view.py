@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.changed_settings import change_lines
 from launcher.liveness import Liveness
 from launcher.slurm.job_story import explain_job
 from launcher.slurm.query import JobInfo
@@ -147,6 +148,7 @@ class TrialView:
     time: TimeLeft | None = None  # of the job; None without a limit
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # settings that a resume has changed
     known_at: float | None = None  # set where the store can't be read: how old step and phase are
 
     @property
@@ -200,6 +202,7 @@ def view_of(records: Records) -> TrialView:
         time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
+        changes=tuple(change_lines(records.record.changes)) if records.record else (),
         known_at=known.at if known else None,
     )
 

@@ -233,13 +233,15 @@ def replay(
 ) -> int:
     """Train again on what an asynchronous trial trained on, and compare the two bit for bit."""
     from launcher import output
-    from launcher.replay import compare, plan_replay
+    from launcher.replay import compare, plan_replay, remarks
     from launcher.submit import submit
     from launcher.trials import find_trial, trial_name
 
     original = find_trial(trial, cluster=cluster)
     plan = plan_replay(original, trial=name)
     files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
+    for remark in remarks(original):
+        output.warn(remark)
     output.data(plan.trial)
     if detach:
         return _detached(files, plan.trial)

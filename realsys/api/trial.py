@@ -285,6 +285,7 @@ class Failure:
     log: str = ""
     log_tail: tuple[str, ...] = ()
     secondary: bool = False  # only says that somebody else was missing
+    resume_with: str = ""  # NAME=VALUE for a resume that gets past it
 
 
 @dataclass(frozen=True, kw_only=True)
