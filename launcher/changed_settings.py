@@ -135,8 +135,14 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ("phases.main.config.rollout_worker.*.datasets.**", "{data}"),
     ("phases.main.config.*.*.shuffle_dataset", "{data}"),
     ("phases.main.config.model_rpcs.*.n_seqs", "it is the batch size: {data}"),
-    ("phases.main.config.model_rpcs.*.n_minibatches", "how many updates a step makes depends on it"),
-    ("phases.main.config.**.eval_dataset.**", "evaluations before and after it would be of two tests"),
+    (
+        "phases.main.config.model_rpcs.*.n_minibatches",
+        "how many updates a step makes depends on it",
+    ),
+    (
+        "phases.main.config.**.eval_dataset.**",
+        "evaluations before and after it would be of two tests",
+    ),
     ("phases.main.config.evaluator.**", "evaluations before and after it would be of two tests"),
     ("phases.main.config.**.shards.*.model.**", "the checkpoint holds that model's weights"),
     ("phases.main.config.*.*.num_threads", "sums would be rounded in another way"),
@@ -313,7 +319,9 @@ def _judged(plan: Mapping[str, Any], path: Path) -> tuple[int, str]:
 
 def goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether the new plan's run is longer by its limits: what a completed trial goes on with."""
-    former, now = (at(by_phase(plan), ("phases", MAIN, "config", "exp_ctrl")) for plan in (old, new))
+    former, now = (
+        at(by_phase(plan), ("phases", MAIN, "config", "exp_ctrl")) for plan in (old, new)
+    )
     for name in ("benchmark_steps", "total_train_epochs"):
         limits = [float("inf") if ctrl[name] is None else ctrl[name] for ctrl in (former, now)]
         if limits[1] > limits[0]:

@@ -89,9 +89,7 @@ def store(
         settings=dict(settings),
         command=tuple(command),
     )
-    record = replace(
-        old.record, plan_hash=change.plan_hash, changes=(*old.record.changes, change)
-    )
+    record = replace(old.record, plan_hash=change.plan_hash, changes=(*old.record.changes, change))
     write_record(files.record, record)
     _write_whole(files.plan, text, like=files.plan)
     return Current(record=record, plan=plan, text=text)
