@@ -164,7 +164,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
 _WORDS = {
     "{data}": "which records make which step follows from it",
     "{layout}": "the checkpoint is cut as models lie on their workers",
-    "{algorithm}": "it is a part of what is learned, and how: the run would be neither the one nor the other",
+    "{algorithm}": "it is a part of what is learned and how: the run would be half of two",
 }
 _UNDECIDED = "it is not among the settings that no checkpoint depends on"
 

@@ -36,7 +36,7 @@ from launcher.problems import collected, flat, raise_all
 from launcher.resolve import resolve
 from launcher.scheduling_options import PREFIX, SchedulingOptions
 from launcher.settings import Setting
-from realsys.api.errors import ConfigError, RealsysError
+from realsys.api.errors import ConfigError
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import TrialFiles, TrialRecord
@@ -147,7 +147,7 @@ class _Maker:
         self,
         options: Any,
         scheduling: SchedulingOptions,
-        request: JobRequest,
+        request: JobRequest | None,
         *,
         now: bool = False,
     ) -> LaunchPlan:
@@ -209,11 +209,11 @@ class _Maker:
         code = f"realsys {self.record.realsys_version}" if self.record.realsys_version else ""
         code += f" of revision {self.plan.revision}" if self.plan.revision else ""
         return ConfigError(
-            "its settings can't be changed: this code, or the files that the settings name, do not make the "
-            f"plan of the launch again ({why})",
+            "its settings can't be changed: this code, with the files that the settings name, does not "
+            f"make the plan of the launch again ({why})",
             where=str(self.files.plan),
-            fix=f"resume it without settings; or with the code that launched it ({code or 'see trial.json'}), "
-            "from the folder of the launch",
+            fix="resume it without settings; or with the code that launched it "
+            f"({code or 'see trial.json'}), from the folder of the launch",
         )
 
 
@@ -284,8 +284,8 @@ def _instead(maker: _Maker) -> str:
     if all((saved / role / "latest").exists() for role in roles):
         return f"leave it out; or launch a new trial from this one's weights: {launch}"
     return (
-        f"leave it out; or save this one's weights (resume it with exp_ctrl.save_freq_steps=1, and stop it), "
-        f"and launch a new trial from them: {launch}"
+        "leave it out; or save this one's weights (resume it with exp_ctrl.save_freq_steps=1, and stop "
+        f"it), and launch a new trial from them: {launch}"
     )
 
 

@@ -206,7 +206,6 @@ def show(
     if config is not None:
         return _show_experiment(config, imports or [], json)
     from launcher import output
-
     from launcher.changed_settings import change_lines
     from launcher.trials import find_trial
     from realsys.api.plan import read_plan

@@ -67,7 +67,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> 
 
 
 def first_long_prompt(policy: Path, batch_size: int) -> tuple[int, int, int]:
-    """(seed, limit, step) of a run that meets its first prompt beyond the limit in that step, not at once."""
+    """(seed, limit, step): a run that meets its first prompt beyond the limit in that step, a later one."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(policy)

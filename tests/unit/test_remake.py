@@ -1,4 +1,4 @@
-"""A resume with other settings, up to the hand-over: the plan that it makes, what it refuses, what it writes.
+"""A resume with other settings, up to the hand-over: the plan made, what is refused, what is written.
 
 Nothing is started: the hand-over is noted down. `tests/process/test_resume_settings.py` starts the trials.
 """
@@ -142,7 +142,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         return Submission(job_id="1", host="h", after_attempt=0, at=1.0)
 
     monkeypatch.setattr(submit_module, "start", start)
-    yield made
+    return made
 
 
 def record_in(files: TrialFiles) -> TrialRecord:
@@ -224,13 +224,14 @@ def test_nothing_is_written_where_nothing_changes(site: Site) -> None:
     before = everything(files.root)
     site.resume(files, "seed=1", "dataset.max_prompt_len=128")
     assert everything(files.root) == before
-    assert site.told == [] and len(site.started) == 1
+    assert site.told == []
+    assert len(site.started) == 1
 
 
 def test_without_settings_a_resume_needs_no_experiment(site: Site) -> None:
     files = site.launched(change=lambda plan: replace(plan, options={"of": "another version"}))
     assert site.resume(files) == read_plan(files.plan)
-    with pytest.raises(ConfigError, match="do not make the plan of the launch again"):
+    with pytest.raises(ConfigError, match="does not make the plan of the launch again"):
         site.resume(files, "dataset.max_prompt_len=256")
 
 
@@ -273,9 +274,11 @@ def test_all_that_can_not_be_changed_is_told_at_once_and_nothing_is_touched(site
     for name in ("seed", "actor.optimizer.lr", "dataset.train_bs_n_seqs", "sft.seed"):
         assert f"{name} can't be changed in a trial that has begun: " in told
     assert "max_prompt_len" not in told
-    assert "group_sise" in told and "exp_ctrl.ckpt_keep is 0" in told
+    assert "group_sise" in told
+    assert "exp_ctrl.ckpt_keep is 0" in told
     assert everything(files.root) == before
-    assert site.started == [] and site.told == []
+    assert site.started == []
+    assert site.told == []
 
 
 def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(site: Site) -> None:
@@ -369,7 +372,8 @@ def test_time_partition_and_memory_of_the_job(site: Site) -> None:
     assert (component.time_limit, component.partition) == ("02:00:00", "short")
     steps = {s.worker_type.value: s.memory_mib for s in plan.phases[-1].steps}
     assert steps == {"model_worker": 9000, "master_worker": 2048}
-    assert job_of(plan).requeue and job_of(plan).begin is None
+    assert job_of(plan).requeue
+    assert job_of(plan).begin is None
     assert site.told == [
         "scheduling.model_worker.mem: none → 9000",
         "--partition: none → short",
@@ -400,7 +404,8 @@ def test_what_was_asked_of_the_first_start_alone_is_not_asked_again(site: Site) 
     plan = site.resume(files, "dataset.max_prompt_len=256")
     assert (job_of(plan).begin, job_of(plan).deadline) == (None, soon)
     tomorrow = site.resume(files, begin="now+1day", requeue=True)
-    assert job_of(tomorrow).begin is not None and job_of(tomorrow).requeue
+    assert job_of(tomorrow).begin is not None
+    assert job_of(tomorrow).requeue
     assert site.told[-2:] == ["--requeue: false → true", "--begin: none → now+1day"]
     assert job_of(site.resume(files)).begin is None
 
@@ -418,7 +423,8 @@ def test_resources_that_no_node_has_are_refused(site: Site) -> None:
     with pytest.raises(ConfigErrors) as refusal:
         site.resume(files, "scheduling.model_worker.mem=900000", time="3-00:00:00")
     told = "\n".join(p.what for p in problems_of(refusal.value))
-    assert "900000" in told and "3-00:00:00" in told
+    assert "900000" in told
+    assert "3-00:00:00" in told
     assert everything(files.root) == before
 
 
