@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from real_trials import (
+    LONG_PPO,
     Trials,
     explain,
     metrics_of,
@@ -23,6 +24,9 @@ from launcher.trial_state import State
 from realsys.api.trial import TrialFiles
 from realsys.datasets.math import MathPrompts
 from realsys.master.data_schedule import DataSchedule
+from realsys.observability.history import read_history
+from realsys.observability.history_check import check_history
+from realsys.observability.metrics import read_metrics
 
 pytestmark = pytest.mark.process
 
@@ -160,5 +164,38 @@ def test_a_completed_run_goes_on_to_a_later_end(
     assert view.step == STEPS
     assert metrics_of(files) == metrics_of(undisturbed)
     assert_trained_alike(files, undisturbed)
+    assert check_history(read_history(files.root)) == []
     again = trials.run("resume", name_of(files))
     assert "has completed; there is nothing to resume" in again.stderr
+
+
+def test_an_asynchronous_run_goes_on_with_other_lengths_and_limits(
+    trials: Trials, tiny_policy: Path
+) -> None:
+    """What is kept of interfaces in a checkpoint is found again although their settings have changed."""
+    files = trials.launch("ppo-math-async", "a", f"actor.path={tiny_policy}", *LONG_PPO)
+    trials.wait_for_step(files, 5)
+    assert trials.run("stop", name_of(files)).returncode == 0
+    stopped = trials.wait(files)
+    assert stopped.state is State.STOPPED, explain(files, stopped)
+    words = (
+        "ppo.gen.max_new_tokens=5",
+        "dataset.max_prompt_len=64",
+        "actor.max_tokens_per_mb=300",
+        "rollout.max_in_flight=4",
+        "rollout.max_concurrent_rollouts=3",
+        "rollout.new_tokens_per_chunk=2",
+        "rollout.dump_limit_gib=1",
+    )
+    resumed = trials.run("resume", name_of(files), *words, "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    trials.wait_for_step(files, stopped.step + 6)
+    assert trials.run("stop", name_of(files)).returncode == 0
+    view = trials.wait(files)
+    assert (view.state, view.attempt) == (State.STOPPED, 2), explain(files, view)
+    name = "actor_train/response_length/max"
+    lengths = {row["step"]: row[name] for row in read_metrics(files.root / "metrics.jsonl")[1:]}
+    assert max(n for step, n in lengths.items() if step <= stopped.step) > 5
+    assert lengths[view.step] <= 5
+    epoch = trained_ids(files)[:96]
+    assert sorted(epoch) == sorted(set(epoch))
