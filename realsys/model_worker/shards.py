@@ -131,7 +131,7 @@ class Shards:
 
     def _kept_as(self, name: ModelName, settings: str) -> str:
         """An interface's name in a checkpoint: by its first call, as a resume may change settings."""
-        return f"{name} {next(c.name for c in self._calls.values() if _settings(c) == settings)}"
+        return f"{name} {next(c.name for c in self._calls_of(name) if _settings(c) == settings)}"
 
     def _engine_state(self, model: Model) -> dict[str, Any]:
         if model.module is not None:
