@@ -42,7 +42,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.api.trial import TrialFiles, TrialRecord
 
 MANY = 3  # differences that are told
-OF_A_START_ONLY = ("begin", "deadline", "after")
+OF_A_START_ONLY = ("--begin", "--after")
 _OPTION = "command line --"
 
 
@@ -74,6 +74,11 @@ class Remade:
     settings: Mapping[str, tuple[Any, Any]]
     further: bool
     warnings: tuple[str, ...] = ()
+
+    @property
+    def lasting(self) -> dict[str, tuple[Any, Any]]:
+        """The settings that are not about this start alone."""
+        return {k: v for k, v in self.settings.items() if k not in OF_A_START_ONLY}
 
     def lines(self) -> list[str]:
         """``dataset.max_prompt_len: 128 → 256``."""
@@ -314,7 +319,7 @@ def _of_job(plan: LaunchPlan, job: JobOptions) -> dict[str, tuple[Any, Any]]:
     old = plan.job
     former = {"layout": old.layout.value, "requeue": old.requeue}
     found = {}
-    for name in (*former, *OF_A_START_ONLY):
+    for name in (*former, "begin", "deadline", "after"):
         value = getattr(job, name)
         if value is not None and value != former.get(name):
             found[f"--{name}"] = (former.get(name), value)

@@ -181,7 +181,7 @@ def _start_changed(
     """The next attempt with another plan, which is the trial's if the attempt could be handed over."""
     job = excluding(made.plan, exclude) if exclude else made.plan
     try:
-        new = store(files, current, made.plan, settings=made.settings, command=command)
+        new = store(files, current, made.plan, settings=made.lasting, command=command)
         return start(files, job, new.hash)
     except BaseException:
         put_back(files, current)

@@ -74,7 +74,8 @@ def _origin(story: TrialStory) -> str:
     if len(story.attempts) > 1:
         parts.append(f"{len(story.attempts)} attempts")
     for change in story.record.changes if story.record else ():
-        parts.append(f"{', '.join(change.settings)} changed at attempt {change.from_attempt}")
+        if change.settings:
+            parts.append(f"{', '.join(change.settings)} changed at attempt {change.from_attempt}")
     return " · ".join(parts) or str(story.root)
 
 

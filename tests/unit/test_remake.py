@@ -17,6 +17,7 @@ import pytest
 
 from launcher import plan_change
 from launcher import submit as submit_module
+from launcher.cli import run
 from launcher.job.allocation import JobRequest
 from launcher.job_options import JobOptions
 from launcher.overrides import with_settings
@@ -407,6 +408,7 @@ def test_what_was_asked_of_the_first_start_alone_is_not_asked_again(site: Site) 
     assert job_of(tomorrow).begin is not None
     assert job_of(tomorrow).requeue
     assert site.told[-2:] == ["--requeue: false → true", "--begin: none → now+1day"]
+    assert list(record_in(files).changes[-1].settings) == ["--requeue"]
     assert job_of(site.resume(files)).begin is None
 
 
@@ -524,3 +526,10 @@ def test_two_resumes_do_not_interleave(site: Site) -> None:
     with alone(files), pytest.raises(RealsysError, match="another command resumes or removes"):
         site.resume(files, "dataset.max_prompt_len=256")
     assert everything(files.root) == before
+
+
+def test_a_setting_written_as_an_option_is_told_how_to_write_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["resume", "ppo-math/run1", "--lr=1"]) == 2
+    assert "settings have no dashes: write actor.optimizer.lr=VALUE" in capsys.readouterr().err
