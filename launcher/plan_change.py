@@ -45,9 +45,11 @@ class Current:
         return found
 
 
-def read_current(files: TrialFiles) -> Current:
-    """The trial's record and plan. Finishes a change that was cut off.
+def read_current(files: TrialFiles, *, finish: bool) -> Current:
+    """The trial's record and plan.
 
+    Args:
+        finish: put the plan into its place where a change of it was cut off: under the lock only.
     Raises:
         TrialError: there is no record. ConfigError: its plan was changed otherwise.
     """
@@ -58,10 +60,12 @@ def read_current(files: TrialFiles) -> Current:
         )
     there, kept = _hash_of(files.plan), files.plan_of(record.plan_hash)
     cut_off = there != record.plan_hash and _hash_of(files.plan_of(there)) == there
-    if cut_off and _hash_of(kept) == record.plan_hash:
-        _write_whole(files.plan, kept.read_text(encoding="utf-8"), like=kept)
-    plan = read_plan(files.plan, expected_hash=record.plan_hash)
-    return Current(record=record, plan=plan, text=files.plan.read_text(encoding="utf-8"))
+    path = kept if cut_off and _hash_of(kept) == record.plan_hash else files.plan
+    plan = read_plan(path, expected_hash=record.plan_hash)
+    text = path.read_text(encoding="utf-8")
+    if path is kept and finish:
+        _write_whole(files.plan, text, like=kept)
+    return Current(record=record, plan=plan, text=text)
 
 
 def store(

@@ -151,8 +151,9 @@ def resubmit(
             setting can't be.
     """
     check_trial(files)
+    read_current(files, finish=False)  # what is wrong with it is told before anything is touched
     with alone(files):
-        current = read_current(files)
+        current = read_current(files, finish=True)
         changed = wish is not None and not wish.is_empty
         view = _resumable(files, but_completed=changed)
         import_all(current.plan.imports)

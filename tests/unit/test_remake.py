@@ -491,7 +491,10 @@ def test_a_crash_between_two_writes_leaves_the_old_plan_or_the_new_one(
     changed = at > 3
     assert bool(record.changes) is changed
     assert files.plan.read_text() == old  # for those who only look, too
-    current = read_current(files)
+    looked = read_current(files, finish=False)
+    assert files.plan.read_text() == old
+    current = read_current(files, finish=True)
+    assert looked == current
     assert current.plan.options["dataset"]["max_prompt_len"] == (256 if changed else 128)
     assert plan_hash(files.plan.read_text()) == record.plan_hash == current.hash
     assert not list(files.root.glob(".plan*"))
@@ -501,14 +504,14 @@ def test_a_crash_while_the_former_plan_is_put_back(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = site.launched()
-    old = read_current(files)
+    old = read_current(files, finish=True)
     plan = replace(old.plan, revision="new")
     store(files, old, plan, settings={}, command=())
     monkeypatch.setattr(plan_change, "_write_whole", lambda *_, **__: None)
     put_back(files, old)
     monkeypatch.undo()
     assert read_plan(files.plan) == plan
-    assert read_current(files) == old
+    assert read_current(files, finish=True) == old
     assert read_plan(files.plan) == old.plan
 
 
