@@ -8,9 +8,11 @@ decided in changed_settings.py; what is written, in plan_change.py.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -276,16 +278,18 @@ def _refusal(name: str, found: Refused, origin: str, maker: _Maker) -> ConfigErr
     return ConfigError(
         f"{name} can't be changed in a trial that has begun: {found.why}",
         where=f"{origin or 'the settings of this resume'}; in the plan: {changes}",
-        fix=_instead(maker),
+        fix=_instead(maker, origin),
     )
 
 
-def _instead(maker: _Maker) -> str:
+def _instead(maker: _Maker, origin: str) -> str:
     """A new trial from the weights that the trial has saved; or how to have some saved."""
+    word = origin.removeprefix("command line ")
     config, saved = maker.plan.phases[-1].config, maker.files.phase(maker.files.root).checkpoints
     roles = dict.fromkeys(c.model_name.role for c in config.model_rpcs if c.is_train)
     starts = [f"{role}.path={saved / role / 'latest'}" for role in roles]
-    launch = f"realsys launch {maker.plan.experiment_name} " + " ".join(starts)
+    own = [shlex.quote(ast.literal_eval(word))] if word[:1] in ("'", '"') else []  # a repr
+    launch = f"realsys launch {maker.plan.experiment_name} " + " ".join([*starts, *own])
     if all((saved / role / "latest").exists() for role in roles):
         return f"leave it out; or launch a new trial from this one's weights: {launch}"
     return (

@@ -294,7 +294,8 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         )
     if state is State.STOPPED:
         by = f" by {records.stop.by}" if records.stop else ""
-        return f"stopped on request{by}", resume
+        longer = f"; for longer at a time: {resume} --time LIMIT" if "time limit" in by else ""
+        return f"stopped on request{by}", resume + longer
     if state is State.STOPPING and records.stop:
         by, left = records.stop.by, records.stop.at + records.stop.grace_seconds - records.now
         return f"asked by {by}; {max(0.0, left):.0f} s of grace left for the current step", ""

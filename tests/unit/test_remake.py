@@ -292,6 +292,7 @@ def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(s
     assert "in the plan: model_worker.*.shards.*.backend.args.optimizer.lr" in error.where
     saved = files.root / "checkpoints" / "actor" / "latest"
     assert f"realsys launch ppo-math actor.path={saved} " in error.fix
+    assert error.fix.endswith(" actor.optimizer.lr=0.1")
     assert "exp_ctrl.save_freq_steps=1" in error.fix  # none is saved yet
     for role in ("actor", "critic"):
         (files.root / "checkpoints" / role / "latest").mkdir(parents=True)
@@ -536,3 +537,19 @@ def test_a_setting_written_as_an_option_is_told_how_to_write_it(
 ) -> None:
     assert run(["resume", "ppo-math/run1", "--lr=1"]) == 2
     assert "settings have no dashes: write actor.optimizer.lr=VALUE" in capsys.readouterr().err
+
+
+def test_show_prints_all_settings_as_words_and_what_was_changed(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = site.launched("scheduling.all.qos=high", slurm=True)
+    site.resume(files, "dataset.max_prompt_len=256", time="2:00:00")
+    assert run(["show", str(files.root)]) == 0
+    shown = capsys.readouterr()
+    words = shown.out.splitlines()
+    assert "dataset.max_prompt_len=256" in words
+    assert {"scheduling.all.qos=high", "scheduling.all.time_limit=2:00:00"} <= set(words)
+    assert shown.err.splitlines() == [
+        "dataset.max_prompt_len: 128 → 256 since attempt 1",
+        "--time: none → 2:00:00 since attempt 1",
+    ]
