@@ -131,7 +131,7 @@ def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> i
     path = context.command_path if context else "realsys"
     option = getattr(error, "option_name", "")
     what, fix = error.format_message(), f"see {path} --help"
-    if option and words[0] in ("launch", "plan"):
+    if option and words[0] in ("launch", "plan", "resume"):
         from launcher.option_tree import meant_as_setting
         from launcher.planning import setting_names
 

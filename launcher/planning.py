@@ -35,7 +35,7 @@ from realsys.api.trial import trial_dir
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LaunchSettings:
+class LaunchSettings:
     """Settings of any launch, whatever the experiment."""
 
     scheduling: SchedulingOptions = option(SchedulingOptions(), "resources of the tasks")
@@ -114,7 +114,7 @@ class Planner:
         settings = [*read_settings(words, self._config, problems), *self._job.settings()]
         of_launch = [s for s in settings if s.path.startswith(PREFIX)]
         applied = put_on(defaults_of(self._kind), [s for s in settings if s not in of_launch])
-        launch = put_on(_LaunchSettings(), of_launch)
+        launch = put_on(LaunchSettings(), of_launch)
         problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
@@ -171,12 +171,13 @@ def experiment_type(name: str) -> type[Experiment]:
 
 
 def setting_names(words: Iterable[str]) -> list[str]:
-    """Dotted names of all settings of the first experiment that is named in ``words``; empty if none is."""
+    """Dotted names of all settings of the first experiment that is named in ``words``, by itself or with
+    a trial behind it; empty if none is."""
     known = registry.names("experiment")
     for word in words:
-        if word in known:
+        if (name := word.partition("/")[0]) in known:
             with suppress(ConfigError):
-                return list(paths(experiment_type(word)))
+                return list(paths(experiment_type(name)))
     return []
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import yaml
 
+from launcher.changed_settings import change_lines
 from launcher.planning import make_plan
 from realsys.api.errors import TrialError
 from realsys.api.plan import LaunchPlan, read_plan
-from realsys.api.trial import PhaseFiles, TrialFiles
+from realsys.api.trial import PhaseFiles, TrialFiles, TrialRecord, read_record
 from realsys.observability.metrics import deterministic, read_metrics
 
 # What only one of the two has: where its answers came from.
@@ -44,6 +45,18 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
             cluster=None if old.job is None else old.cluster.name,
             imports=old.imports,
         )
+
+
+def remarks(files: TrialFiles) -> list[str]:
+    """What a replay of that trial should say besides doing it."""
+    record = read_record(TrialRecord, files.record)
+    changed = change_lines(record.changes) if record is not None else []
+    if not changed:
+        return []
+    return [
+        f"settings were changed on the way ({'; '.join(changed)}): the replay has the last ones from its "
+        "first step, so that the two may differ up to there"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,7 @@ def resolve(
         cluster=cluster,
         phases=tuple(done),
         options=to_plain(experiment),
+        scheduling_options=wanted.given(),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
         warnings=(*experiment.remarks(given), *_warnings(done, cluster, machine_cpus), *told),
         job=job,

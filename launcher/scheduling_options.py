@@ -63,6 +63,11 @@ class SchedulingOptions:
     rollout_worker: GroupOptions = option(GroupOptions(), "of rollout workers")
     evaluator: GroupOptions = option(GroupOptions(), "of the evaluator")
 
+    def given(self) -> dict[str, dict[str, Any]]:
+        """What is set, by worker type; ``from_plain`` reads it."""
+        found = {f.name: getattr(self, f.name).changes() for f in dataclasses.fields(self)}
+        return {name: dict(changes) for name, changes in found.items() if changes}
+
     def put_on(self, scheduling: ExperimentScheduling) -> ExperimentScheduling:
         """The experiment's groups with these settings over them. Raises ConfigError."""
         changed: dict[str, Any] = {}

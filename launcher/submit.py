@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -22,11 +22,16 @@ from pathlib import Path
 
 from launcher.hand_over import hand_over
 from launcher.other_nodes import excluding
+from launcher.plan_change import Current, put_back, read_current, store
+from launcher.planning import import_all
 from launcher.problems import raise_all
+from launcher.remake import Remade, Wish, remake
 from launcher.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
 from launcher.snapshot import code_digest, other_code, provenance_remark, take_snapshot
 from launcher.submission import Submission, read_submission
+from launcher.trial_state import State
+from launcher.trial_view import TrialView
 from realsys.api.errors import (
     ClusterError,
     ConfigError,
@@ -123,34 +128,88 @@ def remarks_on_resume(files: TrialFiles) -> list[str]:
     return []
 
 
-def resubmit(files: TrialFiles, *, exclude: str | None = None) -> Submission:
+def resubmit(
+    files: TrialFiles,
+    *,
+    exclude: str | None = None,
+    wish: Wish | None = None,
+    command: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Submission:
     """Starts the next attempt of a trial that is not running; returns who has it.
 
     Args:
         exclude: hostlist of nodes that it shall not have.
+        wish: settings that it shall have from now on.
+        command: what the user typed, for the record of those.
+        tell: is told each setting that was changed, when the attempt is started.
     Raises:
         TrialIsLive: it is running, or another command resumes it at this moment.
         TrialError: it has completed, or its folder is damaged.
         ClusterError: another user could exchange its folder, or one on the way to it.
-        ConfigError: a file of its ``--import`` can't be imported any more, or its plan was changed.
+        ConfigError: a file of its ``--import`` can't be imported any more, its plan was changed, or a
+            setting can't be.
     """
     check_trial(files)
-    record = read_record(TrialRecord, files.record)
-    if record is None:
-        raise TrialError(
-            "the trial's record is missing", where=str(files.record), fix="launch a new trial"
-        )
-    plan = read_plan(files.plan, expected_hash=record.plan_hash)
+    read_current(files, finish=False)  # what is wrong with it is told before anything is touched
     with alone(files):
-        return _resubmit(files, plan, record.plan_hash, exclude)
+        current = read_current(files, finish=True)
+        changed = wish is not None and not wish.is_empty
+        view = _resumable(files, but_completed=changed)
+        import_all(current.plan.imports)
+        if current.plan.job is not None:
+            raise_all(missing_secrets(current.plan.cluster, os.environ))
+        made = None
+        if wish is not None and changed:
+            made = remake(files, current.record, current.plan, current.raw, wish)
+        if view.state is State.COMPLETED and not (made and made.further and has_checkpoint(files)):
+            raise completed(files, view.trial)
+        with reported(files.root):
+            if made is None:
+                now = resumed_now(current.plan, datetime.now())
+                return start(files, excluding(now, exclude) if exclude else now, current.hash)
+            submission = _start_changed(files, current, made, exclude, command)
+    for line in made.lines():
+        tell(line)
+    for warning in made.warnings:
+        tell(f"warning: {warning}")
+    return submission
 
 
-def _resubmit(
-    files: TrialFiles, plan: LaunchPlan, plan_hash: str, exclude: str | None
+def _start_changed(
+    files: TrialFiles, current: Current, made: Remade, exclude: str | None, command: Sequence[str]
 ) -> Submission:
-    from launcher.planning import import_all
+    """The next attempt with another plan, which is the trial's if the attempt could be handed over."""
+    job = excluding(made.plan, exclude) if exclude else made.plan
+    try:
+        new = store(files, current, made.plan, settings=made.lasting, command=command)
+        return start(files, job, new.hash)
+    except BaseException:
+        put_back(files, current)
+        raise
+
+
+def has_checkpoint(files: TrialFiles) -> bool:
+    """Whether the main phase has one that a resume could go on from."""
+    return any(files.phase(files.root).recover.glob("step-*"))
+
+
+def completed(files: TrialFiles, trial: str) -> TrialError:
+    """Why a completed trial can't be resumed."""
+    return TrialError(
+        f"{trial} has completed; there is nothing to resume",
+        where=str(files.root),
+        fix="launch another trial, e.g. with more steps and actor.path=<its checkpoint>",
+    )
+
+
+def _resumable(files: TrialFiles, *, but_completed: bool) -> TrialView:
+    """What is going on in the trial, which is nothing.
+
+    Args:
+        but_completed: let one pass that has completed.
+    """
     from launcher.status import trial_view
-    from launcher.trial_state import State
 
     view = trial_view(files)
     if view.state in State.live():
@@ -159,24 +218,15 @@ def _resubmit(
             where=str(files.root),
             fix=f"watch it: realsys watch {view.trial}   stop it: realsys stop {view.trial}",
         )
-    if view.state is State.COMPLETED:
-        raise TrialError(
-            f"{view.trial} has completed; there is nothing to resume",
-            where=str(files.root),
-            fix="launch another trial, e.g. with more steps and actor.path=<its checkpoint>",
-        )
+    if view.state is State.COMPLETED and not but_completed:
+        raise completed(files, view.trial)
     if view.state is State.UNKNOWN:
         raise TrialError(
             f"whether {view.trial} still runs is unknown: {view.reason}",
             where=str(files.root),
             fix=view.fix,
         )
-    import_all(plan.imports)
-    if plan.job is not None:
-        raise_all(missing_secrets(plan.cluster, os.environ))
-    with reported(files.root):
-        now = resumed_now(plan, datetime.now())
-        return start(files, excluding(now, exclude) if exclude else now, plan_hash)
+    return view
 
 
 @contextmanager
@@ -252,7 +302,6 @@ def write_environment(files: TrialFiles, plan: LaunchPlan) -> None:
 def already_there(files: TrialFiles, trial: str) -> TrialError:
     """Why a trial of a taken name can't be launched, and what can be done instead."""
     from launcher.status import trial_view
-    from launcher.trial_state import State
 
     view = trial_view(files)
     if view.state in State.live():
@@ -320,6 +369,7 @@ def record_of(
         command=tuple(command),
         realsys_version=importlib.metadata.version("realsys"),
         code="" if plan.snapshot else code_digest(plan.imports),
+        folder=os.getcwd(),
         sweep=sweep,
         point=dict(point or {}),
     )

@@ -57,6 +57,8 @@ def print_status(view: TrialView) -> None:
     if view.started_at:
         end = view.ended_at or time.time()
         say(f"  started   {moment(view.started_at)}, {duration(end - view.started_at)}")
+    for change in view.changes:
+        say(f"  changed   {change}")
     say(f"  folder    {view.folder}")
     for note in view.notes:
         output.warn(note)

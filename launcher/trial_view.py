@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.changed_settings import change_lines
 from launcher.liveness import Liveness
 from launcher.slurm.job_story import explain_job
 from launcher.slurm.query import JobInfo
@@ -147,6 +148,7 @@ class TrialView:
     time: TimeLeft | None = None  # of the job; None without a limit
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # settings that a resume has changed
     known_at: float | None = None  # set where the store can't be read: how old step and phase are
 
     @property
@@ -200,6 +202,7 @@ def view_of(records: Records) -> TrialView:
         time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
+        changes=tuple(change_lines(records.record.changes)) if records.record else (),
         known_at=known.at if known else None,
     )
 
@@ -291,7 +294,8 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         )
     if state is State.STOPPED:
         by = f" by {records.stop.by}" if records.stop else ""
-        return f"stopped on request{by}", resume
+        longer = f"; for longer at a time: {resume} --time LIMIT" if "time limit" in by else ""
+        return f"stopped on request{by}", resume + longer
     if state is State.STOPPING and records.stop:
         by, left = records.stop.by, records.stop.at + records.stop.grace_seconds - records.now
         return f"asked by {by}; {max(0.0, left):.0f} s of grace left for the current step", ""

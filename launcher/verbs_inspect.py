@@ -206,13 +206,27 @@ def show(
     if config is not None:
         return _show_experiment(config, imports or [], json)
     from launcher import output
+    from launcher.changed_settings import change_lines
+    from launcher.trials import find_trial
+    from realsys.api.plan import read_plan
+    from realsys.api.trial import TrialRecord, read_record
 
-    plan = _plan_of(trial or "", cluster)
+    files = find_trial(trial or "", cluster=cluster)
+    plan, record = read_plan(files.plan), read_record(TrialRecord, files.record)
+    changes = record.changes if record else ()
     if json:
-        output.document(trial=plan.trial, options=plan.options)
+        scheduling = plan.scheduling_options
+        output.document(
+            trial=plan.trial, options=plan.options, scheduling=scheduling, changes=changes
+        )
         return ExitCode.OK
     for name, value in _flat(plan.options):
         output.data(f"{name}={value}")
+    if plan.scheduling_options:
+        for name, value in _flat({"scheduling": plan.scheduling_options}):
+            output.data(f"{name}={value}")
+    for line in change_lines(changes):
+        output.say(line)
     return ExitCode.OK
 
 

@@ -184,28 +184,39 @@ def plan(
     return ExitCode.OK
 
 
+@o.with_job_options
 def resume(
     trial: o.Trial,
+    overrides: o.Overrides = None,
+    config: o.Config = None,
     detach: o.Detach = False,
-    exclude: Annotated[
-        str | None,
-        typer.Option("--exclude", "-x", metavar="HOSTS", help="Not on these nodes, e.g. n2."),
-    ] = None,
     cluster: o.Cluster = None,
+    *,
+    job: o.Job,
 ) -> int:
-    """Go on with a trial that was stopped, failed or was lost."""
+    """Go on with a trial that was stopped, failed or was lost; with other limits, lengths or resources
+    if you like."""
+    from dataclasses import replace
+
     from launcher import output
     from launcher.other_nodes import offers
+    from launcher.remake import Wish
     from launcher.submit import remarks_on_resume, resubmit
     from launcher.trials import find_trial, trial_name
 
     files = find_trial(trial, cluster=cluster)
     name = trial_name(files)
-    if exclude is None:
+    if job.exclude is None:
         for offer in offers(files, name):
             output.warn(offer)
     told = remarks_on_resume(files)
-    submission = resubmit(files, exclude=exclude)
+    submission = resubmit(
+        files,
+        exclude=job.exclude,
+        wish=Wish(words=overrides or (), config=config, job=replace(job, exclude=None)),
+        command=("realsys", *sys.argv[1:]),
+        tell=output.say,
+    )
     for warning in told:
         output.warn(warning)
     output.data(name)
@@ -222,13 +233,15 @@ def replay(
 ) -> int:
     """Train again on what an asynchronous trial trained on, and compare the two bit for bit."""
     from launcher import output
-    from launcher.replay import compare, plan_replay
+    from launcher.replay import compare, plan_replay, remarks
     from launcher.submit import submit
     from launcher.trials import find_trial, trial_name
 
     original = find_trial(trial, cluster=cluster)
     plan = plan_replay(original, trial=name)
     files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
+    for remark in remarks(original):
+        output.warn(remark)
     output.data(plan.trial)
     if detach:
         return _detached(files, plan.trial)

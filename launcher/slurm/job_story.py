@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from launcher.trial_view import Records
 
 _ENDS = {
-    "TIMEOUT": ("it reached its time limit", "give it more: --time, or slurm.requeue: true"),
+    "TIMEOUT": (
+        "it reached its time limit",
+        "give it more: {resume} --time LIMIT (or --requeue, where the site allows it)",
+    ),
     "NODE_FAIL": ("it lost a node", ""),
     "PREEMPTED": ("it had to make way for another job", "slurm.requeue: true goes on by itself"),
     "OUT_OF_MEMORY": (
         "it used more memory than it had asked for",
-        "raise scheduling.<worker type>.mem (MiB)",
+        "give it more: {resume} scheduling.<worker type>.mem=MIB",
     ),
-    "DEADLINE": ("it could not end before its deadline", "launch it with a later --deadline"),
+    "DEADLINE": ("it could not end before its deadline", "{resume} --deadline WHEN, a later one"),
     "BOOT_FAIL": ("a node did not boot", ""),
     "LAUNCH_FAILED": ("Slurm could not start it on its nodes", "realsys doctor"),
 }
@@ -95,9 +98,11 @@ def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
     else:
         base = job.slurm_state.split()[0] if job.slurm_state else ""
         how, fix = _ENDS.get(base, (_exit(job), ""))
+        fix = fix.replace("{resume}", resume)
     what = "ended without an exit marker" if started else "ended before it could take an attempt"
     where = f"read {records.batch_log}" if records.batch_log and not started else ""
-    return f"job {job.job_id} {what}{when}: {how}", "; ".join(filter(None, (fix, where, resume)))
+    last = "" if resume in fix else resume
+    return f"job {job.job_id} {what}{when}: {how}", "; ".join(filter(None, (where, fix, last)))
 
 
 def _exit(job: JobInfo) -> str:

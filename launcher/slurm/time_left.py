@@ -72,6 +72,6 @@ def time_warning(left: TimeLeft | None, trial: str) -> str:
     if left.requeue:
         return f"{late}: it saves, the job is requeued, and the run goes on by itself"
     return (
-        f"{late}: it will save and stop; then go on with `realsys resume {trial}`. Next time give more "
-        "--time, or --requeue"
+        f"{late}: it will save and stop; then go on with `realsys resume {trial} --time LIMIT`, or with "
+        "--requeue"
     )

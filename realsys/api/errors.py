@@ -48,6 +48,7 @@ class RealsysError(Exception):
 
     exit_code = 1  # of the CLI, see docs/cli.md
     from_worker = ""  # where it happened, when that was another process
+    resume_with = ""  # a setting, NAME=VALUE, with which the run would have got past it
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         super().__init__(f"{what}\n  where: {where}\n  fix:   {fix}")

@@ -150,7 +150,7 @@ def check_trial(files: TrialFiles) -> None:
         ClusterError: another user could exchange one, or could have.
     """
     root = root_of(files.root)
-    for part in (files.secrets, files.submitit, files.attempts, files.code):
+    for part in (files.secrets, files.submitit, files.attempts, files.code, files.plans):
         check_folders(part, root=root)
     for file in (files.plan, files.record):
         try:

@@ -54,7 +54,9 @@ class LaunchPlan:
 
     Attributes:
         trial_dir: absolute folder of the trial.
-        options: the experiment's options as plain values, for ``show`` and the report.
+        options: the experiment's options as plain values, for ``show``, the report and a resume with
+            others.
+        scheduling_options: what the user set of ``scheduling.…``, by worker type.
         imports: ``--import`` files and modules, absolute, imported by every worker.
         job: what is asked of Slurm; None on this machine.
         snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).
@@ -69,6 +71,7 @@ class LaunchPlan:
     cluster: ClusterSpec
     phases: tuple[PhasePlan, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    scheduling_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     job: JobPlan | None = None

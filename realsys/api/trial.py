@@ -5,6 +5,7 @@ written by one process and read by many; each is written whole (temporary file, 
 
     <file root>/runs/<user>/<experiment>/<trial>/
       plan.json  trial.json                 the plan and its hash; who launched it, when, where
+      plans/<hash>.json                     former plans and the present one, where a resume changed it
       prediction.json                       how long a step should take, where that is known
       secrets/                              on Slurm: the environment that the job takes over, 0600
       code/ snapshot.json                   on Slurm: the copy of the code that runs, and its revision
@@ -152,6 +153,7 @@ class TrialFiles:
     root: Path
 
     plan = _Under("plan.json")
+    plans = _Under("plans")
     record = _Under("trial.json")
     secrets = _Under("secrets")
     host_environment = _Under("secrets", "host.env")
@@ -164,6 +166,10 @@ class TrialFiles:
     latest = _Under("latest")
     report = _Under("report.html")
     prediction = _Under("prediction.json")
+
+    def plan_of(self, plan_hash: str) -> Path:
+        """Where a plan is kept beside the present one."""
+        return self.plans / f"{plan_hash[:12]}.json"
 
     def attempt(self, number: int) -> AttemptFiles:
         """Files of attempt ``number``."""
@@ -188,8 +194,19 @@ def trial_dir(file_root: str | Path, user: str, experiment: str, trial: str) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanChange:
+    """Settings that a resume has changed: the plan of the attempts from ``from_attempt`` on."""
+
+    from_attempt: int
+    plan_hash: str
+    at: float  # seconds since the epoch
+    settings: Mapping[str, tuple[Any, Any]]  # as typed → the value before, and since
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """``trial.json``: written once, by the launch."""
+    """``trial.json``: written by the launch, and by a resume that changes settings."""
 
     experiment_name: str
     trial_name: str
@@ -203,6 +220,8 @@ class TrialRecord:
     code: str = ""  # digest of the code as it was at the launch (launcher/snapshot.py)
     sweep: str = ""  # name of the sweep that launched it, and its values there
     point: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""  # where the launch ran: relative paths in the settings begin there
+    changes: tuple[PlanChange, ...] = ()  # oldest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +285,7 @@ class Failure:
     log: str = ""
     log_tail: tuple[str, ...] = ()
     secondary: bool = False  # only says that somebody else was missing
+    resume_with: str = ""  # NAME=VALUE for a resume that gets past it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from realsys.datasets.arithmetic import arithmetic_word_problems
 from realsys.datasets.records import final_answer, read_records
 
 SPLITS = ("train", "test")
+SETTINGS = {"prompt": "dataset.max_prompt_len", "answer": "max_answer_len"}  # of our experiments
 _PROBE = "1 + 1 = ?"
 _MARGIN = 64  # bytes by which a chat template may say more around one question than around another
 _TICK_EVERY = 1000
@@ -120,11 +121,13 @@ class _MathRecords:
     def _check_length(self, index: int, what: str, tokens: Sequence[int], limit: int) -> None:
         if len(tokens) > limit:
             source = self.path if self.split == "train" else self.eval_path or self.path
-            raise DataError(
+            error = DataError(
                 f"the {what} of record {index + 1} has {len(tokens)} tokens, the limit is {limit}",
                 where=f"{self.split} records of {source or 'arithmetic'}",
                 fix=f"raise max_{what}_len to {len(tokens)}, or drop the record",
             )
+            error.resume_with = f"{SETTINGS[what]}={len(tokens)}"
+            raise error
 
 
 @dataclass

@@ -72,8 +72,7 @@ class Shards:
         return call, self.models[call.model_name], self._interface(call, call.model_name)
 
     def _interface(self, call: MFCDef, name: ModelName) -> ModelInterface:
-        settings = json.dumps(to_plain(call.interface_impl), sort_keys=True)
-        key = (name, settings)
+        key = (name, _settings(call))
         if key not in self._interfaces:
             self._interfaces[key] = registry.make_interface(call.interface_impl)
         return self._interfaces[key]
@@ -125,10 +124,14 @@ class Shards:
                 for name, model in self.models.items()
             },
             "interfaces": {
-                f"{name} {settings}": interface.state_dict()
+                self._kept_as(name, settings): interface.state_dict()
                 for (name, settings), interface in self._interfaces.items()
             },
         }
+
+    def _kept_as(self, name: ModelName, settings: str) -> str:
+        """An interface's name in a checkpoint: by its first call, as a resume may change settings."""
+        return f"{name} {next(c.name for c in self._calls_of(name) if _settings(c) == settings)}"
 
     def _engine_state(self, model: Model) -> dict[str, Any]:
         if model.module is not None:
@@ -141,7 +144,7 @@ class Shards:
         """Takes back what ``state_dict`` gave.
 
         Raises:
-            CheckpointError: it is of other models.
+            CheckpointError: it is of other models, or of other interfaces.
         """
         mine = sorted(str(name) for name in self.models)
         if sorted(state["models"]) != mine:
@@ -160,8 +163,22 @@ class Shards:
         for call in self._calls.values():
             if call.model_name in self.models:
                 self._interface(call, call.model_name)
+        kept = state["interfaces"]
         for (name, settings), interface in self._interfaces.items():
-            interface.load_state_dict(state["interfaces"].get(f"{name} {settings}", {}))
+            former = f"{name} {settings}"  # how checkpoints called it once
+            found = kept.get(self._kept_as(name, settings), kept.get(former))
+            if found is None:
+                raise CheckpointError(
+                    f"it holds nothing of the interface of {self._kept_as(name, settings)}",
+                    where=where,
+                    fix="resume with the settings and the code that wrote it",
+                )
+            interface.load_state_dict(found)
+
+
+def _settings(call: MFCDef) -> str:
+    """What makes a call's interface, as text."""
+    return json.dumps(to_plain(call.interface_impl), sort_keys=True)
 
 
 def _averaged(calls: Iterable[MFCDef]) -> frozenset[ModelName]:

@@ -73,6 +73,9 @@ def _origin(story: TrialStory) -> str:
             parts.append(f"realsys {story.record.realsys_version}")
     if len(story.attempts) > 1:
         parts.append(f"{len(story.attempts)} attempts")
+    for change in story.record.changes if story.record else ():
+        if change.settings:
+            parts.append(f"{', '.join(change.settings)} changed at attempt {change.from_attempt}")
     return " · ".join(parts) or str(story.root)
 
 

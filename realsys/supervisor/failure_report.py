@@ -48,11 +48,13 @@ class FailureReporter:
             at=words.at if words is not None else (task.ended_at or time.time()),
             kind=words.kind if words is not None else "",
             fix=words.fix if words is not None else what_to_do(task.hint) or self._memory_fix(task),
+            resume_with=words.resume_with if words is not None else "",
         )
 
     def _memory_fix(self, task: Task) -> str:
         worker_type = task.worker.partition("/")[0]
-        return memory_fix(task.hint, worker_type, on_slurm=bool(self.attempt.nodes))
+        trial = "/".join(self.files.root.parts[-4:-2])
+        return memory_fix(task.hint, worker_type, on_slurm=bool(self.attempt.nodes), trial=trial)
 
     def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
         """Of a worker that lives and does not get on."""
@@ -79,7 +81,15 @@ class FailureReporter:
         )
 
     def _failure(
-        self, task: Task, known: WorkerRecord | None, *, why: str, at: float, kind: str, fix: str
+        self,
+        task: Task,
+        known: WorkerRecord | None,
+        *,
+        why: str,
+        at: float,
+        kind: str,
+        fix: str,
+        resume_with: str = "",
     ) -> Failure:
         log = self._log_of(task.worker)
         return Failure(
@@ -92,6 +102,7 @@ class FailureReporter:
             fix=fix,
             log=str(log or ""),
             log_tail=log_tail(log) if log else (),
+            resume_with=resume_with,
         )
 
     def _log_of(self, worker: str) -> Path | None:

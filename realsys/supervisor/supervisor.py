@@ -23,9 +23,11 @@ from realsys.api.trial import (
     Failure,
     Result,
     TrialFiles,
+    TrialRecord,
     WorkerExit,
     WorkerStatus,
     read_fresh,
+    read_record,
 )
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.keys import TrialKeys
@@ -136,8 +138,15 @@ class Supervisor:
             step=last_step(TrialFiles.phase(phase.folder)),
             first_failure=first,
             other_failures=others,
-            resume=f"realsys resume {self.plan.trial}" if going_on else "",
+            resume=self._resume(phase, first) if going_on else "",
         )
+
+    def _resume(self, phase: PhasePlan, first: Failure | None) -> str:
+        """The command that goes on; of the main phase with the setting that gets past the failure."""
+        command = f"realsys resume {self.plan.trial}"
+        if first is None or phase.publish is not None or not first.resume_with:
+            return command
+        return f"{command} {first.resume_with}"
 
     def _run_phases(self) -> tuple[Result, PhasePlan]:
         """Every phase that is not done yet, until one does not complete."""
@@ -146,13 +155,19 @@ class Supervisor:
             if phase.publish is not None and Path(phase.publish).is_dir():
                 logger.info("phase skipped phase=%s product=%s", phase.name, phase.publish)
                 continue
-            if (by := attempt_that_finished(self.files, phase.name)) is not None:
+            by = attempt_that_finished(self.files, phase.name)
+            if by is not None and (phase.publish is not None or by >= self._planned_since()):
                 logger.info("phase skipped phase=%s done_by_attempt=%d", phase.name, by)
                 continue
             result = self._run_phase(phase)
             if result is not Result.COMPLETED:
                 break
         return result, phase
+
+    def _planned_since(self) -> int:
+        """The first attempt with this plan: the main phase may be done by a former one's limits."""
+        record = read_record(TrialRecord, self.files.record)
+        return record.changes[-1].from_attempt if record is not None and record.changes else 1
 
     def keep_room(self) -> None:
         """Sets space aside for the words that must be written when the disk is full."""

@@ -185,6 +185,7 @@ def _leave_last_words(
         at=time.time(),
         kind="RemoteError" if known and known.from_worker else type(error).__name__,
         fix=known.fix if known else EXITS_FIX if isinstance(error, SystemExit) else "",
+        resume_with=known.resume_with if known else "",
     )
     _write_words(files.attempt(attempt).words(name), words)
 

@@ -47,20 +47,18 @@ def oom_evidence(before: OomCounts, after: OomCounts) -> str:
     return ""
 
 
-def memory_fix(evidence: str, worker_type: str, *, on_slurm: bool) -> str:
+def memory_fix(evidence: str, worker_type: str, *, on_slurm: bool, trial: str = "TRIAL") -> str:
     """What to do about what ``oom_evidence`` said, perhaps as part of more; "" if nothing of it. Pure."""
-    setting = f"scheduling.{worker_type}.mem=MIB"
+    command = f"realsys resume {trial} scheduling.{worker_type}.mem=MIB"
     if _LIMIT in evidence and on_slurm:
         return (
-            f"launch with more memory: {setting} (of each task; what the job asks for on a node is the "
+            f"go on with more memory: {command} (of each task; what the job asks for on a node is the "
             "sum of its tasks there, and they share it)"
         )
     if _LIMIT in evidence:
         return "raise the memory limit of this container or session, or train with less at a time"
     if _MACHINE in evidence and on_slurm:
-        return (
-            f"launch with {setting} as large as the tasks really need, so that fewer share a node"
-        )
+        return f"{command}, as large as the tasks really need, so that fewer share a node"
     return (
         "free memory of this machine, or train with less at a time" if _MACHINE in evidence else ""
     )

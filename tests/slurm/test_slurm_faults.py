@@ -21,6 +21,8 @@ from launcher.explain import explain
 from launcher.status import trial_view
 from launcher.trial_state import State
 from launcher.trial_view import TrialView
+from realsys.api.plan import read_plan
+from realsys.api.scheduling import WorkerType
 from realsys.api.trial import TrialFiles
 
 TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40")  # of 64: one a node
@@ -280,6 +282,17 @@ def test_the_time_limit_is_announced_and_the_run_saves(
     stopped = until(files, in_state(State.STOPPED), timeout_s=150)
     row("its time limit comes").check(stopped)
     assert (files.root / "recover").is_dir() == (stopped.step > 0)  # nothing to save before a step
+    words = ("--time", "20", "scheduling.model_worker.mem=1200")
+    done = slurm_trials.run("resume", name_of(files), *words, "--detach")
+    assert done.returncode == 0, done.stderr
+    assert "--time: 2 → 20" in done.stderr
+    assert "scheduling.model_worker.mem: none → 1200" in done.stderr
+    later = slurm_trials.wait_for_step(files, stopped.step + 1)
+    assert (later.attempt, later.job_ids != stopped.job_ids) == (2, True)
+    assert slurm.show_job(later.job_ids[0])["TimeLimit"] == "00:20:00"
+    steps = {s.worker_type: s for s in read_plan(files.plan).phases[-1].steps}
+    assert steps[WorkerType.MODEL_WORKER].memory_mib == 1200
+    assert slurm_trials.run("stop", name_of(files)).returncode == 0
 
 
 def test_a_requeued_run_goes_on_in_the_same_job(

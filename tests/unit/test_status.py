@@ -426,3 +426,19 @@ def test_who_waits_for_a_run_on_another_host_looks_for_its_leases(
     monkeypatch.setattr("realsys.name_resolve.trial_store.open_trial_store", lambda *args: store)
     assert not TrialReader(files).brief_view().is_over
     assert store.subtrees == 2
+
+
+def test_a_run_that_its_time_limit_stopped_is_told_how_it_gets_more(plan: LaunchPlan) -> None:
+    marker = ExitMarker(result=Result.STOPPED, attempt=1, ended_at=1.0, phase="main")
+    for by, fix in (
+        ("ann@n1", f"realsys resume {plan.trial}"),
+        (
+            "Slurm (time limit)",
+            f"realsys resume {plan.trial}; for longer at a time: realsys resume {plan.trial} --time LIMIT",
+        ),
+    ):
+        stop = StopRequest(grace_seconds=60, by=by, at=1.0, attempt=1)
+        view = view_of(
+            records(plan, attempt=attempt(), supervisor=Liveness.DEAD, stop=stop, exit=marker)
+        )
+        assert (view.state, view.fix) == (State.STOPPED, fix)

@@ -1,0 +1,201 @@
+"""A run that goes on with other settings ends as one that had them from the beginning.
+
+What may be changed, and what is written, is tested in `tests/unit/test_remake.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_trials import (
+    LONG_PPO,
+    Trials,
+    explain,
+    metrics_of,
+    name_of,
+    small_ppo,
+    trained_ids,
+    weights_of,
+)
+
+from launcher.trial_state import State
+from realsys.api.trial import TrialFiles
+from realsys.datasets.math import MathPrompts
+from realsys.master.data_schedule import DataSchedule
+from realsys.observability.history import read_history
+from realsys.observability.history_check import check_history
+from realsys.observability.metrics import read_metrics
+
+pytestmark = pytest.mark.process
+
+STEPS = 40
+CONSTANT = tuple(
+    f"{role}.optimizer.{setting}"
+    for role in ("actor", "critic")
+    for setting in ("lr_schedule=constant", "warmup_steps_proportion=0")
+)
+RUN = (*small_ppo("exp_ctrl.total_train_epochs=1000"), *CONSTANT)
+
+
+def everything(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Mode and content of each file; but the lock, which holds nothing."""
+    return {
+        str(p.relative_to(root)): (p.lstat().st_mode, p.read_bytes() if p.is_file() else b"")
+        for p in sorted(root.rglob("*"))
+        if p.name != "lock"
+    }
+
+
+def without_evaluations(files: TrialFiles) -> list[dict[str, object]]:
+    rows = ({k: v for k, v in r.items() if not k.startswith("eval/")} for r in metrics_of(files))
+    return [row for row in rows if row["step"]]
+
+
+def assert_trained_alike(files: TrialFiles, reference: TrialFiles) -> None:
+    for role in ("actor", "critic"):
+        assert weights_of(files, role) == weights_of(reference, role), role
+    assert trained_ids(files) == trained_ids(reference)
+    assert without_evaluations(files) == without_evaluations(reference)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> TrialFiles:
+    trials = Trials(tmp_path_factory.mktemp("undisturbed") / "root")
+    limit = f"exp_ctrl.benchmark_steps={STEPS}"
+    files = trials.launch("ppo-math", "whole", f"actor.path={tiny_policy}", limit, *RUN)
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    return files
+
+
+def first_long_prompt(policy: Path, batch_size: int) -> tuple[int, int, int]:
+    """(seed, limit, step): a run that meets its first prompt beyond the limit in that step, a later one."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy)
+    for seed in range(1, 100):
+        prompts = MathPrompts(tokenizer=tokenizer, seed=seed, split="train", train_size=96)
+        lengths = [len(prompts.prompt_tokens(i)) for i in range(len(prompts))]
+        limit = max(lengths) - 1
+        schedule = DataSchedule(dataset_size=96, batch_size=batch_size, seed=seed, shuffle=True)
+        for step in range(1, 96 // batch_size):
+            if any(lengths[point.index] > limit for point in schedule.batch(step - 1)):
+                if step >= 4:
+                    return seed, limit, step
+                break
+    raise AssertionError("no such seed")
+
+
+def test_a_run_that_met_a_prompt_too_long_goes_on_with_the_command_that_it_names(
+    trials: Trials, tiny_policy: Path
+) -> None:
+    seed, limit, step = first_long_prompt(tiny_policy, batch_size=2)
+    words = (
+        f"actor.path={tiny_policy}",
+        *small_ppo(
+            "dataset.train_bs_n_seqs=2", "dataset.eval_size=0", "exp_ctrl.ckpt_freq_steps=1"
+        ),
+        f"seed={seed}",
+        f"exp_ctrl.benchmark_steps={step + 4}",
+    )
+    reference = trials.launch("ppo-math", "whole", *words)
+    files = trials.launch("ppo-math", "long", *words, f"dataset.max_prompt_len={limit}")
+    view = trials.wait(files)
+    assert view.state is State.FAILED, explain(files, view)
+    assert [row["step"] for row in metrics_of(files)] == list(range(1, step))
+    setting = f"dataset.max_prompt_len={limit + 1}"
+    assert view.exit is not None
+    assert view.exit.resume == f"realsys resume ppo-math/long {setting}"
+    assert view.exit.resume in trials.run("status", "ppo-math/long").stdout
+    resumed = trials.run("resume", "ppo-math/long", setting, "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"dataset.max_prompt_len: {limit} → {limit + 1}" in resumed.stderr
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert trials.wait(reference).state is State.COMPLETED
+    assert metrics_of(files) == metrics_of(reference)
+    assert_trained_alike(files, reference)
+    told = f"dataset.max_prompt_len: {limit} → {limit + 1} since attempt 2"
+    assert told in trials.run("status", "ppo-math/long").stdout
+    assert told in trials.run("show", "ppo-math/long").stderr
+    assert "dataset.max_prompt_len changed at attempt 2" in files.report.read_text()
+
+
+def test_a_stopped_run_refuses_what_it_can_not_change_and_goes_on_with_other_periods(
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
+) -> None:
+    limit = f"exp_ctrl.benchmark_steps={STEPS}"
+    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", limit, *RUN)
+    trials.wait_for_step(files, 4)
+    assert trials.run("stop", name_of(files)).returncode == 0
+    assert trials.wait(files).state is State.STOPPED
+    before = everything(files.root)
+    periods = ("exp_ctrl.eval_freq_steps=5", "exp_ctrl.ckpt_freq_steps=7", "exp_ctrl.ckpt_keep=1")
+    refused = trials.run("resume", name_of(files), "seed=2", "ppo.eps_clip=0.3", *periods)
+    assert refused.returncode == 4
+    assert "seed can't be changed in a trial that has begun" in refused.stderr
+    assert "ppo.eps_clip can't be changed in a trial that has begun" in refused.stderr
+    assert everything(files.root) == before
+    resumed = trials.run("resume", name_of(files), *periods, "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert_trained_alike(files, undisturbed)
+    rows = {row["step"]: row for row in metrics_of(undisturbed)}
+    evaluated = [row for row in metrics_of(files) if any(k.startswith("eval/") for k in row)]
+    assert {35, STEPS} <= {row["step"] for row in evaluated}  # 35: by the new period only
+    assert evaluated[-1] == rows[STEPS]
+    names = [p.name for p in files.phase(files.root).recover.glob("step-*")]
+    assert names == ["step-000035.2"]
+
+
+def test_a_completed_run_goes_on_to_a_later_end(
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
+) -> None:
+    first = "exp_ctrl.benchmark_steps=8"
+    files = trials.launch("ppo-math", "short", f"actor.path={tiny_policy}", first, *RUN)
+    assert trials.wait(files).state is State.COMPLETED
+    resumed = trials.run("resume", name_of(files), f"exp_ctrl.benchmark_steps={STEPS}", "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    assert view.step == STEPS
+    assert metrics_of(files) == metrics_of(undisturbed)
+    assert_trained_alike(files, undisturbed)
+    assert check_history(read_history(files.root)) == []
+    again = trials.run("resume", name_of(files))
+    assert "has completed; there is nothing to resume" in again.stderr
+
+
+def test_an_asynchronous_run_goes_on_with_other_lengths_and_limits(
+    trials: Trials, tiny_policy: Path
+) -> None:
+    """What is kept of interfaces in a checkpoint is found again although their settings have changed."""
+    files = trials.launch("ppo-math-async", "a", f"actor.path={tiny_policy}", *LONG_PPO)
+    trials.wait_for_step(files, 5)
+    assert trials.run("stop", name_of(files)).returncode == 0
+    stopped = trials.wait(files)
+    assert stopped.state is State.STOPPED, explain(files, stopped)
+    words = (
+        "ppo.gen.max_new_tokens=5",
+        "dataset.max_prompt_len=64",
+        "actor.max_tokens_per_mb=300",
+        "rollout.max_in_flight=4",
+        "rollout.max_concurrent_rollouts=3",
+        "rollout.new_tokens_per_chunk=2",
+        "rollout.dump_limit_gib=1",
+    )
+    resumed = trials.run("resume", name_of(files), *words, "--detach")
+    assert resumed.returncode == 0, resumed.stderr
+    trials.wait_for_step(files, stopped.step + 6)
+    assert trials.run("stop", name_of(files)).returncode == 0
+    view = trials.wait(files)
+    assert (view.state, view.attempt) == (State.STOPPED, 2), explain(files, view)
+    name = "actor_train/response_length/max"
+    lengths = {row["step"]: row[name] for row in read_metrics(files.root / "metrics.jsonl")[1:]}
+    assert max(n for step, n in lengths.items() if step <= stopped.step) > 5
+    assert lengths[view.step] <= 5
+    epoch = trained_ids(files)[:96]
+    assert sorted(epoch) == sorted(set(epoch))

@@ -1,0 +1,340 @@
+"""What a resume may change: every setting of the experiments is on one side, and the table says which.
+
+A new setting fails `test_every_setting_is_decided` until it is written into one of the two lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from experiments.math_rl import MathRLExperiment
+from experiments.sft_math import SFTMathExperiment
+from launcher import resolve as resolve_module
+from launcher.changed_settings import (
+    ABSENT,
+    OF_A_START,
+    Difference,
+    change_lines,
+    differences,
+    goes_further,
+    matches,
+    refused,
+    what_differs,
+)
+from launcher.option_tree import OptionRow, rows
+from launcher.planning import experiment_type
+from launcher.resolve import resolve
+from launcher.scheduling_options import GroupOptions, SchedulingOptions
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError
+from realsys.api.plain import to_plain
+from realsys.api.trial import PlanChange
+
+# With what some settings need to be of any meaning.
+EXPERIMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("ppo-math", {}),
+    ("ppo-math", {"auto_eval": True, "actor.lora.rank": 4, "pools": {"all": "1", "more": "1"}}),
+    ("grpo-math", {}),
+    ("ppo-math-async", {"rollout.filter_by_success": True}),
+    ("sft-math", {}),
+)
+
+# ROLE stands for actor, critic, ref and model; what begins with sft. is settings of a preparation.
+CAN = """
+mem_per_model_worker tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
+exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps
+exp_ctrl.ckpt_freq_secs exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps
+exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb dataset.max_prompt_len ppo.gen.max_new_tokens
+rollout.flush_request_timeout rollout.max_concurrent_rollouts rollout.max_in_flight
+rollout.new_tokens_per_chunk rollout.rollout_request_timeout rollout.dump_limit_gib
+rollout.mem_per_server rollout.cpus_per_worker rollout.mem_per_worker evaluator.batch_size
+evaluator.max_tries evaluator.retry_s evaluator.poll_s evaluator.mem wandb.mode wandb.project
+wandb.entity max_answer_len
+""".split()
+CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
+CANNOT = """
+seed group_size reward placement pools allocation n_model_workers mode max_staleness replay_from
+auto_eval weights_through ref_ema_eta cpus_per_model_worker gpus_per_model_worker ROLE.path
+ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload
+ROLE.optimizer.lr ROLE.optimizer.weight_decay ROLE.optimizer.beta1 ROLE.optimizer.beta2
+ROLE.optimizer.eps ROLE.optimizer.lr_schedule ROLE.optimizer.warmup_steps_proportion
+ROLE.optimizer.min_lr_ratio ROLE.optimizer.gradient_clipping ROLE.lora.rank ROLE.lora.alpha
+ROLE.lora.target_modules dataset.path dataset.eval_path dataset.train_size dataset.slip_share
+dataset.eval_size dataset.train_bs_n_seqs dataset.shuffle ppo.ppo_n_minibatches ppo.ppo_epochs
+ppo.eps_clip ppo.eps_clip_higher ppo.c_clip ppo.value_eps_clip ppo.entropy_coef ppo.discount
+ppo.advantage ppo.gae_lambda ppo.adv_norm ppo.kl_ctl ppo.use_adaptive_kl_ctl
+ppo.adaptive_kl_target ppo.adaptive_kl_horizon ppo.max_reward_clip ppo.reward_output_scaling
+ppo.reward_output_bias ppo.truncation ppo.score_on_truncated ppo.value_norm ppo.value_norm_beta
+ppo.value_norm_eps ppo.early_stop_imp_ratio ppo.early_stop_kl ppo.critic_warmup_steps
+ppo.loss_aggregation ppo.mask_truncated ppo.overlong_buffer_len ppo.overlong_penalty_factor
+ppo.recompute_logprob ppo.use_decoupled_loss ppo.correction ppo.correction_level
+ppo.behav_imp_weight_cap ppo.behav_imp_weight_mode ppo.tis_imp_ratio_cap ppo.icepop_low
+ppo.icepop_high ppo.sequence_mask_low ppo.sequence_mask_high ppo.mismatch_kl_max ppo.on_mismatch
+ppo.gen.n ppo.gen.min_new_tokens ppo.gen.greedy ppo.gen.temperature ppo.gen.top_p ppo.gen.top_k
+ppo.gen.stop_token_ids rollout.staleness_policy rollout.servers rollout.server_backend
+rollout.server_args rollout.schedule_policy rollout.update_mode rollout.weights_through
+rollout.wire_dtype rollout.delta rollout.workers rollout.agent rollout.agent_args rollout.env
+rollout.env_args rollout.success_rate_lb rollout.success_rate_ub rollout.filter_by_success
+rollout.dump rollout.cpus_per_server rollout.gpus_per_server evaluator.n evaluator.cpus
+evaluator.gpus init.hidden_size init.num_layers init.num_heads init.num_kv_heads init.vocab_size
+""".split()
+
+# Where a changed value can't be guessed from the type.
+VALUES: dict[str, Any] = {
+    "allocation": "*:d2t1p1",
+    "dataset.train_bs_n_seqs": 32,
+    "mode": "one_step_off",
+    "n_model_workers": 2,
+    "ROLE.backend": "inference",
+    "ROLE.parallel": "d2t1p1",
+    "ROLE.pool": "more",
+    "ROLE.recompute": True,
+    "wandb.mode": "offline",
+}
+
+
+def uncheck(patch: pytest.MonkeyPatch) -> None:
+    """Any value makes a plan: no file has to be there, and no package."""
+    patch.setattr(resolve_module, "_option_problems", lambda experiment: [])
+    patch.setattr(resolve_module, "unsupported", lambda config: [])
+    for kind in (MathRLExperiment, SFTMathExperiment):
+        patch.setattr(kind, "remarks", lambda experiment, given: ())
+
+
+def plan_of(name: str, options: Any, scheduling: SchedulingOptions | None = None) -> Any:
+    plan = resolve(
+        name,
+        options,
+        cluster=ClusterSpec(file_root="/r", name_resolve="file:///r/name_resolve"),
+        trial_name="t",
+        user="u",
+        scheduling=scheduling,
+        fits_memory=False,
+    )
+    return to_plain(plan)
+
+
+def with_value(options: Any, path: str, value: Any) -> Any:
+    head, _, rest = path.partition(".")
+    return replace(
+        options, **{head: with_value(getattr(options, head), rest, value) if rest else value}
+    )
+
+
+def other_value(row: OptionRow) -> Any:
+    """Another value of the same type and range."""
+    name, value = general(row.path), row.default
+    if name in VALUES:
+        return VALUES[name]
+    if " | " in row.range:
+        return next(choice for choice in row.range.split(" | ") if choice != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value / 2 if value else 0.5
+    if isinstance(value, tuple):
+        return (*value, 7)
+    if isinstance(value, dict):
+        return {"a": "1"}
+    if value is None and "number" in row.type:
+        return 3 if "whole" in row.type else 0.5
+    return f"{value or ''}x"
+
+
+def general(path: str) -> str:
+    """Without the role."""
+    return re.sub(r"\b(actor|critic|ref|model)\.", "ROLE.", path)
+
+
+def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(setting, yes | no | moot | unjudged) of each of an experiment's settings."""
+    options = experiment_type(name)()
+    for path, value in needed.items():
+        options = with_value(options, path, value)
+    before = plan_of(name, options)
+    for row in rows(options):
+        if row.section:
+            continue
+        try:
+            after = plan_of(name, with_value(options, row.path, other_value(row)))
+        except ConfigError:
+            yield row.path, "unjudged"
+            continue
+        side = "no" if refused(before, after) else "yes"
+        yield row.path, side if what_differs(before, after) else "moot"
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, set[str]]:
+    """Setting, generally → what it is in any of the experiments."""
+    judged: dict[str, set[str]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        uncheck(patch)
+        for name, needed in EXPERIMENTS:
+            for path, side in verdicts(name, needed):
+                judged.setdefault(general(path), set()).add(side)
+    return judged
+
+
+def own(found: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Without the settings of a preparation."""
+    return {name: sides for name, sides in found.items() if not name.startswith("sft.")}
+
+
+def test_every_setting_is_decided(found: dict[str, set[str]]) -> None:
+    decided = [*CAN, *CAN_WITH_A_CONSTANT_LEARNING_RATE, *CANNOT]
+    assert sorted(decided) == sorted(own(found))
+
+
+def test_what_can_be_changed_can_in_every_experiment(found: dict[str, set[str]]) -> None:
+    assert {name for name, sides in own(found).items() if "yes" in sides} == set(CAN)
+    assert [name for name in CAN if "no" in found[name]] == []
+
+
+def test_what_cannot_is_refused_wherever_it_means_anything(found: dict[str, set[str]]) -> None:
+    assert [name for name in CANNOT if "no" not in found[name]] == []
+
+
+def test_of_a_preparation_only_memory_can_be_changed(found: dict[str, set[str]]) -> None:
+    its = {name for name, sides in found.items() if name.startswith("sft.") and "yes" in sides}
+    assert its == {"sft.mem_per_model_worker"}
+
+
+CONSTANT = {
+    f"{role}.optimizer.{name}": value
+    for role in ("actor", "critic")
+    for name, value in (("lr_schedule", "constant"), ("warmup_steps_proportion", 0.0))
+}
+
+
+@pytest.mark.parametrize("name", CAN_WITH_A_CONSTANT_LEARNING_RATE)
+def test_a_run_can_be_made_longer_where_no_learning_rate_follows_from_its_length(name: str) -> None:
+    options = experiment_type("ppo-math")()
+    longer = with_value(options, name, 7)
+    (told, *_) = refused(plan_of("ppo-math", options), plan_of("ppo-math", longer))
+    assert told.difference.name == f"phases.main.config.{name}"
+    assert "actor has lr_schedule=linear" in told.why
+    for path, value in CONSTANT.items():
+        options, longer = with_value(options, path, value), with_value(longer, path, value)
+    assert refused(plan_of("ppo-math", options), plan_of("ppo-math", longer)) == []
+    warm = with_value(options, "critic.optimizer.warmup_steps_proportion", 0.5)
+    warm_longer = with_value(longer, "critic.optimizer.warmup_steps_proportion", 0.5)
+    (told, *_) = refused(plan_of("ppo-math", warm), plan_of("ppo-math", warm_longer))
+    assert "critic has a warm-up of 0.5 of all steps" in told.why
+
+
+def test_the_longest_answer_may_not_change_where_losses_are_divided_by_it() -> None:
+    by_sum = with_value(
+        experiment_type("grpo-math")(), "ppo.loss_aggregation", "seq_mean_token_sum_norm"
+    )
+    longer = with_value(by_sum, "ppo.gen.max_new_tokens", 99)
+    (told, *_) = refused(plan_of("grpo-math", by_sum), plan_of("grpo-math", longer))
+    assert told.difference.name.endswith("gen.max_new_tokens")
+    assert "divides each loss by it" in told.why
+
+
+def test_a_data_set_that_may_leave_records_out_keeps_its_lengths() -> None:
+    before = plan_of("ppo-math", experiment_type("ppo-math")())
+    after = plan_of("ppo-math", with_value(experiment_type("ppo-math")(), *LONGER))
+    assert refused(before, after) == []
+    for plan in (before, after):
+        for worker in plan["phases"][-1]["config"]["model_worker"]:
+            for data in worker["datasets"]:
+                data["type_"] = "mine"
+    (told,) = refused(before, after)
+    assert told.difference.new == 256
+    assert "data set mine may leave records out by it" in told.why
+
+
+LONGER = ("dataset.max_prompt_len", 256)
+# How many there are, on what they compute and with which software: not a matter of resources.
+TASK_CANNOT = ("gpu", "container_image")
+
+
+@pytest.mark.parametrize("field", list(GroupOptions.__dataclass_fields__))
+def test_resources_of_tasks(field: str) -> None:
+    values: dict[str, Any] = {"cpu": 3, "gpu": 1.0, "mem": 99, "env_vars": {"A": "1"}}
+    values["extra"] = {"comment": "x"}
+    group = GroupOptions(**{field: values.get(field, "x")})
+    options = experiment_type("ppo-math")()
+    before = plan_of("ppo-math", options)
+    after = plan_of("ppo-math", options, SchedulingOptions(model_worker=group))
+    assert what_differs(before, after)
+    assert bool(refused(before, after)) == (field in TASK_CANNOT)
+
+
+# ---- the parts --------------------------------------------------------------------------------
+
+
+def test_differences_are_leaves_and_lists_of_other_lengths() -> None:
+    old = {"a": [{"b": 1, "c": 2}, {"b": 3}], "d": [1], "e": None, "f": {}}
+    new = {"a": [{"b": 1, "c": 5}, {"b": 3}], "d": [1, 2], "e": None, "f": {"g": 0}}
+    assert list(differences(old, new)) == [
+        Difference(("a", "0", "c"), 2, 5),
+        Difference(("d",), [1], [1, 2]),
+        Difference(("f", "g"), ABSENT, 0),
+    ]
+    assert list(differences(old, old)) == []
+    assert Difference(("a", "0", "c"), 2, 5).name == "a.*.c"
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "fits"),
+    [
+        ("a.0.b", "a.*.b", True),
+        ("a.0.b", "a.*", False),
+        ("a.0.b", "a.**", True),
+        ("a", "a.**", True),
+        ("a.0.b.c", "**.c", True),
+        ("a.0.b.c", "**.b", False),
+        ("a.0.b.c", "a.**.c", True),
+        ("ab", "a", False),
+    ],
+)
+def test_patterns(path: str, pattern: str, fits: bool) -> None:
+    assert matches(path.split("."), pattern.split(".")) is fits
+
+
+def test_what_each_start_has_anew_is_no_difference() -> None:
+    plan = plan_of("ppo-math", experiment_type("ppo-math")())
+    old = {**plan, "job": {"begin": "now", "requeue": True}, "warnings": ["x"]}
+    new = {**plan, "job": {"begin": None, "requeue": True}}
+    assert what_differs(old, new, aside=OF_A_START) == []
+    assert [d.name for d in what_differs(old, new)] == ["job.begin"]
+    assert refused(old, new) == []
+
+
+def test_an_unknown_part_of_a_plan_is_refused() -> None:
+    plan = plan_of("ppo-math", experiment_type("ppo-math")())
+    (told,) = refused(plan, {**plan, "something_new": 1})
+    assert "not among the settings that no checkpoint depends on" in told.why
+
+
+def test_a_run_that_goes_further() -> None:
+    options = experiment_type("ppo-math")()
+    ten, twenty = (with_value(options, "exp_ctrl.benchmark_steps", n) for n in (10, 20))
+    plans = [plan_of("ppo-math", o) for o in (ten, twenty, options)]
+    assert goes_further(plans[0], plans[1])
+    assert goes_further(plans[1], plans[2])
+    assert not goes_further(plans[1], plans[0])
+    assert not goes_further(plans[0], plans[0])
+
+
+def test_changes_are_told_with_their_attempt() -> None:
+    change = PlanChange(
+        from_attempt=2,
+        plan_hash="h",
+        at=0.0,
+        settings={"dataset.max_prompt_len": (128, 256), "--time": (None, "2:00:00")},
+    )
+    assert change_lines([change]) == [
+        "dataset.max_prompt_len: 128 → 256 since attempt 2",
+        "--time: none → 2:00:00 since attempt 2",
+    ]

@@ -1,0 +1,555 @@
+"""A resume with other settings, up to the hand-over: the plan made, what is refused, what is written.
+
+Nothing is started: the hand-over is noted down. `tests/process/test_resume_settings.py` starts the trials.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import plan_change
+from launcher import submit as submit_module
+from launcher.cli import run
+from launcher.job.allocation import JobRequest
+from launcher.job_options import JobOptions
+from launcher.overrides import with_settings
+from launcher.places import user_name
+from launcher.plan_change import put_back, read_current, store
+from launcher.planning import LaunchSettings, experiment_type
+from launcher.remake import Wish
+from launcher.replay import remarks
+from launcher.resolve import resolve
+from launcher.status import trial_view
+from launcher.submission import Submission
+from launcher.submit import alone, make_trial, record_of, resubmit
+from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
+from realsys.api.errors import ClusterError, ConfigError, ConfigErrors, RealsysError, TrialError
+from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
+from realsys.api.trial import (
+    AttemptRecord,
+    ExitMarker,
+    Result,
+    TrialFiles,
+    TrialRecord,
+    read_record,
+    write_record,
+)
+
+CONSTANT = tuple(
+    f"{role}.optimizer.{setting}"
+    for role in ("actor", "critic")
+    for setting in ("lr_schedule=constant", "warmup_steps_proportion=0")
+)
+
+
+@dataclass
+class Site:
+    """A file root, and what was handed over."""
+
+    root: Path
+    started: list[tuple[LaunchPlan, str]] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    refuses: str = ""
+
+    def cluster(self, *, slurm: bool) -> ClusterSpec:
+        spec = ClusterSpec(
+            file_root=str(self.root), name_resolve=f"file://{self.root}/name_resolve"
+        )
+        if not slurm:
+            return spec
+        parts = {
+            "cpu": PartitionSpec(
+                nodes=4, cpus=64, threads_per_core=1, memory_mib=256000, max_time="1-00:00:00"
+            ),
+            "short": PartitionSpec(nodes=4, cpus=64, threads_per_core=1, memory_mib=256000),
+        }
+        return replace(
+            spec,
+            name="site",
+            scheduler="slurm",
+            partitions=parts,
+            slurm=SlurmSpec(partition="cpu", time_limit="1:00:00", accounting=False),
+        )
+
+    def launched(
+        self,
+        *words: str,
+        slurm: bool = False,
+        request: JobRequest | None = None,
+        name: str = "ppo-math",
+        change: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan,
+    ) -> TrialFiles:
+        """A trial's folder as a launch leaves it."""
+        own = [w for w in words if not w.startswith("scheduling.")]
+        launch = [w for w in words if w.startswith("scheduling.")]
+        plan = resolve(
+            name,
+            with_settings(experiment_type(name), words=own),
+            cluster=self.cluster(slurm=slurm),
+            trial_name="run1",
+            user=user_name(),
+            scheduling=with_settings(LaunchSettings, words=launch).scheduling,
+            request=request,
+        )
+        plan = change(plan)
+        return make_trial(plan, record_of(plan, ("realsys", "launch")))
+
+    def resume(
+        self, files: TrialFiles, *words: str, config: Path | None = None, **job: Any
+    ) -> LaunchPlan:
+        """The plan that was handed over."""
+        wish = Wish(words=words, config=config, job=JobOptions(**job))
+        resubmit(files, wish=wish, command=("realsys", "resume", *words), tell=self.told.append)
+        plan, handed = self.started[-1]
+        record = record_in(files)
+        assert handed == record.plan_hash == plan_hash(files.plan.read_text())
+        return plan
+
+    def ended(self, files: TrialFiles, result: Result, attempt: int = 1) -> None:
+        """An attempt that is over."""
+        me = files.attempt(attempt)
+        write_record(
+            me.record,
+            AttemptRecord(
+                number=attempt,
+                token="t",
+                host="h",
+                supervisor_pid=1,
+                supervisor_start=1,
+                started_at=1.0,
+            ),
+        )
+        marker = ExitMarker(result=result, attempt=attempt, ended_at=2.0, phase="main")
+        write_record(me.exit, marker)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site(tmp_path / "root")
+    made.root.mkdir()
+
+    def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
+        if made.refuses:
+            raise ClusterError(made.refuses, where="sbatch", fix="ask for less")
+        made.started.append((plan, hash_of_plan))
+        return Submission(job_id="1", host="h", after_attempt=0, at=1.0)
+
+    monkeypatch.setattr(submit_module, "start", start)
+    return made
+
+
+def record_in(files: TrialFiles) -> TrialRecord:
+    found = read_record(TrialRecord, files.record)
+    assert found is not None
+    return found
+
+
+def everything(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Mode and content of each file; but the lock, which holds nothing."""
+    return {
+        str(p.relative_to(root)): (p.stat().st_mode, b"" if p.is_dir() else p.read_bytes())
+        for p in sorted(root.rglob("*"))
+        if p.name != "lock"
+    }
+
+
+def problems_of(error: RealsysError) -> list[ConfigError]:
+    assert isinstance(error, ConfigError)
+    return list(error.problems) if isinstance(error, ConfigErrors) else [error]
+
+
+# ---- what is made ---------------------------------------------------------------------------------
+
+
+def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
+    files = site.launched("dataset.max_prompt_len=128")
+    before = read_plan(files.plan)
+    site.ended(files, Result.FAILED)
+    plan = site.resume(files, "dataset.max_prompt_len=256", "exp_ctrl.ckpt_freq_steps=5")
+    assert site.told == ["dataset.max_prompt_len: 128 → 256", "exp_ctrl.ckpt_freq_steps: none → 5"]
+    config = plan.phases[-1].config
+    assert config.model_worker[0].datasets[0].args["max_prompt_len"] == 256
+    assert config.master_worker[0].exp_ctrl.ckpt_freq_steps == 5
+    assert plan.options["dataset"]["max_prompt_len"] == 256
+    assert read_plan(files.plan) == plan
+    record = record_in(files)
+    (change,) = record.changes
+    assert (change.from_attempt, change.plan_hash) == (2, record.plan_hash)
+    assert change.command == ("realsys", "resume", *change.command[2:])
+    assert dict(change.settings) == {
+        "dataset.max_prompt_len": (128, 256),
+        "exp_ctrl.ckpt_freq_steps": (None, 5),
+    }
+    assert record.command == ("realsys", "launch")
+    kept = [read_plan(files.plan_of(h)) for h in (plan_hash(plan_text(before)), record.plan_hash)]
+    assert kept == [before, plan]
+    for path in files.plans.iterdir():
+        assert path.stat().st_mode == files.plan.stat().st_mode
+    (told, _) = trial_view(files).changes
+    assert told == "dataset.max_prompt_len: 128 → 256 since attempt 2"
+    (remark,) = remarks(files)
+    assert "dataset.max_prompt_len: 128 → 256 since attempt 2" in remark
+
+
+def test_changes_add_up_and_can_be_taken_back(site: Site) -> None:
+    files = site.launched()
+    former = files.plan.read_text()
+    site.resume(files, "dataset.max_prompt_len=256")
+    plan = site.resume(files, "exp_ctrl.eval_freq_steps=3")
+    assert plan.options["dataset"]["max_prompt_len"] == 256
+    assert plan.options["exp_ctrl"]["eval_freq_steps"] == 3
+    site.resume(files, "exp_ctrl.eval_freq_steps=10", "dataset.max_prompt_len=128")
+    assert files.plan.read_text() == former
+    assert len(record_in(files).changes) == 3
+
+
+def test_settings_from_a_file_and_those_that_are_as_they_were(site: Site, tmp_path: Path) -> None:
+    files = site.launched()
+    config = tmp_path / "more.yaml"
+    config.write_text("dataset:\n  max_prompt_len: 300\nseed: 1\n")
+    plan = site.resume(files, config=config)
+    assert plan.options["dataset"]["max_prompt_len"] == 300
+    assert site.told == ["dataset.max_prompt_len: 128 → 300"]
+
+
+def test_nothing_is_written_where_nothing_changes(site: Site) -> None:
+    files = site.launched()
+    before = everything(files.root)
+    site.resume(files, "seed=1", "dataset.max_prompt_len=128")
+    assert everything(files.root) == before
+    assert site.told == []
+    assert len(site.started) == 1
+
+
+def test_without_settings_a_resume_needs_no_experiment(site: Site) -> None:
+    files = site.launched(change=lambda plan: replace(plan, options={"of": "another version"}))
+    assert site.resume(files) == read_plan(files.plan)
+    with pytest.raises(ConfigError, match="does not make the plan of the launch again"):
+        site.resume(files, "dataset.max_prompt_len=256")
+
+
+def test_relative_paths_begin_where_the_launch_was(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"prompt": "1 + 1 = ?", "answer": "2"}) + "\n"
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "q.jsonl").write_text(line * 200)
+    monkeypatch.chdir(tmp_path / "there")
+    words = ("dataset.path=q.jsonl", "dataset.eval_size=8", "dataset.train_bs_n_seqs=8")
+    files = site.launched(*words, name="sft-math")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.yaml").write_text("dataset.max_prompt_len: 200\n")
+    plan = site.resume(files, config=Path("more.yaml"))
+    (data,) = plan.phases[-1].config.model_worker[0].datasets
+    assert data.args["path"] == str(tmp_path / "there" / "q.jsonl")
+    assert Path.cwd() == tmp_path
+
+
+# ---- what is refused ------------------------------------------------------------------------------
+
+
+def test_all_that_can_not_be_changed_is_told_at_once_and_nothing_is_touched(site: Site) -> None:
+    files = site.launched()
+    site.ended(files, Result.STOPPED)
+    before = everything(files.root)
+    words = (
+        "seed=2",
+        "actor.optimizer.lr=0.1",
+        "dataset.max_prompt_len=256",
+        "dataset.train_bs_n_seqs=32",
+        "sft.seed=3",
+        "group_sise=4",
+        "exp_ctrl.ckpt_keep=0",
+    )
+    with pytest.raises(ConfigErrors) as refusal:
+        site.resume(files, *words)
+    told = "\n".join(p.what for p in problems_of(refusal.value))
+    for name in ("seed", "actor.optimizer.lr", "dataset.train_bs_n_seqs", "sft.seed"):
+        assert f"{name} can't be changed in a trial that has begun: " in told
+    assert "max_prompt_len" not in told
+    assert "group_sise" in told
+    assert "exp_ctrl.ckpt_keep is 0" in told
+    assert everything(files.root) == before
+    assert site.started == []
+    assert site.told == []
+
+
+def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(site: Site) -> None:
+    files = site.launched()
+    with pytest.raises(ConfigError) as refusal:
+        site.resume(files, "actor.optimizer.lr=0.1")
+    error = refusal.value
+    assert error.what.endswith(": weights and moments were made with it")
+    assert "command line 'actor.optimizer.lr=0.1'" in error.where
+    assert "in the plan: model_worker.*.shards.*.backend.args.optimizer.lr" in error.where
+    saved = files.root / "checkpoints" / "actor" / "latest"
+    assert f"realsys launch ppo-math actor.path={saved} " in error.fix
+    assert error.fix.endswith(" actor.optimizer.lr=0.1")
+    assert "exp_ctrl.save_freq_steps=1" in error.fix  # none is saved yet
+    for role in ("actor", "critic"):
+        (files.root / "checkpoints" / role / "latest").mkdir(parents=True)
+    with pytest.raises(ConfigError) as refusal:
+        site.resume(files, "actor.optimizer.lr=0.1")
+    assert "save_freq_steps" not in refusal.value.fix
+
+
+def test_options_of_a_job_are_refused_on_this_machine(site: Site) -> None:
+    files = site.launched()
+    with pytest.raises(ConfigError, match="has no Slurm that could honour --time"):
+        site.resume(files, time="2:00:00")
+
+
+def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None:
+    def of_other_code(plan: LaunchPlan) -> LaunchPlan:
+        main = plan.phases[-1]
+        config = replace(main.config, tensorboard=False)
+        return replace(
+            plan, phases=(*plan.phases[:-1], replace(main, config=config)), revision="abc123"
+        )
+
+    files = site.launched(change=of_other_code)
+    before = everything(files.root)
+    with pytest.raises(ConfigError) as refusal:
+        site.resume(files, "dataset.max_prompt_len=256")
+    assert "phases.main.config.tensorboard was False, would be True" in refusal.value.what
+    assert "revision abc123" in refusal.value.fix
+    assert everything(files.root) == before
+    assert site.resume(files) == read_plan(files.plan)
+
+
+def test_a_plan_of_before_scheduling_was_recorded(site: Site) -> None:
+    """Read as ever, and changed where nothing had been set; a copy of older code could not read ours."""
+    files = site.launched()
+    write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
+    assert read_plan(files.plan).scheduling_options == {}
+    assert site.resume(files, "dataset.max_prompt_len=256").scheduling_options == {}
+
+
+def test_of_an_older_trial_with_resources_of_its_own_settings_stay(site: Site) -> None:
+    files = site.launched("scheduling.model_worker.mem=5000")
+    write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
+    with pytest.raises(ConfigError) as refusal:
+        site.resume(files, "dataset.max_prompt_len=256")
+    assert "scheduling.mem was 5000, would be 8192" in refusal.value.what
+
+
+def test_a_copy_of_older_code_could_not_read_a_plan_of_ours(site: Site) -> None:
+    files = site.launched(slurm=True, change=lambda plan: replace(plan, snapshot=True))
+    write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
+    with pytest.raises(ConfigError, match="an older version made it"):
+        site.resume(files, time="2:00:00")
+    assert site.resume(files).snapshot
+
+
+def write_plan_text(files: TrialFiles, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Another plan.json, and its hash in the record."""
+    plan = json.loads(files.plan.read_text())
+    change(plan)
+    files.plan.write_text(json.dumps(plan))
+    record = replace(record_in(files), plan_hash=plan_hash(files.plan.read_text()))
+    write_record(files.record, record)
+
+
+# ---- on Slurm -------------------------------------------------------------------------------------
+
+
+def job_of(plan: LaunchPlan) -> Any:
+    assert plan.job is not None
+    return plan.job
+
+
+def test_time_partition_and_memory_of_the_job(site: Site) -> None:
+    files = site.launched(slurm=True, request=JobRequest(requeue=True, begin="now+1hour"))
+    assert job_of(read_plan(files.plan)).begin is not None
+    plan = site.resume(files, "scheduling.model_worker.mem=9000", time="2:00:00", partition="short")
+    (component,) = job_of(plan).components
+    assert (component.time_limit, component.partition) == ("02:00:00", "short")
+    steps = {s.worker_type.value: s.memory_mib for s in plan.phases[-1].steps}
+    assert steps == {"model_worker": 9000, "master_worker": 2048}
+    assert job_of(plan).requeue
+    assert job_of(plan).begin is None
+    assert site.told == [
+        "scheduling.model_worker.mem: none → 9000",
+        "--partition: none → short",
+        "--time: none → 2:00:00",
+    ]
+    assert plan.scheduling_options == {
+        "all": {"time_limit": "2:00:00", "partition": "short"},
+        "model_worker": {"mem": 9000},
+    }
+    again = site.resume(files, time="3:00:00")
+    assert job_of(again).components[0].partition == "short"
+    assert site.told[-1] == "--time: 2:00:00 → 3:00:00"
+
+
+def test_settings_of_the_launch_stay_with_the_job(site: Site) -> None:
+    words = ("scheduling.all.qos=high", "scheduling.model_worker.env_vars.A=1")
+    files = site.launched(*words, slurm=True)
+    plan = site.resume(files, "dataset.max_prompt_len=256", "scheduling.model_worker.env_vars.B=2")
+    assert job_of(plan).components[0].qos == "high"
+    steps = {s.worker_type.value: dict(s.env_vars) for s in plan.phases[-1].steps}
+    assert steps["model_worker"] == {"A": "1", "B": "2"}
+
+
+def test_what_was_asked_of_the_first_start_alone_is_not_asked_again(site: Site) -> None:
+    soon = (datetime.now() + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M:%S")
+    request = JobRequest(begin="now+1hour", deadline=soon)
+    files = site.launched("scheduling.all.begin=now+3hours", slurm=True, request=request)
+    plan = site.resume(files, "dataset.max_prompt_len=256")
+    assert (job_of(plan).begin, job_of(plan).deadline) == (None, soon)
+    tomorrow = site.resume(files, begin="now+1day", requeue=True)
+    assert job_of(tomorrow).begin is not None
+    assert job_of(tomorrow).requeue
+    assert site.told[-2:] == ["--requeue: false → true", "--begin: none → now+1day"]
+    assert list(record_in(files).changes[-1].settings) == ["--requeue"]
+    assert job_of(site.resume(files)).begin is None
+
+
+def test_a_layout_that_was_left_open_stays_open(site: Site) -> None:
+    """One kind of node before, two now: the job becomes a heterogeneous one."""
+    files = site.launched(slurm=True)
+    plan = site.resume(files, "scheduling.model_worker.partition=short")
+    assert [c.partition for c in job_of(plan).components] == ["cpu", "short"]
+
+
+def test_resources_that_no_node_has_are_refused(site: Site) -> None:
+    files = site.launched(slurm=True)
+    before = everything(files.root)
+    with pytest.raises(ConfigErrors) as refusal:
+        site.resume(files, "scheduling.model_worker.mem=900000", time="3-00:00:00")
+    told = "\n".join(p.what for p in problems_of(refusal.value))
+    assert "900000" in told
+    assert "3-00:00:00" in told
+    assert everything(files.root) == before
+
+
+def test_when_slurm_refuses_the_job_the_trial_is_as_it_was(site: Site) -> None:
+    files = site.launched(slurm=True)
+    plan, record = files.plan.read_text(), files.record.read_text()
+    site.refuses = "Invalid partition name specified"
+    with pytest.raises(ClusterError, match="Invalid partition"):
+        site.resume(files, partition="short")
+    assert (files.plan.read_text(), files.record.read_text()) == (plan, record)
+    assert site.told == []
+    site.refuses = ""
+    assert job_of(site.resume(files)).components[0].partition == "cpu"
+
+
+# ---- a trial that has completed ------------------------------------------------------------------
+
+
+def test_a_completed_trial_goes_on_if_its_limit_was_all(site: Site) -> None:
+    files = site.launched("exp_ctrl.benchmark_steps=10", *CONSTANT)
+    site.ended(files, Result.COMPLETED)
+    longer = "exp_ctrl.benchmark_steps=20"
+    before = everything(files.root)
+    for words in ((), (longer,), ("dataset.max_prompt_len=256",), ("exp_ctrl.benchmark_steps=5",)):
+        with pytest.raises(TrialError, match="has completed"):
+            site.resume(files, *words)
+    assert everything(files.root) == before
+    (files.root / "recover" / "step-000008.1").mkdir(parents=True)
+    with pytest.raises(TrialError, match="has completed"):
+        site.resume(files, "dataset.max_prompt_len=256")
+    assert site.resume(files, longer).phases[-1].config.exp_ctrl.benchmark_steps == 20
+
+
+# ---- crashes and others ------------------------------------------------------------------------------
+
+
+class Crash(Exception):
+    """The machine stops."""
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_crash_between_two_writes_leaves_the_old_plan_or_the_new_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Four files are put into place: both plans, the record, the plan. The record decides."""
+    files = site.launched()
+    old = files.plan.read_text()
+    replaced, done = os.replace, []
+
+    def replace_or_crash(source: str, target: str) -> None:
+        done.append(target)
+        if len(done) == at:
+            raise Crash
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_or_crash)
+    monkeypatch.setattr(submit_module, "put_back", lambda *_: None)  # a crash puts nothing back
+    with pytest.raises(Crash):
+        site.resume(files, "dataset.max_prompt_len=256")
+    monkeypatch.undo()
+    record = record_in(files)
+    changed = at > 3
+    assert bool(record.changes) is changed
+    assert files.plan.read_text() == old  # for those who only look, too
+    looked = read_current(files, finish=False)
+    assert files.plan.read_text() == old
+    current = read_current(files, finish=True)
+    assert looked == current
+    assert current.plan.options["dataset"]["max_prompt_len"] == (256 if changed else 128)
+    assert plan_hash(files.plan.read_text()) == record.plan_hash == current.hash
+    assert not list(files.root.glob(".plan*"))
+
+
+def test_a_crash_while_the_former_plan_is_put_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = site.launched()
+    old = read_current(files, finish=True)
+    plan = replace(old.plan, revision="new")
+    store(files, old, plan, settings={}, command=())
+    monkeypatch.setattr(plan_change, "_write_whole", lambda *_, **__: None)
+    put_back(files, old)
+    monkeypatch.undo()
+    assert read_plan(files.plan) == plan
+    assert read_current(files, finish=True) == old
+    assert read_plan(files.plan) == old.plan
+
+
+def test_a_plan_that_was_edited_is_still_refused(site: Site) -> None:
+    files = site.launched()
+    site.resume(files, "dataset.max_prompt_len=256")
+    files.plan.write_text(files.plan.read_text().replace("256", "512"))
+    with pytest.raises(ConfigError, match="the plan changed after launch"):
+        site.resume(files)
+
+
+def test_two_resumes_do_not_interleave(site: Site) -> None:
+    files = site.launched()
+    before = everything(files.root)
+    with alone(files), pytest.raises(RealsysError, match="another command resumes or removes"):
+        site.resume(files, "dataset.max_prompt_len=256")
+    assert everything(files.root) == before
+
+
+def test_a_setting_written_as_an_option_is_told_how_to_write_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["resume", "ppo-math/run1", "--lr=1"]) == 2
+    assert "settings have no dashes: write actor.optimizer.lr=VALUE" in capsys.readouterr().err
+
+
+def test_show_prints_all_settings_as_words_and_what_was_changed(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = site.launched("scheduling.all.qos=high", slurm=True)
+    site.resume(files, "dataset.max_prompt_len=256", time="2:00:00")
+    assert run(["show", str(files.root)]) == 0
+    shown = capsys.readouterr()
+    words = shown.out.splitlines()
+    assert "dataset.max_prompt_len=256" in words
+    assert {"scheduling.all.qos=high", "scheduling.all.time_limit=2:00:00"} <= set(words)
+    assert shown.err.splitlines() == [
+        "dataset.max_prompt_len: 128 → 256 since attempt 1",
+        "--time: none → 2:00:00 since attempt 1",
+    ]
