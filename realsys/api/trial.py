@@ -171,9 +171,11 @@ class TrialFiles:
 
     def all_attempts(self) -> list[AttemptFiles]:
         """Attempts so far, oldest first."""
-        if not self.attempts.is_dir():
+        try:
+            found = os.listdir(self.attempts)
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        names = sorted((p.name for p in self.attempts.iterdir() if p.name.isdecimal()), key=int)
+        names = sorted((name for name in found if name.isdecimal()), key=int)
         return [AttemptFiles(self.attempts / n) for n in names]
 
     @staticmethod

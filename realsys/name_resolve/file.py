@@ -94,7 +94,7 @@ class FileStore(KeySpaceStore):
             self._look(sure=True)
         # Without inotify each call looks; where other hosts write, several that come together look once.
         elif not changes.hears_all and (ago_s > POLL_S or self._log.file_system in OF_THIS_HOST):
-            self._look(sure=not changes.hears)
+            self._look()
         return self._space
 
     def glance(self) -> KeySpace:
@@ -102,7 +102,7 @@ class FileStore(KeySpaceStore):
         if self._has_news():
             self._look(sure=True)
         elif not changes.hears_all and self._looking.due_in_s(time.monotonic()) <= 0:
-            self._look(sure=not changes.hears)
+            self._look()
         return self._space
 
     def write(self, decide: Decide) -> int:
@@ -180,7 +180,7 @@ class FileStore(KeySpaceStore):
         is_old = time.monotonic() - self._looking.looked_s > SURE_S
         return changed or self._is_behind or is_old
 
-    def _look(self, *, sure: bool) -> KeySpace:
+    def _look(self, *, sure: bool = False) -> KeySpace:
         """Reads on in the log. ``sure``: also where the log may have been cut behind us."""
         now_s, self._is_behind = time.monotonic(), True
         sure = sure or now_s - self._sure_s > SURE_S
