@@ -348,7 +348,7 @@ def test_watches_and_reads_see_what_others_write(
 ):
     monkeypatch.setattr(commit_log, "file_system_of", lambda path: file_system)
     if not inotify:
-        monkeypatch.setattr(folder_changes, "_watch", lambda path: -1)
+        monkeypatch.setattr(folder_changes, "_watch", lambda *args: -1)
     reader, writer = FileStore(tmp_path / "store"), FileStore(tmp_path / "store")
     with reader.watch(ROOT) as watch:
         assert watch.poll(0.3) == []
