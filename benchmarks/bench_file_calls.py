@@ -1,15 +1,17 @@
 """What a trial asks of a shared file system, and what looking at it asks of slurmctld.
 
-    python benchmarks/bench_file_calls.py files [--on local slurm] [--store folder nfs etcd] [--async]
+    python benchmarks/bench_file_calls.py files [--on local slurm] [--store folder nfs etcd]
+                                                [--trial at-rest at-rest-2 at-work async]
     python benchmarks/bench_file_calls.py slurm
 
-``files``: calls a second and new files a minute under the trial's file root, of a trial of two workers at
-rest (one call that takes an hour) and at two steps a second (tests/cost_plugin.py); with ``--async`` of
-one of ppo-math-async at rest, whose rollout worker, server and manager are started again alone. By kind
-of process, then one table of all. The store ``nfs`` is a folder that seems to be on NFS with each process
-on a host of its own. Trials on Slurm are left out where there is no sbatch. ``slurm``: sdiag's count of
-remote procedure calls for a trial that runs, for ten `realsys status` of it, and for a minute of `realsys
-watch`. The Slurm is one of its own: root, make slurm-packages.
+``files``: calls a second and new files a minute under the trial's file root. By default of a master and a
+model worker at rest (one call that takes an hour) and at two steps a second (tests/cost_plugin.py);
+``at-rest-2`` has two model workers, ``async`` is ppo-math-async at rest, with a server, its manager and a
+rollout worker, which are started again alone. By kind of process, then one table of all. The store ``nfs``
+is a folder that seems to be on NFS with each process on a host of its own. Trials on Slurm are left out
+where there is no sbatch. ``slurm``: sdiag's count of remote procedure calls for a trial that runs, for ten
+`realsys status` of it, and for a minute of `realsys watch`. The Slurm is one of its own: root, make
+slurm-packages.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from realsys.api.trial import TrialFiles
 ROOT = Path(__file__).parent.parent
 SETTLED_S = 22.0  # without a change, until pauses have grown to their longest
 AT_REST = ("costs.actor_gen=3600",)
+TRIALS = ("at-rest", "at-rest-2", "at-work", "async")
 TWO_A_SECOND = (
     "costs.actor_gen=0.25",
     "costs.rew_inf=0.01",
@@ -108,8 +111,10 @@ def measure(scheduler: str, store: str, what: str, seconds: float) -> tuple[floa
             words = (*words, f"actor.path={policy}")
             files = trials.launch("ppo-math-async", "counted", *words, *site)
         else:
-            costs = AT_REST if what == "at rest" else TWO_A_SECOND
-            files = trials.launch("cost-ppo", "counted", *SETTINGS, *costs, *site)
+            words = (*(TWO_A_SECOND if what == "at-work" else AT_REST), *SETTINGS)
+            if what == "at-rest-2":
+                words = (*words, "actor.parallel=d2t1p1")
+            files = trials.launch("cost-ppo", "counted", *words, *site)
         try:
             wait_until(files, _is_at_work, timeout_s=300, every_s=0.5)
             time.sleep(SETTLED_S)
@@ -223,12 +228,11 @@ def main() -> None:
     of_files = ("local", "slurm"), ("folder", "nfs", "etcd")
     parser.add_argument("--on", nargs="+", choices=of_files[0], default=of_files[0])
     parser.add_argument("--store", nargs="+", choices=of_files[1], default=of_files[1])
-    parser.add_argument("--async", action="store_true", dest="asynchronous")
+    parser.add_argument("--trial", nargs="+", choices=TRIALS, default=("at-rest", "at-work"))
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args()
     if args.what == "files":
-        whats = ["async"] if args.asynchronous else ["at rest", "at work"]
-        measure_files(list(args.on), list(args.store), whats, args.seconds)
+        measure_files(list(args.on), list(args.store), list(args.trial), args.seconds)
     else:
         measure_slurm()
 
