@@ -435,6 +435,12 @@ def fresh(folder: str | Path, *, dir_fd: int | None = None) -> None:
                 os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file is there that another host may have made a moment ago."""
+    fresh(path.parent)
+    return path.exists()
+
+
 def read_fresh(kind: type[T], path: Path) -> T | None:
     """As ``read_record``, of a record that another host may have written a moment ago."""
     fresh(path.parent)
