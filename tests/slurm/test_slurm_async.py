@@ -22,7 +22,7 @@ from realsys.observability.metrics import read_metrics
 LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
 PLUGIN = Path(__file__).parents[1] / "crawl_plugin.py"
 CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md
-OF_A_PROCESS_PER_S = 6.0  # a heartbeat makes 2, the supervisor 6
+OF_A_PROCESS_PER_S = 8.0  # a heartbeat makes 2, the supervisor 6
 SETTLED_S = 15.0  # without a change, by when pauses have grown
 COUNTED_S = 10.0
 
