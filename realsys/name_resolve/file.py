@@ -5,7 +5,9 @@ so a reader sees every write that ended before its call began (one of another ho
 system: 50 ms before). Watches and waits see every write in order: one of this host at once, since the
 kernel says so (folder_changes.py), one of another host when they look again, after 50 ms while things
 happen and after two seconds at most (looking.py). A server of a shared file system is asked little: a
-trial at rest makes fewer than 20 calls a second (tests/process/test_file_calls.py).
+trial at rest makes fewer than 20 calls a second (tests/process/test_file_calls.py, and on Slurm
+tests/slurm/test_slurm_async.py). Of that most is reading counters of leases: whoever does not act on a
+lease's end leaves it to others to notice (``judges_leases`` of a watch).
 
 A lease is a counter that its holder bumps. A reader judges it by its own monotonic clock: not changed
 for longer than the ttl *since this reader first saw that number* means over. Clocks of two hosts, and
