@@ -1,22 +1,29 @@
 """What a trial asks of a shared file system, and what looking at it asks of slurmctld.
 
-    python benchmarks/bench_file_calls.py files [--store folder|etcd] [--as-nfs] [--seconds 20]
-    python benchmarks/bench_file_calls.py slurm            # a Slurm of its own; root, make slurm-packages
+    python benchmarks/bench_file_calls.py files [--on local slurm] [--store folder nfs etcd]
+                                                [--trial at-rest at-rest-2 at-work async]
+    python benchmarks/bench_file_calls.py slurm
 
-``files``: calls a second and new files a minute under the trial's file root, by process, of a trial of two
-workers at rest (one call that takes an hour) and at two steps a second (tests/cost_plugin.py). ``slurm``:
-sdiag's count of remote procedure calls for ten `realsys status`, and for a minute of `realsys watch`, of a
-trial that runs.
+``files``: calls a second and new files a minute under the trial's file root. By default of a master and a
+model worker at rest (one call that takes an hour) and at two steps a second (tests/cost_plugin.py);
+``at-rest-2`` has two model workers, ``async`` is ppo-math-async at rest, with a server, its manager and a
+rollout worker, which are started again alone. By kind of process, then one table of all. The store ``nfs``
+is a folder that seems to be on NFS with each process on a host of its own. Trials on Slurm are left out
+where there is no sbatch. ``slurm``: sdiag's count of remote procedure calls for a trial that runs, for ten
+`realsys status` of it, and for a minute of `realsys watch`. The Slurm is one of its own: root, make
+slurm-packages.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "etcd"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "slurm"))
 
 from etcd_server import EtcdCluster
-from file_calls import CountedTrials, since, total
-from real_trials import name_of, wait_until
+from file_calls import CountedTrials, Counts, FileCalls, since
+from real_trials import SMALL_PPO, Trials, make_policy, name_of, wait_until
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
@@ -34,7 +41,9 @@ from launcher.trial_view import TrialView
 from realsys.api.trial import TrialFiles
 
 ROOT = Path(__file__).parent.parent
-SETTLED_S = 15.0
+SETTLED_S = 22.0  # without a change, until pauses have grown to their longest
+AT_REST = ("costs.actor_gen=3600",)
+TRIALS = ("at-rest", "at-rest-2", "at-work", "async")
 TWO_A_SECOND = (
     "costs.actor_gen=0.25",
     "costs.rew_inf=0.01",
@@ -44,6 +53,7 @@ TWO_A_SECOND = (
     "costs.critic_train=0.05",
 )
 SETTINGS = (
+    *("--import", str(ROOT / "tests" / "cost_plugin.py")),
     "dataset.train_size=96000",
     "dataset.train_bs_n_seqs=8",
     "group_size=2",
@@ -52,43 +62,96 @@ SETTINGS = (
     "exp_ctrl.ckpt_freq_secs=none",
     "cpus_per_model_worker=1",
 )
-ROLES = ("heartbeat", "master_worker", "model_worker", "submitit")
+KINDS = {  # what is in a process's command line: what it is
+    "srun ": "sruns",
+    "realsys.worker.heartbeat": "heartbeats",
+    "realsys.worker.task": "parents of workers",
+    "master_worker": "master",
+    "realsys.worker.main": "other workers",
+    "realsys.supervisor": "supervisor",
+    "submitit": "supervisor",
+}
 STATUSES, WATCH_S = 10, 60.0
 
 
-def count_files(trials: CountedTrials, name: str, costs: tuple[str, ...], seconds: float) -> None:
-    """Prints the table of one trial."""
-    plugin = ("--import", str(ROOT / "tests" / "cost_plugin.py"))
-    files = trials.launch("cost-ppo", name, *plugin, *costs, *SETTINGS)
-    try:
-        wait_until(files, _is_at_work, timeout_s=300, every_s=0.5)
-        time.sleep(SETTLED_S)
-        before, step, began_s = trials.calls.by_process(), _steps(files), time.monotonic()
-        time.sleep(seconds)
-        took_s = time.monotonic() - began_s
-        found = since(before, trials.calls.by_process())
-        steps_a_s = (_steps(files) - step) / took_s
-    finally:
-        trials.end_all()
-    say = sys.stdout.write
-    say(
-        f"\n{name}: {steps_a_s:.2f} steps a second\n\n| process | calls/s | files/min |\n|---|---|---|\n"
-    )
-    for pid, counts in sorted(found.items(), key=lambda item: -item[1].calls):
-        if counts.calls:
-            program = trials.calls.program(pid)
-            role = next((role for role in ROLES if role in program), program[-40:])
-            role = "supervisor" if role == "submitit" else role
-            say(
-                f"| {role} | {counts.calls / took_s:.1f} | {60 * counts.new_files / took_s:.0f} |\n"
-            )
-    all_of_it = total(found)
-    calls_s, files_min = all_of_it.calls / took_s, 60 * all_of_it.new_files / took_s
-    say(f"| all | {calls_s:.1f} | {files_min:.0f} |\n")
+def say(line: str = "") -> None:
+    """A line of the answer, at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def trials_on(
+    stack: ExitStack, folder: Path, scheduler: str, store: str
+) -> tuple[Trials, FileCalls, tuple[str, ...]]:
+    """Trials that count under a file root of their own; the third: what a launch says of the site."""
+    here = CountedTrials(folder, as_nfs=store == "nfs")
+    root, calls = here.file_root, here.calls
+    url = stack.enter_context(EtcdCluster(folder / "etcd")).url if store == "etcd" else None
+    if scheduler == "slurm":
+        cluster = stack.enter_context(SlurmCluster(folder / "c"))
+        on_slurm = SlurmTrials(root, cluster)
+        on_slurm.write_spec(setup=calls.setup, **({"name_resolve": url} if url else {}))
+        return on_slurm, calls, ()
+    spec = folder / "lab.yaml"
+    where = f"name_resolve: {url}\n" if url else ""
+    spec.write_text(f"name: lab\nscheduler: local\nfile_root: {root}\n{where}")
+    return here, calls, ("--cluster", str(spec))
+
+
+def measure(scheduler: str, store: str, what: str, seconds: float) -> tuple[float, float]:
+    """Calls a second and new files a minute of one trial, told by kind of process."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        trials, calls, site = trials_on(stack, folder, scheduler, store)
+        if what == "async":
+            policy = make_policy(folder / "policy")
+            stay = f"{{version: 0, go: {folder}/go, slow_s: 3600}}"
+            plugin = ("--import", str(ROOT / "tests" / "crawl_plugin.py"))
+            words = (*plugin, "rollout.agent=crawl", f"rollout.agent_args={stay}", *SMALL_PPO)
+            words = (*words, f"actor.path={policy}")
+            files = trials.launch("ppo-math-async", "counted", *words, *site)
+        else:
+            words = (*(TWO_A_SECOND if what == "at-work" else AT_REST), *SETTINGS)
+            if what == "at-rest-2":
+                words = (*words, "actor.parallel=d2t1p1")
+            files = trials.launch("cost-ppo", "counted", *words, *site)
+        try:
+            wait_until(files, _is_at_work, timeout_s=300, every_s=0.5)
+            time.sleep(SETTLED_S)
+            before, step, began_s = calls.by_process(), _steps(files), time.monotonic()
+            time.sleep(seconds)
+            took_s = time.monotonic() - began_s
+            found = {
+                f"{calls.program(pid)} {pid}": counts
+                for pid, counts in since(before, calls.by_process()).items()
+                if counts.calls
+            }
+            steps_a_s = (_steps(files) - step) / took_s
+        finally:
+            trials.run("stop", name_of(files), "--grace", "0")
+            trials.end_all()
+    say(f"\n{scheduler}, {store}, {what}: {steps_a_s:.2f} steps a second\n")
+    say("| processes | | calls/s | files/min |\n|---|---|---|---|")
+    by_kind: dict[str, list[Counts]] = defaultdict(list)
+    for program, counts in found.items():
+        kind = next((kind for word, kind in KINDS.items() if word in program), program[-40:])
+        by_kind[kind].append(counts)
+    for kind, several in by_kind.items():
+        say(f"| {kind} | {len(several)} |{_a_time(sum(several, Counts()), took_s)}")
+    of_all = sum(found.values(), Counts())
+    say(f"| all | {len(found)} |{_a_time(of_all, took_s)}")
+    return of_all.calls / took_s, 60 * of_all.new_files / took_s
+
+
+def _a_time(counts: Counts, took_s: float) -> str:
+    return f" {counts.calls / took_s:.1f} | {60 * counts.new_files / took_s:.0f} |"
 
 
 def _is_at_work(view: TrialView) -> bool:
-    return any(worker.mfc.startswith("actor_gen") for worker in view.workers)
+    """All are up, and the first call has begun or, of an asynchronous one, waits for rows."""
+    up = all(worker.state in ("ready", "running") for worker in view.workers)
+    begun = any(w.mfc.startswith("actor_gen") for w in view.workers)
+    return up and (begun or any(w.worker.startswith("rollout_worker") for w in view.workers))
 
 
 def _steps(files: TrialFiles) -> int:
@@ -96,23 +159,19 @@ def _steps(files: TrialFiles) -> int:
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
 
-def measure_files(store: str, *, as_nfs: bool, seconds: float) -> None:
-    """Both trials, one after the other."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        site: tuple[str, ...] = ()
-        if store == "etcd":
-            url = stack.enter_context(EtcdCluster(folder / "etcd")).url
-        for name, costs in (("at rest", ("costs.actor_gen=3600",)), ("at work", TWO_A_SECOND)):
-            trials = CountedTrials(folder / name.replace(" ", "-"), as_nfs=as_nfs)
-            if store == "etcd":
-                spec = folder / f"{name}.yaml".replace(" ", "-")
-                spec.write_text(
-                    f"name: lab\nscheduler: local\nfile_root: {trials.file_root}\n"
-                    f"name_resolve: {url}\n"
-                )
-                site = ("--cluster", str(spec))
-            count_files(trials, name.replace(" ", "-"), (*costs, *site), seconds)
+def measure_files(schedulers: list[str], stores: list[str], whats: list[str], s: float) -> None:
+    """Each trial, one after the other."""
+    if "slurm" in schedulers and shutil.which("sbatch") is None:
+        say("no sbatch here: trials on Slurm are left out (make slurm-packages)")
+        schedulers = [name for name in schedulers if name != "slurm"]
+    table = [f"| on | store | {' | | '.join(whats)} | |\n|---|---|" + "---|---|" * len(whats)]
+    table.append("| | | " + "calls/s | files/min | " * len(whats))
+    for scheduler in schedulers:
+        for store in stores:
+            found = [measure(scheduler, store, what, s) for what in whats]
+            numbers = "".join(f" {calls:.1f} | {files:.0f} |" for calls, files in found)
+            table.append(f"| {scheduler} | {store} |{numbers}")
+    say("\n" + "\n".join(table))
 
 
 def measure_slurm() -> None:
@@ -121,9 +180,7 @@ def measure_slurm() -> None:
         trials = SlurmTrials(Path(name) / "root", cluster)
         trials.file_root.mkdir()
         trials.write_spec()
-        plugin = ("--import", str(ROOT / "tests" / "cost_plugin.py"))
-        words = (*plugin, *TWO_A_SECOND, *SETTINGS)
-        files = trials.launch("cost-ppo", "looked-at", *words)
+        files = trials.launch("cost-ppo", "looked-at", *TWO_A_SECOND, *SETTINGS)
         wait_until(files, _is_at_work, timeout_s=300, every_s=1.0)
         before = _calls(cluster)
         time.sleep(WATCH_S)
@@ -161,19 +218,21 @@ def _tell(what: str, before: dict[str, int], after: dict[str, int]) -> None:
     asked = ", ".join(
         f"{kind} {n}" for kind, n in made.items() if n and kind.startswith("REQUEST_")
     )
-    sys.stdout.write(f"{what}: {asked or 'nothing'}\n")
+    say(f"{what}: {asked or 'nothing'}")
 
 
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("files", "slurm"))
-    parser.add_argument("--store", choices=("folder", "etcd"), default="folder")
-    parser.add_argument("--as-nfs", action="store_true", help="each process on a host of its own")
+    of_files = ("local", "slurm"), ("folder", "nfs", "etcd")
+    parser.add_argument("--on", nargs="+", choices=of_files[0], default=of_files[0])
+    parser.add_argument("--store", nargs="+", choices=of_files[1], default=of_files[1])
+    parser.add_argument("--trial", nargs="+", choices=TRIALS, default=("at-rest", "at-work"))
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args()
     if args.what == "files":
-        measure_files(args.store, as_nfs=args.as_nfs, seconds=args.seconds)
+        measure_files(list(args.on), list(args.store), list(args.trial), args.seconds)
     else:
         measure_slurm()
 

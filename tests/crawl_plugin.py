@@ -27,12 +27,13 @@ class Crawl(MathSingleStep):
 
     version: int
     go: str
+    slow_s: float = SLOW_S
 
     async def run(
         self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
     ) -> Trajectory:
         made = await super().run(prompt, ask=ask, environment=environment, tokenizer=tokenizer)
-        until = time.monotonic() + SLOW_S
+        until = time.monotonic() + self.slow_s
         while max(made.versions) >= self.version and time.monotonic() < until:
             if Path(self.go).exists():
                 break

@@ -6,9 +6,10 @@
  * Calls that libc makes inside itself (stdio's reads) are not seen; Python's go through these names.
  *
  * With STAND_IN_MOUNTS, a file, the folder is like one that an NFS server exports and that each process
- * has mounted by itself: /proc/self/mountinfo is that file, there is no inotify, since it hears nothing of
- * other hosts, and a name that was not there stays so for whoever looked until he opens its folder or
- * changes it, or a minute is over ("negative dentries", with lookupcache=all and acdirmax=60).
+ * has mounted by itself: /proc/self/mountinfo is that file, inotify is refused for the names of a folder,
+ * since it hears nothing of other hosts (not for what is written to files: a supervisor listens to sruns of
+ * its own), and a name that was not there stays so for whoever looked until he opens its folder or changes
+ * it, or a minute is over ("negative dentries", with lookupcache=all and acdirmax=60).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -22,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -182,9 +184,9 @@ static void folder_changed(int dirfd, const char *path) {
     errno = before;
 }
 
-int inotify_init1(int flags) {
-    if (!mounts)
-        return (int)syscall(SYS_inotify_init1, flags);
+int inotify_add_watch(int fd, const char *path, uint32_t mask) {
+    if (!mounts || mask == IN_MODIFY)
+        return (int)syscall(SYS_inotify_add_watch, fd, path, mask);
     errno = ENOSYS;
     return -1;
 }

@@ -1,6 +1,6 @@
 """What processes ask of a folder's file system: calls and new files, by process.
 
-For tests/process/test_file_calls.py, tests/unit/test_nfs.py and benchmarks/bench_file_calls.py. A small
+For the tests of both schedulers' trials, tests/unit/test_nfs.py and benchmarks/bench_file_calls.py. A small
 library (file_calls.c, compiled by gcc) is loaded into every process that inherits ``environment`` and
 counts there; nothing is slowed down as under a tracer. It can also make the folder behave as one on NFS
 where each process is a host of its own.
@@ -8,6 +8,7 @@ where each process is a host of its own.
 
 from __future__ import annotations
 
+import shlex
 import struct
 import subprocess
 from dataclasses import dataclass, fields
@@ -64,6 +65,11 @@ class FileCalls:
                 f"30 20 0:40 / {under.resolve()} rw - nfs4 server:/export rw\n"
             )
             self.environment["STAND_IN_MOUNTS"] = str(mounts)
+
+    @property
+    def setup(self) -> list[str]:
+        """The same as lines of a site file's ``setup``: a job's supervisor, sruns and tasks count."""
+        return [f"export {name}={shlex.quote(v)}" for name, v in self.environment.items()]
 
     def by_process(self) -> dict[int, Counts]:
         """Counts so far, by pid, of all that ever ran."""

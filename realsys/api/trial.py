@@ -177,9 +177,11 @@ class TrialFiles:
 
     def all_attempts(self) -> list[AttemptFiles]:
         """Attempts so far, oldest first."""
-        if not self.attempts.is_dir():
+        try:
+            found = os.listdir(self.attempts)
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        names = sorted((p.name for p in self.attempts.iterdir() if p.name.isdecimal()), key=int)
+        names = sorted((name for name in found if name.isdecimal()), key=int)
         return [AttemptFiles(self.attempts / n) for n in names]
 
     @staticmethod
@@ -451,6 +453,12 @@ def fresh(folder: str | Path, *, dir_fd: int | None = None) -> None:
             fresh(above)
             with suppress(FileNotFoundError, NotADirectoryError):
                 os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there that another host may have made a moment ago."""
+    fresh(path.parent)
+    return path.exists()
 
 
 def read_fresh(kind: type[T], path: Path) -> T | None:

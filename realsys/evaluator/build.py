@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from realsys.api.trial import PhaseFiles
+from realsys.api.trial import PhaseFiles, is_there
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
 from realsys.evaluator.pending import Checkpoint
@@ -44,7 +44,7 @@ def run(runner: WorkerRunner) -> int:
             results=Results(files, config.role),
             evaluate=_on(device, runner),
             world=Surroundings(
-                is_over=done.exists,
+                is_over=lambda: is_there(done),
                 may_write=lambda: runner.check_lease(timeout_s=runner.patience_s),
                 begins=lambda checkpoint: _begins(runner, checkpoint),
                 ends=lambda: runner.move(WorkerEvent.FINISHED_CALL),

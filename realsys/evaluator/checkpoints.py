@@ -7,6 +7,7 @@ They are read once; after that size and time of change tell that they are the sa
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +33,13 @@ class SavedCheckpoints:
     def look(self) -> list[Checkpoint]:
         """Those that are there now, in the order of steps."""
         return [c for step, path in self._folders() if (c := self._checkpoint(step, path))]
+
+    def names(self) -> list[str]:
+        """What the folder holds, whole checkpoints or not: one call to its file system."""
+        try:
+            return sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return []
 
     def is_unchanged(self, checkpoint: Checkpoint) -> bool:
         """Whether its files are still those that were looked at."""

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 EvaluateOne = Callable[[Checkpoint, Callable[[], None]], Mapping[str, float]]
 CUT_OFF = "its process ended while it was at it"
+SURE_S = 10.0  # at the files of checkpoints whose names are those that were there
 
 
 class Leaving(Exception):
@@ -71,6 +72,8 @@ class EvaluatorLoop:
         self._saved, self._results = saved, results
         self._evaluate, self._world = evaluate, world
         self._leaving = threading.Event()
+        self._idle: list[str] | None = None  # names of checkpoints of which none was pending
+        self._sure_s = 0.0
 
     def leave(self) -> None:
         """Asks ``run`` to return after the batch that it is at (from any thread)."""
@@ -85,7 +88,7 @@ class EvaluatorLoop:
         while not self._leaving.is_set():
             tick()
             is_over = self._world.is_over()  # before the look: it must see what was saved last
-            action = self._next()
+            action = self._next(is_over=is_over)
             if isinstance(action, Evaluate):
                 self._try(action)
             elif isinstance(action, GiveUp):
@@ -95,8 +98,12 @@ class EvaluatorLoop:
             else:
                 self._leaving.wait(self._config.poll_s)
 
-    def _next(self) -> Action:
-        return next_action(
+    def _next(self, *, is_over: bool) -> Action:
+        """While nothing is pending the names of checkpoints are looked at, and now and then the files."""
+        names, now_s = self._saved.names(), time.monotonic()
+        if names == self._idle and now_s < self._sure_s and not is_over:
+            return None
+        action = next_action(
             self._saved.look(),
             self._results.read(),
             attempt=self._attempt,
@@ -104,6 +111,8 @@ class EvaluatorLoop:
             max_tries=self._config.max_tries,
             retry_s=self._config.retry_s,
         )
+        self._idle, self._sure_s = (names if action is None else None), now_s + SURE_S
+        return action
 
     def _try(self, action: Evaluate) -> None:
         checkpoint, began_s = action.checkpoint, time.monotonic()

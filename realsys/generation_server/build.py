@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from realsys.api.progress import tick
+from realsys.api.trial import is_there
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.generation_server.engine import make_engine
 from realsys.serving.api import WeightSource
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 600.0
 _LOOK_S = 0.5
+_SURE_S = 10.0  # for the end of the phase: a file that all servers look at
 TICKS_WITHIN_S = 300.0  # one step of decoding, all caches computed anew, on a slow machine
 
 
@@ -119,9 +122,16 @@ async def _first_of(waits: dict[str, Coroutine[Any, Any, Any]]) -> None:
 
 
 async def _phase_done(runner: WorkerRunner) -> None:
-    """Until the master has written that the phase is done. If it can't, its key goes, and we with it."""
-    done = runner.attempt_files.done(runner.phase.name)
-    while not await asyncio.to_thread(done.exists):
+    """Until the master has written that the phase is done. If it can't, its key goes, and we with it.
+
+    Its key goes in either case: that is when we look, and now and then, should the store be away.
+    """
+    done, next_s = runner.attempt_files.done(runner.phase.name), time.monotonic() + _SURE_S
+    while True:
+        if runner.is_alone or time.monotonic() >= next_s:
+            next_s = time.monotonic() + _SURE_S
+            if await asyncio.to_thread(is_there, done):
+                return
         await asyncio.sleep(_LOOK_S)
 
 

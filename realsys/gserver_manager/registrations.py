@@ -102,7 +102,8 @@ class RegistrationWatch:
                 # Watch first, then list: what comes in between is seen twice, not missed.
                 prefixes = [f"{self._keys.workers}/{kind.value}" for kind in _TYPES]
                 prefixes.append(self._keys.scaling)
-                with self._store.watch(*prefixes) as watch:
+                # The supervisor judges everybody's lease, and the list does each time.
+                with self._store.watch(*prefixes, judges_leases=False) as watch:
                     while not self._ended.is_set():
                         found = registrations(
                             self._store, self._keys, token=self._token, phase=self._phase

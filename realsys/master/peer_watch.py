@@ -55,7 +55,10 @@ class PeerWatch:
         self._thread.join(5.0)
 
     def _follow(self) -> None:
-        with self._store.watch(self._keys.workers, from_revision=self._from_revision) as watch:
+        watched = self._store.watch(
+            self._keys.workers, from_revision=self._from_revision, judges_leases=False
+        )
+        with watched as watch:
             while not self._ended.is_set():
                 try:
                     for event in watch.poll(POLL_S):

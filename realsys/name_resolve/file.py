@@ -5,7 +5,9 @@ so a reader sees every write that ended before its call began (one of another ho
 system: 50 ms before). Watches and waits see every write in order: one of this host at once, since the
 kernel says so (folder_changes.py), one of another host when they look again, after 50 ms while things
 happen and after two seconds at most (looking.py). A server of a shared file system is asked little: a
-trial at rest makes fewer than 20 calls a second (tests/process/test_file_calls.py).
+trial at rest makes fewer than 20 calls a second (tests/process/test_file_calls.py, and on Slurm
+tests/slurm/test_slurm_async.py). Of that most is reading counters of leases: whoever does not act on a
+lease's end leaves it to others to notice (``judges_leases`` of a watch).
 
 A lease is a counter that its holder bumps. A reader judges it by its own monotonic clock: not changed
 for longer than the ttl *since this reader first saw that number* means over. Clocks of two hosts, and
@@ -94,7 +96,7 @@ class FileStore(KeySpaceStore):
             self._look(sure=True)
         # Without inotify each call looks; where other hosts write, several that come together look once.
         elif not changes.hears_all and (ago_s > POLL_S or self._log.file_system in OF_THIS_HOST):
-            self._look(sure=not changes.hears)
+            self._look()
         return self._space
 
     def glance(self) -> KeySpace:
@@ -102,7 +104,7 @@ class FileStore(KeySpaceStore):
         if self._has_news():
             self._look(sure=True)
         elif not changes.hears_all and self._looking.due_in_s(time.monotonic()) <= 0:
-            self._look(sure=not changes.hears)
+            self._look()
         return self._space
 
     def write(self, decide: Decide) -> int:
@@ -180,7 +182,7 @@ class FileStore(KeySpaceStore):
         is_old = time.monotonic() - self._looking.looked_s > SURE_S
         return changed or self._is_behind or is_old
 
-    def _look(self, *, sure: bool) -> KeySpace:
+    def _look(self, *, sure: bool = False) -> KeySpace:
         """Reads on in the log. ``sure``: also where the log may have been cut behind us."""
         now_s, self._is_behind = time.monotonic(), True
         sure = sure or now_s - self._sure_s > SURE_S

@@ -209,8 +209,11 @@ class KeySpaceStore(ABC):
                 refusals.announce(missing, keys, timeout_s=timeout_s)
             self.pause(timeout_s - (now_s - began_s), seen=seen)
 
-    def watch(self, *prefixes: str, from_revision: int | None = None) -> KeySpaceWatch:
-        return KeySpaceWatch(self, check_prefixes(prefixes), from_revision)
+    def watch(
+        self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True
+    ) -> KeySpaceWatch:
+        prefixes = check_prefixes(prefixes)
+        return KeySpaceWatch(self, prefixes, from_revision, judges_leases=judges_leases)
 
     def grant(self, ttl_s: float) -> StoreLease:
         refusals.check_ttl(ttl_s)

@@ -158,8 +158,13 @@ class NameResolve(Protocol):
             WaitTimeout: names the missing keys (of very many some) and how long they were waited for.
         """
 
-    def watch(self, *prefixes: str, from_revision: int | None = None) -> Watch:
+    def watch(
+        self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True
+    ) -> Watch:
         """Events below any of the prefixes from now on, or from ``from_revision`` (that one included).
+
+        Without ``judges_leases`` the end of a lease is an event as soon as somebody else has noticed it:
+        that spares a store without a server reading each lease again and again.
 
         To miss nothing: ``r = store.revision()``, list, then watch from ``r + 1``. Each key's last
         state always arrives; a watcher that falls thousands of events behind gets the difference

@@ -22,9 +22,15 @@ class KeySpaceWatch:
     """A Watch of a KeySpaceStore. Used by one thread; ``close`` may come from another."""
 
     def __init__(
-        self, store: KeySpaceStore, prefixes: Sequence[str], from_revision: int | None
+        self,
+        store: KeySpaceStore,
+        prefixes: Sequence[str],
+        from_revision: int | None,
+        *,
+        judges_leases: bool = True,
     ) -> None:
         self._store, self._prefixes, self._closed = store, prefixes, False
+        self._judges_leases = judges_leases
         with store.lock:
             space = store.opened()
             self._next = space.revision + 1 if from_revision is None else from_revision
@@ -59,10 +65,11 @@ class KeySpaceWatch:
         self.close()
 
     def _take(self) -> list[Event]:
-        with self._store.lock:
-            space = self._store.watched()
-            leases = {i for prefix in self._prefixes for i in space.leases_under(prefix)}
-        self._store.end_dead(leases)
+        if self._judges_leases:
+            with self._store.lock:
+                space = self._store.watched()
+                leases = {i for prefix in self._prefixes for i in space.leases_under(prefix)}
+            self._store.end_dead(leases)
         with self._store.lock:
             space = self._store.watched()
             events = space.events_from(self._next)

@@ -180,15 +180,15 @@ class JsonlAppender:
     def append(self, row: Mapping[str, Any], *, sort_keys: bool = False) -> None:
         """Writes one row. NaN and infinities are refused: they are no JSON."""
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
-        line = text.encode("utf-8", "backslashreplace") + b"\n"
-        size = os.fstat(self._handle).st_size
+        line, written = text.encode("utf-8", "backslashreplace") + b"\n", 0
         try:
             written = os.write(self._handle, line)
             if written < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             with contextlib.suppress(OSError):  # the next opening would mend it as well
-                os.ftruncate(self._handle, size)
+                if written:
+                    os.ftruncate(self._handle, os.lseek(self._handle, 0, os.SEEK_CUR) - written)
             raise write_error(error, self.path) from error
 
     def sync(self) -> None:

@@ -133,24 +133,44 @@ def point_to_newest(files: PhaseFiles) -> None:
 
     Also called by an attempt that has been superseded without knowing: it looks again after it has
     turned a name, so that it never leaves one on its own rows when there are newer ones.
+
+    It is called after each step: while all is well it lists one folder and reads four links.
     """
+    attempts = _attempts(files)
     for name in (files.metrics, files.ledger, files.samples, files.events):
-        while (link := _newest(files, name)) is not None and not _is_link(name, link):
+        while (link := _to_turn_to(name, attempts)) is not None:
             try:
                 turn_link(name, link)
             except OSError as error:
                 raise write_error(error, name) from error
+            attempts = _attempts(files)
 
 
-def _newest(files: PhaseFiles, name: Path) -> str | None:
-    """What ``name`` must point to."""
-    found = [p for p in (files.root / "rows").glob(f"*/{name.name}") if p.parent.name.isdecimal()]
-    newest = max(found, key=lambda path: int(path.parent.name), default=None)
-    return os.path.relpath(newest, name.parent) if newest is not None else None
+def _attempts(files: PhaseFiles) -> list[str]:
+    """Folders of attempts' rows, newest first."""
+    try:
+        found = [name for name in os.listdir(files.root / "rows") if name.isdecimal()]
+    except FileNotFoundError:
+        return []
+    return sorted(found, key=int, reverse=True)
 
 
-def _is_link(name: Path, link: str) -> bool:
-    return name.is_symlink() and os.readlink(name) == link
+def _to_turn_to(name: Path, attempts: Sequence[str]) -> str | None:
+    """What ``name`` must point to, the file of the newest attempt that has it; None when it does."""
+    for attempt in attempts:
+        link = f"rows/{attempt}/{name.name}"
+        if _points_to(name, link):
+            return None
+        if (name.parent / link).exists():
+            return link
+    return None
+
+
+def _points_to(name: Path, link: str) -> bool:
+    try:
+        return os.readlink(name) == link
+    except OSError:  # it is not there, or no link
+        return False
 
 
 def _rows(files: PhaseFiles, own: PhaseFiles) -> list[tuple[Path, Path]]:

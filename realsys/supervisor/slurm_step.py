@@ -1,7 +1,8 @@
 """One srun and its tasks: how each of them ended, from srun's log, the tasks' own records, srun's code.
 
-srun's log names the tasks that failed, at once; how exactly, each task's parent has written down
-(realsys/worker/task.py). A step that srun can't start is given up after a while, with srun's sentence.
+srun's log names the tasks that failed, at once, and the kernel says when srun, on this host, has written
+to it; how exactly, each task's parent has written down (realsys/worker/task.py). A step that srun can't
+start is given up after a while, with srun's sentence.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from realsys.api.job import StepPlan
 from realsys.api.plan import PhasePlan
 from realsys.api.trial import AttemptFiles, WorkerExit, read_fresh
+from realsys.name_resolve.folder_changes import Writes
 from realsys.slurm.srun_messages import failed_tasks, last_trouble, patience_s, step_wait
 from realsys.slurm.step_command import Again, srun_log
 from realsys.worker import exit_codes
 
 REFRESH_S = 0.05
 LOOK_S = 1.0  # at files, while srun runs: they are on a file system that all share
+SURE_S = 10.0  # at srun's log where the kernel says that it was written
 KEPT_CHARS = 1 << 16  # of what srun said, to tell why a step failed or waits
 STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
 
@@ -53,6 +57,7 @@ class Step:
     """One srun and its tasks.
 
     Attributes:
+        written: what is written on this host to the folder of logs.
         again: which worker it is, if it was started again by itself.
     """
 
@@ -61,10 +66,12 @@ class Step:
     process: subprocess.Popen[bytes]
     attempt: AttemptFiles
     log_start: int
+    written: Writes
     again: Again | None = None
     tasks: list[SlurmTask] = field(default_factory=list)
     _next_refresh: float = 0.0
     _next_look: float = 0.0
+    _next_read: float = 0.0
     _over: bool = False
     _log_fd: int = -1
     _read: int = 0  # where in the log we are
@@ -75,14 +82,19 @@ class Step:
 
     def refresh(self) -> None:
         """Brings the tasks' return codes up to date."""
-        if self._over or time.monotonic() < self._next_refresh:
+        now_s = time.monotonic()
+        if self._over or now_s < self._next_refresh:
             return
-        self._next_refresh = time.monotonic() + REFRESH_S
+        self._next_refresh = now_s + REFRESH_S
         ended = self.process.poll()  # before the log is read: what srun said last is in it then
-        if ended is None and time.monotonic() < self._next_look:
+        has_spoken = self.written.has(self._log.name)
+        if ended is None and not has_spoken and now_s < self._next_look:
             return
-        self._next_look = time.monotonic() + LOOK_S
-        news = self._news(is_last=ended is not None)
+        self._next_look = now_s + LOOK_S
+        news = ""
+        if ended is not None or has_spoken or now_s >= self._next_read:
+            self._next_read = now_s + (SURE_S if self.written.hears else LOOK_S)
+            news = self._news(is_last=ended is not None)
         self._said = text = (self._said + news)[-KEPT_CHARS:]
         for index, (host, code, how) in failed_tasks(news).items():
             if index < len(self.tasks) and self.tasks[index].returncode is None:
@@ -151,11 +163,15 @@ class Step:
         task.ended_at, task.hint = record.at, record.hint
         return True
 
+    @property
+    def _log(self) -> Path:
+        return srun_log(self.attempt, self.plan, self.again)
+
     def _news(self, *, is_last: bool) -> str:
         """What srun has said since the last call, in whole lines."""
         try:
             if self._log_fd < 0:
-                self._log_fd = os.open(srun_log(self.attempt, self.plan, self.again), os.O_RDONLY)
+                self._log_fd = os.open(self._log, os.O_RDONLY)
                 self._read = self.log_start
             if (grown := os.fstat(self._log_fd).st_size - self._read) > 0:
                 data = os.pread(self._log_fd, grown, self._read)

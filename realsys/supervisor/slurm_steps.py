@@ -19,6 +19,7 @@ from realsys.api.errors import ClusterError
 from realsys.api.job import JobPlan, Layout, StepPlan
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.trial import AttemptFiles, read_record, write_record
+from realsys.name_resolve.folder_changes import Writes
 from realsys.slurm.hostlist import expand
 from realsys.slurm.step_command import Again, hosts, srun_argv, srun_log, step_environment
 from realsys.supervisor.slurm_step import SlurmTask, Step
@@ -79,6 +80,7 @@ class SlurmSteps:
     _has_begun: bool = False
     _replaced: list[SlurmTask] = field(default_factory=list)  # their sruns may run for other tasks
     _places_taken: set[str] = field(default_factory=set)  # of workers that left
+    _written: Writes | None = None  # what is written to the logs
 
     def start(self, phase: PhasePlan) -> list[Task]:
         """One srun for each worker type of ours."""
@@ -182,6 +184,7 @@ class SlurmSteps:
         host_file.write_text("".join(f"{host}\n" for host in lines))
         for folder in (self.attempt_files.logs, self.attempt_files.exits):
             folder.mkdir(parents=True, exist_ok=True)
+        self._written = self._written or Writes(self.attempt_files.logs)
         argv = srun_argv(
             self.plan,
             phase,
@@ -194,7 +197,7 @@ class SlurmSteps:
         note_steps(self.attempt_files, [{"phase": phase.name, "step": kind, "argv": argv}])
         process, start = self._srun(argv, step, str(host_file), again)
         logger.info("step started step=%s tasks=%d pid=%d", kind, len(lines), process.pid)
-        started = Step(phase, step, process, self.attempt_files, start, again)
+        started = Step(phase, step, process, self.attempt_files, start, self._written, again)
         started.tasks = [
             SlurmTask(f"{kind}/{index}", started, host) for index, host in enumerate(lines, first)
         ]

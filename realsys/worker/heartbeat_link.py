@@ -39,6 +39,7 @@ from realsys.worker.heartbeat_messages import (
     StopAsked,
     Tell,
     ToWorker,
+    Watched,
 )
 from realsys.worker.stack_dumps import arm
 
@@ -65,9 +66,11 @@ class Heartbeat:
         on_stop: Callable[[StopRequest], None],
         on_command: Callable[[bytes], None],
         on_over: Callable[[Over], None],
+        on_watched: Callable[[bool], None],
     ) -> None:
         self.name, self.process, self._line, self._pulse = name, process, line, pulse
         self._on_stop, self._on_command, self._on_over = on_stop, on_command, on_over
+        self._on_watched = on_watched
         self._answer: ToWorker | None = None
         self._answered = threading.Event()
         self._unsent: Tell | None = None  # the newest status, while the other side is behind
@@ -85,6 +88,7 @@ class Heartbeat:
         on_stop: Callable[[StopRequest], None],
         on_command: Callable[[bytes], None],
         on_over: Callable[[Over], None],
+        on_watched: Callable[[bool], None] = lambda present: None,
         argv: Sequence[str] = ARGV,
     ) -> Heartbeat:
         """Starts the process and returns at once; it is ready a tenth of a second later.
@@ -92,6 +96,7 @@ class Heartbeat:
         Args:
             on_stop, on_command: called from the listening thread; must not block.
             on_over: called before this process exits by ``os._exit``: last words.
+            on_watched: gets whether any of the keys that ``register`` names is there, when that changes.
         """
         here, there = Line.pair()
         pulse = Pulse.make(give_up_s=begin.patience_s)
@@ -122,6 +127,7 @@ class Heartbeat:
             on_stop=on_stop,
             on_command=on_command,
             on_over=on_over,
+            on_watched=on_watched,
         )
         here.try_send(begin)
         link._thread.start()
@@ -278,6 +284,8 @@ class Heartbeat:
                 self._on_stop(message.request)
             elif isinstance(message, Commanded):
                 self._on_command(message.value)
+            elif isinstance(message, Watched):
+                self._on_watched(message.present)
             else:
                 self._over(message)
         except Exception:  # outermost frame: the thread must go on listening

@@ -115,6 +115,12 @@ class Commanded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     value: bytes
 
 
+class Watched(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Of the keys that the worker watches, which were there, one is there again, or all are gone."""
+
+    present: bool
+
+
 class Over(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker must exit with ``code``, now. ``kind`` and ``why`` are its last words."""
 
@@ -130,7 +136,7 @@ class GoodbyeSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 FromWorker = Begin | Register | Tell | Goodbye
-ToWorker = Registered | Refused | StopAsked | Commanded | Over | GoodbyeSaid
+ToWorker = Registered | Refused | StopAsked | Commanded | Watched | Over | GoodbyeSaid
 
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

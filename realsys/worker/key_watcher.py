@@ -14,7 +14,7 @@ from realsys.api.errors import KeyNotFound, RealsysError, StoreError
 from realsys.api.trial import StopRequest, loads
 from realsys.name_resolve.store import Compare, Entry, Event, EventKind
 from realsys.worker import exit_codes
-from realsys.worker.heartbeat_messages import Commanded, Over, StopAsked, ToWorker
+from realsys.worker.heartbeat_messages import Commanded, Over, StopAsked, ToWorker, Watched
 from realsys.worker.worker_keys import WorkerKeys
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class KeyWatcher:
         self._hear = hear
         self._present: set[str] = set()
         self._seen: set[str] = set()
+        self._told_present = True
         self._gone_since_s: float | None = None
         self._last_command = 0
         self._ended = threading.Event()
@@ -88,6 +89,7 @@ class KeyWatcher:
             while not self._ended.is_set():
                 for event in (*one.poll(0.0), *other.poll(POLL_S)):
                     self._changed(event)
+                self._tell_watched()
                 if other.is_connected:
                     self._look_for_orphans()
 
@@ -133,6 +135,11 @@ class KeyWatcher:
         if (newer := self._keys.newer_attempt(value)) is not None:
             why = self._keys.why_over(newer)
             self._hear(Over(code=exit_codes.FENCED, kind="Fenced", why=why))
+
+    def _tell_watched(self) -> None:
+        if self._seen and bool(self._present) != self._told_present:
+            self._told_present = bool(self._present)
+            self._hear(Watched(present=self._told_present))
 
     def _look_for_orphans(self) -> None:
         if not self._seen or self._present:

@@ -60,6 +60,7 @@ class WorkerRunner:
     Attributes:
         controls: what commands have asked for; the role says which ones it carries out.
         ticks_within_s: set by roles without steps: they tick at least so often while they are well.
+        is_alone: whether those whose keys it watches were there and are gone.
     """
 
     plan: LaunchPlan
@@ -72,6 +73,7 @@ class WorkerRunner:
     state: WorkerState = WorkerState.STARTING
     controls: Controls = field(default_factory=Controls)
     ticks_within_s: float = 0.0
+    is_alone: bool = False
     _heartbeat: Heartbeat | None = None
     _store: NameResolve | None = None
     _status: WorkerStatus = field(init=False)
@@ -162,7 +164,11 @@ class WorkerRunner:
             **asdict(self.keys),
         )
         self._heartbeat = Heartbeat.start(
-            begin, on_stop=self._stop_asked, on_command=self._commanded, on_over=on_over
+            begin,
+            on_stop=self._stop_asked,
+            on_command=self._commanded,
+            on_over=on_over,
+            on_watched=self._watched,
         )
 
     def register(self, *, control: str = "", data: str = "") -> None:
@@ -359,6 +365,9 @@ class WorkerRunner:
             on_stop = self._on_stop
         if first and on_stop is not None:
             on_stop(request)
+
+    def _watched(self, present: bool) -> None:
+        self.is_alone = not present
 
     def _commanded(self, value: bytes) -> None:
         try:

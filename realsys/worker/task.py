@@ -29,7 +29,8 @@ from realsys.api.job import StepPlan
 from realsys.api.linux import pidfd_open
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.scheduling import RESTARTED_ALONE
-from realsys.api.trial import Failure, TrialFiles, WorkerExit, fresh, read_record, write_record
+from realsys.api.trial import Failure, TrialFiles, WorkerExit, is_there, read_record, write_record
+from realsys.name_resolve.commit_log import NFS, file_system_of
 from realsys.slurm.gpus import own_devices
 from realsys.worker import exit_codes
 from realsys.worker.environment import task_environment
@@ -112,15 +113,11 @@ def _wait(child: subprocess.Popen[bytes], end: Path, worker_type: str) -> int:
     if worker_type in RESTARTED_ALONE:
         poll = select.poll()
         poll.register(pidfd_open(child.pid), select.POLLIN)
-        while not poll.poll(LOOK_S * 1000) and not _is_there(end):
+        look = is_there if file_system_of(end.parent) in NFS else Path.exists
+        while not poll.poll(LOOK_S * 1000) and not look(end):
             pass
         child.kill()  # nothing if it has ended
     return child.wait()
-
-
-def _is_there(path: Path) -> bool:
-    fresh(path.parent)  # the supervisor makes it on another host
-    return path.exists()
 
 
 def _gpus(step: StepPlan, args: argparse.Namespace, told: Path) -> dict[str, str]:

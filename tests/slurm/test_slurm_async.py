@@ -1,13 +1,18 @@
-"""An asynchronous trial on a real Slurm: a step for each kind of worker, one of them killed."""
+"""An asynchronous trial on a real Slurm: a step for each kind of worker, one of them killed.
+
+Between, it rests a while, and what its processes ask of the file system meanwhile is counted.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
+from file_calls import FileCalls, since, total
 from real_trials import explain, small_ppo, trained_ids, worker_pid
 from slurm_trials import SlurmTrials
 
@@ -15,20 +20,46 @@ from launcher.trial_state import State
 from realsys.observability.metrics import read_metrics
 
 LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
+PLUGIN = Path(__file__).parents[1] / "crawl_plugin.py"
+CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md
+OF_A_PROCESS_PER_S = 8.0  # a heartbeat makes 2, the supervisor 6
+SETTLED_S = 15.0  # without a change, by when pauses have grown
+COUNTED_S = 10.0
+
+
+def assert_asks_little(calls: FileCalls) -> None:
+    """Fails when the trial, which rests, asks more of its folder's file system than it may, or one of its
+    processes polls."""
+    time.sleep(SETTLED_S)
+    before, began_s = calls.by_process(), time.monotonic()
+    time.sleep(COUNTED_S)
+    by_process, took_s = since(before, calls.by_process()), time.monotonic() - began_s
+    told = {calls.program(pid)[-80:]: made for pid, made in by_process.items() if made.calls}
+    assert total(by_process).writes > 0, "no lease was renewed: was anything counted?"
+    assert total(by_process).calls / took_s <= CALLS_PER_S, told
+    assert total(by_process).new_files / took_s <= FILES_PER_S, told
+    assert max(made.calls for made in by_process.values()) / took_s <= OF_A_PROCESS_PER_S, told
 
 
 def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_again(
-    slurm_trials: SlurmTrials, tiny_policy: Path
+    slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
 ) -> None:
+    """At rest it asks little of the file system, though most of its six workers have parents that look."""
+    calls, go = FileCalls(slurm_trials.file_root, tmp_path / "scratch"), tmp_path / "go"
+    slurm_trials.write_spec(setup=calls.setup)
     files = slurm_trials.launch(
         "ppo-math-async",
         "a",
         f"actor.path={tiny_policy}",
         "max_staleness=2",
         "rollout.servers=2",
+        *("--import", str(PLUGIN), "rollout.agent=crawl"),
+        f"rollout.agent_args={{version: 4, go: {go}, slow_s: 3600}}",
         *LONGER,
     )
     view = slurm_trials.wait_for_step(files, 4, timeout_s=180)
+    assert_asks_little(calls)
+    go.touch()
     os.kill(worker_pid(view, "generation_server/1"), signal.SIGKILL)
     done = slurm_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)

@@ -256,7 +256,9 @@ def test_a_step_for_which_nothing_is_free(
 
 def test_an_option_that_srun_does_not_know(slurm_trials: SlurmTrials, tiny_policy: Path) -> None:
     slurm_trials.write_spec(slurm={"extra_srun": {"nonsense": "1"}})
-    files = slurm_trials.launch("ppo-math", "o", *SMALL_PPO, f"actor.path={tiny_policy}")
+    words = ("--trial", "o", "--detach", *SMALL_PPO, f"actor.path={tiny_policy}")
+    slurm_trials.run("launch", "ppo-math", *words)  # it may see the end, and say so by its code
+    files = slurm_trials.files("ppo-math", "o")
     view = until(files, in_state(State.FAILED))
     row("srun does not know an option of the site file").check(view)
     assert "slurm.extra_srun" in view.fix

@@ -259,6 +259,34 @@ def test_figures_of_a_checkpoint_that_changed_meanwhile_are_not_kept(tmp_path):
     assert bench.tried == [6, 6]
 
 
+def test_while_nothing_is_pending_names_are_looked_at_and_no_files(tmp_path, monkeypatch):
+    """A checkpoint that comes is seen at the next look, and one that comes with the end."""
+    looks, over, folder = [0], [False], tmp_path / "checkpoints" / "actor"
+    bench = Bench(tmp_path, {6: [0.5], 12: [0.75], 18: [1.0]})
+    real = SavedCheckpoints.look
+    monkeypatch.setattr(
+        SavedCheckpoints, "look", lambda self: looks.__setitem__(0, looks[0] + 1) or real(self)
+    )
+    turns = 0
+
+    def is_over() -> bool:
+        nonlocal turns
+        turns += 1
+        if turns == 100:
+            assert looks == [2], "one look that finds it, one that finds nothing more"
+            save(folder, 12, b"12")
+        if turns == 200:
+            assert (looks, bench.tried) == ([4], [6, 12])
+            save(folder, 18, b"18")
+            over[0] = True
+        return over[0]
+
+    bench.loop._world = Surroundings(is_over=is_over)
+    save(folder, 6, b"6")
+    bench.loop.run()
+    assert bench.tried == [6, 12, 18]
+
+
 def test_the_newest_figures_are_those_of_the_last_step():
     rows = [
         {"step": 12, "role": "actor", "figures": {"accuracy": 0.5}},

@@ -158,7 +158,7 @@ def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypa
     here, there = Line.pair()
     try:
         pulse = Pulse.make()
-        quiet = {"on_stop": None, "on_command": None, "on_over": None}
+        quiet = dict.fromkeys(("on_stop", "on_command", "on_over", "on_watched"))
         link = Heartbeat("w/0", AnotherProcess(), here, pulse, **quiet)
 
         def turn(seconds: float, *, looks: bool) -> bool:

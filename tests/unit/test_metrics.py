@@ -285,6 +285,28 @@ def test_a_link_that_can_t_be_made_is_told(tmp_path: Path) -> None:
         point_to_newest(PhaseFiles(tmp_path))
 
 
+def test_a_step_s_rows_cost_a_write_each_a_listing_and_a_reading_of_each_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are on a file system that all share, and a run makes thousands of steps."""
+    files, made = PhaseFiles(tmp_path), []
+
+    def count(name: str) -> None:
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *args, **more: made.append(name) or real(*args, **more)
+        )
+
+    with writer(tmp_path, attempt=2) as metrics:
+        metrics.write(1, {"a": 1.0})
+        for name in ("listdir", "scandir", "stat", "lstat", "fstat", "readlink", "open", "write"):
+            count(name)
+        metrics.write(2, {"a": 2.0})
+        point_to_newest(files)
+        monkeypatch.undo()
+    assert sorted(made) == ["listdir", *["readlink"] * 4, "write"]
+
+
 # ---- appending ------------------------------------------------------------------------------
 
 

@@ -348,7 +348,7 @@ def test_watches_and_reads_see_what_others_write(
 ):
     monkeypatch.setattr(commit_log, "file_system_of", lambda path: file_system)
     if not inotify:
-        monkeypatch.setattr(folder_changes, "_watch", lambda path: -1)
+        monkeypatch.setattr(folder_changes, "_watch", lambda *args: -1)
     reader, writer = FileStore(tmp_path / "store"), FileStore(tmp_path / "store")
     with reader.watch(ROOT) as watch:
         assert watch.poll(0.3) == []
@@ -532,3 +532,32 @@ def test_an_access_is_read_from_the_files_of_a_cluster(tmp_path: Path):
 )
 def test_only_what_may_heal_is_tried_again(code: str, details: str, verdict: str):
     assert judge(code, details) == verdict
+
+
+def test_a_watch_that_leaves_leases_to_others_reads_none_and_hears_of_their_ends(
+    tmp_path: Path, monkeypatch, clock: HandClock
+):
+    stores = [FileStore(tmp_path / "store", clock=clock) for _ in range(3)]
+    holder, judge, reader = stores
+    lease = holder.grant(ttl_s=10.0)
+    holder.add(f"{ROOT}/a", b"x", lease=lease)
+    read = []
+    real = reader._log.read_counter
+    monkeypatch.setattr(reader._log, "read_counter", lambda name: read.append(name) or real(name))
+    with reader.watch(ROOT, judges_leases=False) as watch:
+        for _ in range(30):
+            clock.now_s += 1.0
+            assert watch.poll(0.0) == []
+        assert read == []
+        assert judge.find_subtree(ROOT) == [f"{ROOT}/a"]  # it sees the lease for the first time
+        clock.now_s += 11.0
+        assert judge.find_subtree(ROOT) == []
+        assert [event.kind for event in watch.poll(20)] == [EventKind.EXPIRE]
+    with reader.watch(ROOT) as watch:
+        holder.add(f"{ROOT}/b", b"x", lease=holder.grant(ttl_s=10.0))
+        assert len(watch.poll(20)) == 1
+        clock.now_s += 4.0
+        watch.poll(0.0)
+        assert len(read) > 0
+    for store in stores:
+        store.close()

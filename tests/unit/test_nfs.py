@@ -66,7 +66,7 @@ def etcd_has_started():
 LOOKS = {{
     "a file whose folder nobody opens": lambda: (root / "plain" / "file").exists(),
     "how a trial ended": lambda: reader._last_attempt()[2] is not None,
-    "the order to kill a worker": lambda: task._is_there(attempt.end_of("rollout_worker/0", "main", 0)),
+    "the order to kill a worker": lambda: task.is_there(attempt.end_of("rollout_worker/0", "main", 0)),
     "that a worker left well": lambda: Supervisor._has_left(here, worker),
     "how a task ended": lambda: Step._settle_if_told(here, worker),
     "an agent's attempt is over": lambda: OrderFollower._is_over(here),

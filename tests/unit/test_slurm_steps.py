@@ -20,6 +20,7 @@ from stand_in_slurm import make_plan, program, wait_until, write_plan
 from realsys.api.errors import ClusterError
 from realsys.api.job import Layout
 from realsys.api.trial import AttemptFiles, WorkerExit, process_start, read_record, write_record
+from realsys.name_resolve.folder_changes import Writes
 from realsys.slurm import srun_messages
 from realsys.supervisor import slurm_step, slurm_steps
 from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
@@ -586,7 +587,7 @@ def test_an_sruns_log_is_opened_once_and_read_on_where_it_has_grown(tmp_path, mo
     log.write_text("of an earlier srun: srun: error: n1: task 0: Exited with exit code 9\n")
     process = SimpleNamespace(returncode=None, poll=lambda: process.returncode)
     files = AttemptFiles(tmp_path / "0001")
-    step = slurm_step.Step(None, None, process, files, log.stat().st_size)
+    step = slurm_step.Step(None, None, process, files, log.stat().st_size, Writes(tmp_path))
     step.tasks = [slurm_step.SlurmTask(f"model_worker/{i}", step, "n1") for i in range(2)]
 
     def look(said: str) -> list[int | None]:
@@ -607,13 +608,25 @@ def test_an_sruns_log_is_opened_once_and_read_on_where_it_has_grown(tmp_path, mo
     assert [size for size, _ in read] == [len(first), len(second), 31]
 
 
-def test_files_are_looked_at_once_a_second_while_srun_runs(tmp_path, monkeypatch):
-    now_s, looks = 100.0, []
+@pytest.mark.parametrize("hears", [True, False])
+def test_an_sruns_log_is_looked_at_when_the_kernel_says_so_or_once_a_second(
+    tmp_path, monkeypatch, hears
+):
+    now_s, looks, log = 100.0, [], tmp_path / "srun-x.log"
     monkeypatch.setattr(slurm_step.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(slurm_step, "srun_log", lambda *_: log)
+    written = Writes(tmp_path if hears else tmp_path / "not there")
+    assert written.hears == hears
     process = SimpleNamespace(poll=lambda: None)
-    step = slurm_step.Step(None, None, process, AttemptFiles(tmp_path / "0001"), 0)
-    monkeypatch.setattr(step, "_news", lambda *, is_last: looks.append(now_s) or "")
+    step = slurm_step.Step(None, None, process, AttemptFiles(tmp_path / "0001"), 0, written)
+    monkeypatch.setattr(step, "_news", lambda *, is_last: looks.append(round(now_s, 2)) or "")
     while now_s < 110.0:
         step.refresh()
+        if round(now_s, 2) == 105.5:
+            log.write_text("srun: error: n1: task 0: Killed\n")
+            (tmp_path / "worker.log").write_text("of no srun\n")
         now_s += 0.01
-    assert len(looks) == 10
+    if hears:
+        assert looks == [100.0, pytest.approx(105.55, abs=0.04)]
+    else:
+        assert len(looks) == 10

@@ -187,7 +187,9 @@ class EtcdStore:
                 if len(found) == len(wanted):
                     return found
 
-    def watch(self, *prefixes: str, from_revision: int | None = None) -> EtcdWatch:
+    def watch(
+        self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True
+    ) -> EtcdWatch:
         prefixes = check_prefixes(prefixes)
         self._check_open()
         watch = EtcdWatch(self.client, prefixes, from_revision)
