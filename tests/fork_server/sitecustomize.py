@@ -27,9 +27,7 @@ def _asked() -> None:
         words.pop(0)
     if len(words) < 2 or words[0] != "-m" or words[1] not in SERVERS:
         return
-    if (
-        "LD_PRELOAD" in os.environ
-    ):  # what is forked can no longer be given it: it would not be counted
+    if "LD_PRELOAD" in os.environ:  # what is forked can no longer be given a library
         return
 
     import ctypes
