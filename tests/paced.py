@@ -1,6 +1,7 @@
 """Trials whose steps take their time, until the test lets them hurry: they sleep, they do not compute.
 
-A run that a test is to stop, kill or attack in its middle needs time, not steps.
+A run that a test is to stop, kill or attack in its middle needs time, not steps. See also
+``real_trials.LONG_PPO``, whose pace is fixed.
 """
 
 from __future__ import annotations

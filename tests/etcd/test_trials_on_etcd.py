@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
+from paced import Pace
 from real_trials import (
     LONG_PPO,
     SMALL_PPO,
     Trials,
     explain,
     metrics_of,
-    small_ppo,
     trained_ids,
     weights_of,
 )
@@ -23,9 +23,6 @@ from launcher.trial_state import State
 from realsys.api.trial import TrialFiles
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
-
-# Long enough that an outage falls into its middle: some 20 s.
-OUTAGE_PPO = small_ppo("exp_ctrl.total_train_epochs=6")
 
 
 @pytest.fixture
@@ -62,15 +59,19 @@ def assert_same_run(one: TrialFiles, other: TrialFiles) -> None:
 
 
 def test_ten_seconds_without_etcd_change_nothing(
-    trials: Trials, tiny_policy: Path, own_etcd: EtcdCluster
+    trials: Trials, tiny_policy: Path, own_etcd: EtcdCluster, tmp_path: Path
 ) -> None:
-    undisturbed = finished(trials, launch(trials, tiny_policy, "calm", *OUTAGE_PPO))
+    pace = Pace(tmp_path, 0.0)
+    words = (*SMALL_PPO, *pace.words)
+    undisturbed = finished(trials, launch(trials, tiny_policy, "calm", *words))
+    pace.set(1.0)
     url = "etcd://" + own_etcd.endpoints[0]
-    files = launch(trials, tiny_policy, "shaken", "--cluster", site(trials, url), *OUTAGE_PPO)
+    files = launch(trials, tiny_policy, "shaken", "--cluster", site(trials, url), *words)
     trials.wait_for_step(files, 3)
     own_etcd.kill()
     time.sleep(10)
     own_etcd.restart()
+    pace.set(0.0)
     finished(trials, files)
     assert_same_run(undisturbed, files)
     assert [a.number for a in files.all_attempts()] == [1]

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paced import Pace
 from real_trials import (
     SMALL_PPO,
     Trials,
     explain,
     make_policy,
     metrics_of,
-    small_ppo,
     trained_ids,
     weights_of,
 )
@@ -176,16 +176,17 @@ AHEAD = (
 )
 
 
-def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy):
+def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path):
     """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor."""
-    # Long enough to be stopped in its middle, however slow the command that stops it.
-    longer = small_ppo("exp_ctrl.total_train_epochs=5")
-    words = (f"actor.path={tiny_policy}", *longer, *AHEAD)
+    pace = Pace(tmp_path, 0.0)
+    words = (f"actor.path={tiny_policy}", *SMALL_PPO, *AHEAD, *pace.words)
     whole = finish(trials, "ppo-math", "whole", *words)
+    pace.set(0.7)  # to be stopped in its middle, however slow the command that stops it
     stopped = trials.launch("ppo-math", "stopped", *words)
     trials.wait_for_step(stopped, 5)
     assert trials.run("stop", "ppo-math/stopped").returncode == 0
     assert trials.wait(stopped).state is State.STOPPED
+    pace.set(0.0)
     trials.resume(stopped)
     view = trials.wait(stopped)
     assert view.state is State.COMPLETED, explain(stopped, view)

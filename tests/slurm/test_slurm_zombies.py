@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
+from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, wait_until, weights_of
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
@@ -25,9 +26,9 @@ from realsys.api.trial import TrialFiles
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 
-# Long enough to be in its middle when Slurm has given the node up; a checkpoint a step, so that a random
-# moment often falls into one.
-PPO = small_ppo("exp_ctrl.total_train_epochs=16", "exp_ctrl.ckpt_freq_steps=1")
+# A checkpoint a step, so that a random moment often falls into one.
+PPO = small_ppo("exp_ctrl.total_train_epochs=4", "exp_ctrl.ckpt_freq_steps=1")
+STEP_S = 1.0  # it must be in its middle when Slurm has given the node up
 
 
 @pytest.fixture
@@ -39,8 +40,9 @@ def etcd_url(tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> TrialFiles:
     """The same run with nothing in its way, on this machine."""
-    trials = Trials(tmp_path_factory.mktemp("calm") / "root")
-    files = trials.launch("ppo-math", "calm", f"actor.path={tiny_policy}", *PPO)
+    folder = tmp_path_factory.mktemp("calm")
+    trials, quick = Trials(folder / "root"), Pace(folder, 0.0).words
+    files = trials.launch("ppo-math", "calm", f"actor.path={tiny_policy}", *PPO, *quick)
     view = trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
     return files
@@ -84,14 +86,17 @@ def test_old_tasks_that_live_on_write_nothing(
     undisturbed: TrialFiles,
     tiny_policy: Path,
     etcd_url: str,
+    tmp_path: Path,
     store: str,
     stopped: bool,
 ) -> None:
     if store == "etcd":
         slurm_trials.write_spec(name_resolve=etcd_url)
-    files = slurm_trials.launch("ppo-math", "z", "--requeue", f"actor.path={tiny_policy}", *PPO)
+    pace = Pace(tmp_path, STEP_S)
+    words = (f"actor.path={tiny_policy}", *PPO, *pace.words)
+    files = slurm_trials.launch("ppo-math", "z", "--requeue", *words)
     view = slurm_trials.wait_for_step(files, 5)
-    time.sleep(random.uniform(0.0, 0.5))
+    time.sleep(random.uniform(0.0, STEP_S))
     zombies = lose_node(view.host, int(view.job_ids[0]))
     assert len(zombies) >= 4, "supervisor, srun, tasks, workers, their heartbeats"
     if stopped:
@@ -101,6 +106,7 @@ def test_old_tasks_that_live_on_write_nothing(
     assert again.host != view.host
     if stopped:
         assert tell(zombies, signal.SIGCONT) == len(zombies), "somebody killed them before"
+    pace.set(0.0)
     done = slurm_trials.wait(files, timeout_s=200)
     assert (done.state, done.attempt) == (State.COMPLETED, 2), explain(files, done)
     rows = read_history(files.root)
