@@ -1,4 +1,4 @@
-"""``--import tests/unhurried_rule.py reward=unhurried``: the usual rule, and steps take a third of a second.
+"""``--import tests/unhurried_rule.py reward=unhurried``: the usual rule; a step takes a third of a second.
 
 For runs that a test ends itself, while the run shall do no more than go on.
 """
