@@ -65,6 +65,8 @@ def main(folder: Path, argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, kill_all)  # first: a task that runs can be killed
     for index in range(len(hosts)):
         tasks.append(_start(command, options.get("output"), index, hosts))
+    if killed:  # while the last one was started
+        kill_all(signal.SIGTERM, None)
     codes: dict[int, int] = {}
     while len(codes) < len(tasks):
         for index, task in enumerate(tasks):

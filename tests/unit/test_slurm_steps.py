@@ -76,7 +76,15 @@ class Started:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made: list[Started] = []
+    sruns: list[subprocess.Popen[bytes]] = []
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+    class Noted(subprocess.Popen):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+            sruns.append(self)
+
+    monkeypatch.setattr(slurm_steps.subprocess, "Popen", Noted)
 
     def start(**plan: object) -> Started:
         made.append(Started(tmp_path, **plan))
@@ -85,6 +93,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     yield start
     for one in made:
         one.steps.end(one.tasks, grace_s=0.0)
+    for srun in sruns:  # of tasks that were started again, too
+        srun.kill()
+        srun.wait()
 
 
 # ---- ends ------------------------------------------------------------------------------------------

@@ -80,6 +80,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
+    # The children of this process are not a wrapper's.
+    monkeypatch.setattr(task, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(task, "wait_for_children", lambda timeout_s: None)
     yield lambda **plan: Wrapper(tmp_path, monkeypatch, **plan)
     signal.signal(signal.SIGTERM, before)
 
