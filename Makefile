@@ -33,7 +33,7 @@ test: install slurm-packages etcd-packages
 	exit $$status
 
 test-fast: install
-	$(BIN)/python -m pytest --at-once 2 tests/unit
+	$(BIN)/python -m pytest --at-once 4 tests/unit
 
 # What takes long or needs a real model: by hand. Commit the results that they write.
 acceptance: install etcd-packages

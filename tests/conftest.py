@@ -97,6 +97,16 @@ def trials(tmp_path: Path) -> Iterator[Trials]:
     made.end_all()
 
 
+@pytest.fixture
+def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a file root of our own, and no colours."""
+    for name in ("REALSYS_CLUSTER", "FORCE_COLOR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy of a few thousand weights with the demo's tokenizer."""
