@@ -291,10 +291,13 @@ def _instead(maker: _Maker, origin: str) -> str:
     own = [shlex.quote(ast.literal_eval(word))] if word[:1] in ("'", '"') else []  # a repr
     launch = f"realsys launch {maker.plan.experiment_name} " + " ".join([*starts, *own])
     if all((saved / role / "latest").exists() for role in roles):
-        return f"leave it out; or launch a new trial from this one's weights: {launch}"
+        return (
+            "leave it out; or launch a new trial from this one's weights, with its other settings "
+            f"(realsys show {maker.plan.trial}) and these: {launch}"
+        )
     return (
         "leave it out; or save this one's weights (resume it with exp_ctrl.save_freq_steps=1, and stop "
-        f"it), and launch a new trial from them: {launch}"
+        f"it), and launch a new trial from them, with its other settings: {launch}"
     )
 
 

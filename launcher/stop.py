@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from launcher.copies import refuse_copy
 from launcher.liveness import Liveness, Process, end_processes, processes_of
 from launcher.slurm.stop_job import stop_job
 from launcher.status import TrialReader
@@ -55,11 +56,12 @@ def stop(
         extra_s: after the grace, how long the supervisor may take to end its workers.
         term_s: how long SIGTERM may take before SIGKILL.
     Raises:
-        TrialError: the trial runs on another host.
+        TrialError: the trial runs on another host; or the folder is a copy of another trial's.
         ClusterError: some process survived SIGKILL; or the trial's records are not ours, so that the
             processes which they name may be none of the trial's.
     """
     check_ours(files)
+    refuse_copy(files, moved_too=False)
     with closing(TrialReader(files)) as reader:
         view = reader.view()
         report = StopReport(view)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from launcher.copies import refuse_copy
 from launcher.hand_over import hand_over
 from launcher.other_nodes import excluding
 from launcher.plan_change import Current, put_back, read_current, store
@@ -145,12 +146,13 @@ def resubmit(
         tell: is told each setting that was changed, when the attempt is started.
     Raises:
         TrialIsLive: it is running, or another command resumes it at this moment.
-        TrialError: it has completed, or its folder is damaged.
+        TrialError: it has completed, or its folder is damaged, was moved or is a copy of another trial's.
         ClusterError: another user could exchange its folder, or one on the way to it.
         ConfigError: a file of its ``--import`` can't be imported any more, its plan was changed, or a
             setting can't be.
     """
     check_trial(files)
+    refuse_copy(files, moved_too=True)
     read_current(files, finish=False)  # what is wrong with it is told before anything is touched
     with alone(files):
         current = read_current(files, finish=True)

@@ -295,9 +295,12 @@ def stop(
     if report.was_over:
         output.say(f"{view.trial} is {view.state.value} already; nothing runs, nothing was done")
     else:
-        output.say(
-            f"{view.trial} is {view.state.value}; go on with it: realsys resume {view.trial}"
+        more = (
+            ""
+            if view.state.value == "completed"
+            else f"; go on with it: realsys resume {view.trial}"
         )
+        output.say(f"{view.trial} is {view.state.value}{more}")
     return ExitCode.OK
 
 

@@ -174,7 +174,8 @@ def _check(
             f"a prompt of {longest} tokens and max_new_tokens={gconfig.max_new_tokens} "
             f"do not fit the model's max_position_embeddings={limit}",
             where=f"generate, prompt {lengths.index(longest)} of {len(prompts)}",
-            fix="lower generation.max_new_tokens or the data set's longest prompt",
+            fix=f"lower max_new_tokens (of the generation settings, e.g. ppo.gen.max_new_tokens) to "
+            f"{max(limit - longest, 0)}, or the data set's longest prompt",
         )
 
 

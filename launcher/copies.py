@@ -1,0 +1,40 @@
+"""A copy of a trial's folder is not the trial: its records name the processes, keys and folder of another.
+
+For the verbs that act. Those that only show take any folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from realsys.api.errors import RealsysError, TrialError
+from realsys.api.plan import read_plan
+from realsys.api.trial import TrialFiles
+
+
+def refuse_copy(files: TrialFiles, *, moved_too: bool) -> None:
+    """Raises TrialError where the plan is of another folder.
+
+    Args:
+        moved_too: also where that one is not there any more, so that this is the only one.
+    """
+    try:
+        plan = read_plan(files.plan)
+    except RealsysError:
+        return  # whoever needs it says what is wrong with it
+    home = Path(plan.trial_dir)
+    if home.exists():
+        if not os.path.samefile(home, files.root):
+            raise TrialError(
+                f"this folder is a copy of {plan.trial}: its records are of {home}",
+                where=str(files.root),
+                fix=f"use the original: realsys resume {home}; or launch a new trial, e.g. with "
+                "actor.path=<a checkpoint of the copy>",
+            )
+    elif moved_too:
+        raise TrialError(
+            f"this folder was moved: its plan and records are of {home}",
+            where=str(files.root),
+            fix=f"move it back: mv {files.root} {home}",
+        )
