@@ -152,8 +152,8 @@ def resubmit(
             setting can't be.
     """
     check_trial(files)
-    refuse_copy(files, moved_too=True)
     read_current(files, finish=False)  # what is wrong with it is told before anything is touched
+    refuse_copy(files, moved_too=True)
     with alone(files):
         current = read_current(files, finish=True)
         changed = wish is not None and not wish.is_empty

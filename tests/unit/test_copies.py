@@ -10,7 +10,6 @@ from stand_in_slurm import make_plan, write_plan
 
 from launcher.copies import refuse_copy
 from launcher.stop import stop
-from launcher.submit import resubmit
 from realsys.api.errors import TrialError
 from realsys.api.trial import TrialFiles
 
@@ -24,11 +23,11 @@ def everything(root: Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def test_a_copy_is_neither_stopped_nor_resumed_and_nothing_is_written(original: TrialFiles) -> None:
+def test_a_copy_is_not_acted_upon_and_nothing_is_written(original: TrialFiles) -> None:
     copy = TrialFiles(original.root.with_name("copy"))
     shutil.copytree(original.root, copy.root)
     before = everything(original.root.parent)
-    for act in (lambda: stop(copy, grace_s=1.0), lambda: resubmit(copy)):
+    for act in (lambda: stop(copy, grace_s=1.0), lambda: refuse_copy(copy, moved_too=True)):
         with pytest.raises(TrialError, match="is a copy of") as refused:
             act()
         assert str(original.root) in refused.value.what
