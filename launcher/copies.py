@@ -9,8 +9,14 @@ import os
 from pathlib import Path
 
 from realsys.api.errors import RealsysError, TrialError
-from realsys.api.plan import read_plan
+from realsys.api.plan import LaunchPlan, read_plan
 from realsys.api.trial import TrialFiles
+
+
+def is_copy(files: TrialFiles, plan: LaunchPlan) -> bool:
+    """Whether the plan's own folder is there, and another one."""
+    home = Path(plan.trial_dir)
+    return home.exists() and not os.path.samefile(home, files.root)
 
 
 def refuse_copy(files: TrialFiles, *, moved_too: bool) -> None:
@@ -23,18 +29,16 @@ def refuse_copy(files: TrialFiles, *, moved_too: bool) -> None:
         plan = read_plan(files.plan)
     except RealsysError:
         return  # whoever needs it says what is wrong with it
-    home = Path(plan.trial_dir)
-    if home.exists():
-        if not os.path.samefile(home, files.root):
-            raise TrialError(
-                f"this folder is a copy of {plan.trial}: its records are of {home}",
-                where=str(files.root),
-                fix=f"use the original: realsys resume {home}; or launch a new trial, e.g. with "
-                "actor.path=<a checkpoint of the copy>",
-            )
-    elif moved_too:
+    if is_copy(files, plan):
         raise TrialError(
-            f"this folder was moved: its plan and records are of {home}",
+            f"this folder is a copy of {plan.trial}: its records are of {plan.trial_dir}",
             where=str(files.root),
-            fix=f"move it back: mv {files.root} {home}",
+            fix=f"name the original, {plan.trial_dir}; or launch a new trial, e.g. with "
+            "actor.path=<a checkpoint of the copy>",
+        )
+    if moved_too and not Path(plan.trial_dir).exists():
+        raise TrialError(
+            f"this folder was moved: its plan and records are of {plan.trial_dir}",
+            where=str(files.root),
+            fix=f"move it back: mv {files.root} {plan.trial_dir}",
         )

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.copies import is_copy
 from launcher.liveness import processes_of
 from launcher.status import TrialReader, keys_of
 from launcher.submission import read_submission
@@ -119,9 +120,8 @@ def remove(files: TrialFiles) -> Freed:
 def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
     if has_job_etcd(plan):
         return None
-    original = Path(plan.trial_dir)
-    if original.exists() and not original.samefile(files.root):
-        return 0  # a copy: the keys are those of the trial that it was copied from
+    if is_copy(files, plan):
+        return 0  # the keys are those of the trial that it was copied from
     try:
         with closing(open_trial_store(plan, None)) as store:
             return store.clear_subtree(keys_of(plan).root)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from launcher.copies import refuse_copy
 from launcher.places import user_name
 from launcher.slurm.commands import scancel
 from launcher.slurm.job_board import JobBoard
@@ -87,6 +88,7 @@ def _cancel_waiting(trials: Sequence[Pair], tell: Callable[[str], None]) -> list
 def _is_ours(files: TrialFiles) -> bool:
     try:
         check_ours(files)
+        refuse_copy(files, moved_too=False)
     except RealsysError:
         return False
     return True

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from launcher import places
 from launcher.clusters import file_roots
+from launcher.copies import refuse_copy
 from realsys.api.errors import NoSuchTrial, RealsysError
 from realsys.api.folders import check_ours
 from realsys.api.trial import TrialFiles, TrialRecord, read_record
@@ -74,9 +75,11 @@ def find_own_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
 
     Raises:
         NoSuchTrial: as above. ClusterError: somebody else wrote those records, or could have.
+        TrialError: they are of another folder, of which this is a copy.
     """
     files = find_trial(name, cluster=cluster)
     check_ours(files)
+    refuse_copy(files, moved_too=False)
     return files
 
 

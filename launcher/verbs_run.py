@@ -277,6 +277,7 @@ def stop(
     """End a trial, or a sweep's, after the current step and leave no process behind."""
     from launcher import output
     from launcher.stop import stop as stop_trial
+    from launcher.trial_state import State
     from launcher.trials import find_sweep, find_trial
 
     if (trial is None) != everything:
@@ -295,12 +296,9 @@ def stop(
     if report.was_over:
         output.say(f"{view.trial} is {view.state.value} already; nothing runs, nothing was done")
     else:
-        more = (
-            ""
-            if view.state.value == "completed"
-            else f"; go on with it: realsys resume {view.trial}"
-        )
-        output.say(f"{view.trial} is {view.state.value}{more}")
+        is_done = view.state is State.COMPLETED
+        how = "" if is_done else f"; go on with it: realsys resume {view.trial}"
+        output.say(f"{view.trial} is {view.state.value}{how}")
     return ExitCode.OK
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -213,8 +212,6 @@ def test_nothing_is_left_of_a_cluster(start_slurm: START) -> None:
         client = subprocess.Popen(["srun", "sleep", "302"], env=cluster.environment)
         pids, folder = cluster.processes_of(job), cluster.shape.folder
         assert traces_of(folder)
-        began = time.monotonic()
-    assert time.monotonic() - began < 60
     assert client.wait(5) == -signal.SIGKILL
     assert traces_of(folder) == []
     assert not folder.exists()

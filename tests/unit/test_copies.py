@@ -10,6 +10,7 @@ from stand_in_slurm import make_plan, write_plan
 
 from launcher.copies import refuse_copy
 from launcher.stop import stop
+from launcher.trials import find_own_trial
 from realsys.api.errors import TrialError
 from realsys.api.trial import TrialFiles
 
@@ -27,7 +28,12 @@ def test_a_copy_is_not_acted_upon_and_nothing_is_written(original: TrialFiles) -
     copy = TrialFiles(original.root.with_name("copy"))
     shutil.copytree(original.root, copy.root)
     before = everything(original.root.parent)
-    for act in (lambda: stop(copy, grace_s=1.0), lambda: refuse_copy(copy, moved_too=True)):
+    acts = (
+        lambda: stop(copy, grace_s=1.0),
+        lambda: refuse_copy(copy, moved_too=True),
+        lambda: find_own_trial(str(copy.root)),  # tell, exec, scale
+    )
+    for act in acts:
         with pytest.raises(TrialError, match="is a copy of") as refused:
             act()
         assert str(original.root) in refused.value.what
