@@ -70,16 +70,19 @@ def _meant(name: str, known: Sequence[str]) -> str:
     return f"{meant} of them: realsys ls"
 
 
-def find_own_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
+def find_own_trial(name: str, *, cluster: str | None = None, or_copy: bool = False) -> TrialFiles:
     """The same for verbs that act on what the trial's records say.
 
+    Args:
+        or_copy: also a copy of another trial's folder: for `rm`.
     Raises:
         NoSuchTrial: as above. ClusterError: somebody else wrote those records, or could have.
         TrialError: they are of another folder, of which this is a copy.
     """
     files = find_trial(name, cluster=cluster)
     check_ours(files)
-    refuse_copy(files, moved_too=False)
+    if not or_copy:
+        refuse_copy(files, moved_too=False)
     return files
 
 

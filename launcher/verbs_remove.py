@@ -77,7 +77,7 @@ def _named(name: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]
     from realsys.api.errors import TrialIsLive
 
     if not (sweep := find_sweep(name, cluster=cluster)):
-        files = find_own_trial(name, cluster=cluster)
+        files = find_own_trial(name, cluster=cluster, or_copy=True)
         return [(files, trial_views([files])[0])]
     if busy := running(sweep):
         raise TrialIsLive(
