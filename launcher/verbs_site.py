@@ -82,9 +82,16 @@ def doctor(
 
 
 def image(
-    action: Annotated[str, typer.Argument(metavar="pull", help="The only action there is.")],
+    action: Annotated[
+        str,
+        typer.Argument(metavar="pull|build", help="From a registry, or from containers/."),
+    ],
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="E.g. nvcr.io#nvidia/pytorch:25.05-py3.")
+        str,
+        typer.Argument(
+            metavar="SOURCE|KIND",
+            help="Pull: e.g. nvcr.io#nvidia/pytorch:25.05-py3. Build: control, train, sglang, vllm.",
+        ),
     ],
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="Give up after this.")
@@ -95,11 +102,15 @@ def image(
     """Keep a container image as one file for all nodes of a site."""
     from launcher import output
     from launcher.clusters import find_cluster
+    from launcher.slurm.image_build import build, recipe_of
     from launcher.slurm.images import pull
 
-    if action != "pull":
-        raise typer.BadParameter(f"no action {action!r}; use `realsys image pull SOURCE`")
-    pulled = pull(find_cluster(cluster), source, timeout_s=timeout)
+    if action == "pull":
+        pulled = pull(find_cluster(cluster), source, timeout_s=timeout)
+    elif action == "build":
+        pulled = build(find_cluster(cluster), recipe_of(source), timeout_s=timeout)
+    else:
+        raise typer.BadParameter(f"no action {action!r}; use pull SOURCE or build KIND")
     if json:
         output.document(image=str(pulled.path), already=pulled.already)
         return ExitCode.OK

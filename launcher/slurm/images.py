@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,21 +62,44 @@ def pull(spec: ClusterSpec, source: str, *, timeout_s: float) -> Pulled:
         ConfigError: see image_file. ClusterError: it failed, the runtime is not on this host, or another
             user could exchange the image.
     """
-    target = image_file(spec, source)
+    target, image = image_file(spec, source), parse_image(source)
+    program = PROGRAMS[spec.container.runtime]
+
+    def commands(part: Path) -> list[list[str]]:
+        if shutil.which(program) is None:
+            raise ClusterError(
+                f"the program {program} is not on PATH here",
+                where="PATH",
+                fix=f"load its module, or pull on a compute node: srun realsys image pull {source!r}",
+            )
+        return [pull_argv(spec.container.runtime, image, part)]
+
+    return made_file(spec, target, commands, timeout_s=timeout_s)
+
+
+def made_file(
+    spec: ClusterSpec,
+    target: Path,
+    commands: Callable[[Path], Sequence[Sequence[str]]],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+) -> Pulled:
+    """``target``, by the commands that make the file they are asked for, unless it is there.
+
+    Args:
+        timeout_s: of each command.
+    Raises:
+        ClusterError: one failed, or another user could exchange the image.
+    """
     check_folders(
         target.parent, root=Path(spec.file_root)
     )  # what runs in it is of who writes there
     if target.exists():
         return Pulled(path=target, already=True)
-    program = PROGRAMS[spec.container.runtime]
-    if shutil.which(program) is None:
-        raise ClusterError(
-            f"the program {program} is not on PATH here",
-            where="PATH",
-            fix=f"load its module, or pull on a compute node: srun realsys image pull {source!r}",
-        )
     with _beside(target) as part:
-        _run(pull_argv(spec.container.runtime, parse_image(source), part), timeout_s)
+        for argv in commands(part):
+            _run(argv, timeout_s, cwd)
         try:
             os.link(part, target)  # fails where somebody else was quicker: theirs is as good
         except FileExistsError:
@@ -109,10 +132,10 @@ def _beside(target: Path) -> Iterator[Path]:
             part.unlink()
 
 
-def _run(argv: list[str], timeout_s: float) -> None:
+def _run(argv: Sequence[str], timeout_s: float, cwd: Path | None) -> None:
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=2, timeout=timeout_s, check=False
+            argv, stdin=subprocess.DEVNULL, stdout=2, timeout=timeout_s, check=False, cwd=cwd
         )
     except subprocess.TimeoutExpired as error:
         raise ClusterError(
