@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -32,6 +31,8 @@ from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.api.trial import trial_dir
+from realsys.slurm.gpus import tasks_per_gpu
+from realsys.supervisor.local_gpus import gpus_needed
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64
@@ -227,20 +228,45 @@ def scheduling_problems(
 def gpu_problems(
     phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: int | None
 ) -> Iterator[ConfigError]:
-    """Tasks on this machine with GPUs that it does not have. Elsewhere the worker looks itself."""
-    if cluster.scheduler != "local" or machine_gpus is None:
-        return
+    """GPUs that model workers can't use, and more than this machine has. Elsewhere the worker looks."""
     for phase in phases:
-        for kind, group in phase.scheduling.groups().items():
-            needed = math.ceil(group.scheduling.gpu)
-            if needed > machine_gpus:
-                yield ConfigError(
-                    f"a {kind.value} of phase {phase.name} asks for {group.scheduling.gpu:g} GPUs, and "
-                    f"{f'{machine_gpus} are' if machine_gpus else 'none is'} here",
-                    where=f"scheduling.{kind.value}.gpu on cluster {cluster.name!r}, this machine",
-                    fix="leave the GPUs out to compute on the CPU, or name a site that has them "
-                    "(--cluster; `realsys clusters` lists them)",
-                )
+        yield from _model_worker_gpus(phase)
+        if cluster.scheduler != "local" or machine_gpus is None:
+            continue
+        needed = gpus_needed(phase.scheduling)
+        if needed > machine_gpus:
+            groups = phase.scheduling.groups().items()
+            asked = ", ".join(
+                f"{kind.value} {group.count} × {group.scheduling.gpu:g}"
+                for kind, group in groups
+                if group.scheduling.gpu
+            )
+            yield ConfigError(
+                f"the workers of phase {phase.name} ask for {needed} GPU{'s' * (needed != 1)} together "
+                f"({asked}), and {machine_gpus or 'none'} {'is' if machine_gpus < 2 else 'are'} here",
+                where=f"scheduling of phase {phase.name} on cluster {cluster.name!r}, this machine",
+                fix="ask for fewer, leave the GPUs out to compute on the CPU, or name a site that has them "
+                "(--cluster; `realsys clusters` lists them)",
+            )
+
+
+def _model_worker_gpus(phase: PhasePlan) -> Iterator[ConfigError]:
+    group = phase.scheduling.model_worker
+    gpus = group.scheduling.gpu
+    sharing = tasks_per_gpu(gpus) if gpus else 0
+    if gpus > 1:
+        yield ConfigError(
+            f"a model worker computes on one GPU, and {gpus:g} are asked for each",
+            where="scheduling.model_worker.gpu",
+            fix="use 1, and more model workers for more GPUs",
+        )
+    elif sharing > 1 and group.count > 1:
+        yield ConfigError(
+            f"with {gpus:g} GPUs each, {sharing} of {group.count} model workers would share one, over "
+            "which NCCL can't join them",
+            where="scheduling.model_worker.gpu",
+            fix="use 1, or one model worker",
+        )
 
 
 def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
