@@ -32,7 +32,7 @@ from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.api.trial import trial_dir
 from realsys.slurm.gpus import tasks_per_gpu
-from realsys.supervisor.local_gpus import gpus_needed
+from realsys.worker.local_gpus import gpus_needed
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64

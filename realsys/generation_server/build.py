@@ -53,6 +53,7 @@ def run(runner: WorkerRunner) -> int:
             scratch=runner.attempt_files.curve_keys.parent,
             fetch=fetch_with(receiver),
             gpus=_gpus(runner),
+            deterministic=runner.phase.config.deterministic,
         )
         asyncio.run(_serve(runner, engine, bearer_key(keypairs)))
     finally:

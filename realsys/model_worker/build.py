@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from realsys.api.worker_configs import RolloutControl
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore
+from realsys.devices.cuda_settings import apply, settings_for
 from realsys.model_worker.control import ControlThread
 from realsys.model_worker.model_worker import ModelWorkerLoop
 from realsys.model_worker.ordered_requests import OrderedRequests
@@ -127,13 +127,9 @@ def _set_up_torch(runner: WorkerRunner) -> str:
     if runner.config.num_threads is not None:
         torch.set_num_threads(runner.config.num_threads)
     torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might
-    # As use_deterministic_algorithms(True, warn_only=True), which imports the whole compiler (1.4 s of
-    # every start) only to tell it so.
-    torch.set_deterministic_debug_mode("warn")
-    warnings.filterwarnings("once", category=UserWarning)
-    return compute_device(
-        runner.phase.scheduling.model_worker.scheduling.gpu,
-        sees_gpu=torch.cuda.is_available(),
-        worker=runner.name,
-        environ=os.environ,
+    gpus = runner.phase.scheduling.model_worker.scheduling.gpu
+    device = compute_device(
+        gpus, sees_gpu=torch.cuda.is_available(), worker=runner.name, environ=os.environ
     )
+    apply(settings_for(device, deterministic=runner.phase.config.deterministic, gpus=gpus))
+    return device

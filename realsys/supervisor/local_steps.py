@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import WorkerType
 from realsys.api.trial import AttemptFiles
-from realsys.supervisor.local_gpus import deal, devices_of_one_more, gpus_needed
 from realsys.supervisor.steps import Task
-from realsys.worker.environment import worker_environment
+from realsys.worker.environment import gpu_variables, worker_environment
+from realsys.worker.local_gpus import deal, devices_of_one_more, gpus_needed
 from realsys.worker.machine_gpus import gpu_entries
 from realsys.worker.main import command
 from realsys.worker.oom_evidence import OomCounts, oom_evidence, read_oom_counts
@@ -147,6 +147,9 @@ class LocalSteps:
             **os.environ,
             **worker_environment(self.plan, os.environ, kind),
             **phase.scheduling.groups()[kind].scheduling.env_vars,
+        }
+        environment |= {
+            **gpu_variables(phase, kind, environment),
             "CUDA_VISIBLE_DEVICES": self._devices.get(worker, ""),
             PARENT_PID_VARIABLE: str(os.getpid()),
         }

@@ -65,7 +65,8 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
         read_record(TaskPlace, files.attempt(1).place_of(f"generation_server/{i}"))
         for i in range(2)
     )
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert first.devices == second.devices != "", "they share a GPU"
     assert "," not in first.devices
     assert_asks_little(calls)

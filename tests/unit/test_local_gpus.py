@@ -17,7 +17,7 @@ from launcher.resolve import gpu_problems
 from realsys.api.errors import ClusterError
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.supervisor import local_steps
-from realsys.supervisor.local_gpus import deal, devices_of_one_more, gpus_needed
+from realsys.worker.local_gpus import deal, devices_of_one_more, gpus_needed
 from realsys.worker.machine_gpus import entries_of_list, gpu_entries
 
 MIXED = """\
