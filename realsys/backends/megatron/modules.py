@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
+from realsys.backends.grouped_heads import keys_for
 from realsys.models.shape import ModelShape
 from realsys.models.whole import MEGATRON_ROPE_TYPES
 
@@ -165,14 +166,16 @@ class CausalAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """``[T, B, heads · head_dim]``; query is ``[T, B, heads, head_dim]``, key and value have fewer."""
-        length, batch, heads = query.shape[:3]
+        length, batch = query.shape[:2]
+        q_BHTD, k_BHTD, v_BHTD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        k_BHTD, v_BHTD, shared = keys_for(q_BHTD, k_BHTD, v_BHTD)
         output = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
-            key.permute(1, 2, 0, 3),
-            value.permute(1, 2, 0, 3),
+            q_BHTD,
+            k_BHTD,
+            v_BHTD,
             is_causal=True,
             scale=self.scale,
-            enable_gqa=key.shape[2] != heads,
+            enable_gqa=shared,
         )
         return output.permute(2, 0, 1, 3).reshape(length, batch, -1)
 
