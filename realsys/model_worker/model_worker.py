@@ -31,6 +31,7 @@ from realsys.data_plane.packing import contiguous
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_store import TensorStore
+from realsys.devices.streams import finish
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.recovery import load_state, save_state
@@ -177,6 +178,7 @@ class ModelWorkerLoop:
             model.module.onload()
         began = time.perf_counter()
         stats, output = _compute(call, model, interface, sample.remap(call.input_key_remap))
+        finish(model.device)  # the next call's time is not ours
         compute_s = time.perf_counter() - began
         meta = self._keep(call, output) if output is not None else None
         is_head = model.rank in model.topology.data_parallel_heads()
