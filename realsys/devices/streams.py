@@ -29,7 +29,7 @@ def written(tensors: Iterable[Tensor]) -> Any:
 
 @contextmanager
 def read_beside(moments: Iterable[Any]) -> Iterator[None]:
-    """Inside, a GPU waits for these moments (of ``written``), and for nothing that came behind them.
+    """Inside, a GPU waits for these moments (of ``written``), and for nothing behind them.
 
     Copies made inside must be to the CPU and blocking: nothing else keeps their sources until they are done.
     """
