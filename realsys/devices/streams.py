@@ -31,7 +31,7 @@ def written(tensors: Iterable[Tensor]) -> Any:
 def read_beside(moments: Iterable[Any]) -> Iterator[None]:
     """Inside, a GPU waits for these moments (of ``written``), and for nothing behind them.
 
-    Copies made inside must be to the CPU and blocking: nothing else keeps their sources until they are done.
+    Copies made inside must be to the CPU and blocking: nothing else keeps their sources till then.
     """
     events = list({id(m): m for m in moments if m is not None}.values())
     if not events:
