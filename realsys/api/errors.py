@@ -145,6 +145,10 @@ class WorkerLost(RealsysError):
     """A worker process ended or was cut off while it was needed."""
 
 
+class OutOfMemory(RealsysError):
+    """A GPU has no memory left for what it was to compute."""
+
+
 class StaleAttempt(RealsysError):
     """The message belongs to an attempt that has been superseded."""
 

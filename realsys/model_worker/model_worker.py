@@ -33,6 +33,7 @@ from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.devices.streams import finish
 from realsys.model_worker.ordered_requests import OrderedRequests
+from realsys.model_worker.out_of_memory import in_our_words
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.recovery import load_state, save_state
 from realsys.model_worker.shards import Shards
@@ -102,8 +103,13 @@ class ModelWorkerLoop:
             try:
                 reply = self._handlers[type(request)](request)
             except Exception as error:
-                ordered.reply.set_exception(error)
-                raise
+                told = in_our_words(
+                    error, doing=name, worker=self.runner.index, config=self.runner.phase.config
+                )
+                ordered.reply.set_exception(told)
+                if told is error:
+                    raise
+                raise told from error
             ordered.reply.set_result(reply)
             self.runner.move(WorkerEvent.FINISHED_CALL, step=step)
 

@@ -155,8 +155,8 @@ socketProgressOpt: Call to recv from 10.0.0.2<47133> failed : Connection reset b
 {FRAMES}
 """
 OWN = f"""\
-  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: an illegal \
-memory access was encountered
+  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: an \
+illegal memory access was encountered
 {FRAMES}
 """
 
