@@ -19,6 +19,7 @@ from realsys.model_worker.model_worker import ModelWorkerLoop
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.process_groups import make_process_groups
 from realsys.model_worker.publishing import WeightPublications
+from realsys.model_worker.rendezvous import Rendezvous
 from realsys.model_worker.shards import Shards
 from realsys.model_worker.weights import WeightMoves
 from realsys.param_realloc.links import Link
@@ -52,13 +53,24 @@ def run(runner: WorkerRunner) -> int:
         tensors, published={KEY: published}, on_failure=ordered.close, **where, **who
     ).start()
     control = ControlThread(ordered, tensors, **where, **who)
-    runner.register(control=control.start(), data=tensor_server.endpoint)
+    rendezvous = Rendezvous(
+        runner.plan.cluster.rendezvous,
+        worker=runner.index,
+        num_workers=runner.config.worker_info.worker_count,
+        folder=runner.attempt_files.rendezvous,
+        host=runner.host,
+        ports=runner.ports,
+        timeout_s=COLLECTIVE_TIMEOUT_S,
+    )
+    runner.register(
+        control=control.start(), data=tensor_server.endpoint, rendezvous=rendezvous.endpoint
+    )
     shards = Shards(runner.config, device=device)
     weights = WeightMoves(
         shards,
         runner.phase.config.model_worker,
         worker=runner.index,
-        make_link=lambda: _open_link(runner, device),
+        make_link=lambda: _open_link(runner, device, rendezvous),
         folder=_weights_folder(runner),
     )
     loop = ModelWorkerLoop(
@@ -68,11 +80,12 @@ def run(runner: WorkerRunner) -> int:
         publications=_publications(runner, shards, published),
         tensors=tensors,
         ordered=ordered,
+        connect_to=rendezvous.connect_to,
         make_groups=lambda: make_process_groups(
             runner.config.msid2mwid,
             worker=runner.index,
             num_workers=runner.config.worker_info.worker_count,
-            rendezvous=runner.attempt_files.rendezvous / runner.phase.name,
+            open_store=lambda: rendezvous.store(runner.phase.name),
             device=device,
             timeout_s=COLLECTIVE_TIMEOUT_S,
         ),
@@ -104,14 +117,11 @@ def _publications(
     )
 
 
-def _open_link(runner: WorkerRunner, device: str) -> Link:
+def _open_link(runner: WorkerRunner, device: str, rendezvous: Rendezvous) -> Link:
     """How weights reach other workers."""
     store: Any = None
     if runner.config.worker_info.worker_count > 1:
-        import torch.distributed as dist
-
-        path = runner.attempt_files.rendezvous / f"{runner.phase.name}.weights"
-        store = dist.FileStore(str(path))  # type: ignore[attr-defined]
+        store = rendezvous.store(f"{runner.phase.name}.weights")
     return open_link(runner.index, device=device, store=store, timeout_s=COLLECTIVE_TIMEOUT_S)
 
 

@@ -62,6 +62,7 @@ class ModelWorkerLoop:
         publications: WeightPublications,
         tensors: TensorStore,
         ordered: OrderedRequests,
+        connect_to: Callable[[str], None],
         make_groups: Callable[[], Any],
         make_client: Callable[[tuple[str, ...]], TensorClient],
     ) -> None:
@@ -69,6 +70,7 @@ class ModelWorkerLoop:
         self.publications = publications
         self.tensors, self.ordered = tensors, ordered
         self._make_groups, self._make_client = make_groups, make_client
+        self._connect_to = connect_to
         self._config: ModelWorker = runner.config
         self._client: TensorClient | None = None
         self._dataset: Any = None
@@ -117,6 +119,7 @@ class ModelWorkerLoop:
 
     def _setup(self, request: rq.Setup) -> rq.SetupDone:
         self._client = self._make_client(request.data_endpoints)
+        self._connect_to(request.rendezvous)
         self.shards.make_models(self._make_groups())
         if self._feeds_the_graph():
             (abstraction,) = self._config.datasets
