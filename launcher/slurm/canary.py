@@ -52,16 +52,31 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def shared(root: str, name: str) -> dict[str, Any]:
     """What the login node's file says, and whether we could write ours; an error's text if not."""
-    found: dict[str, Any] = {"read": None, "wrote": False, "error": ""}
+    found: dict[str, Any] = {"read": None, "wrote": False, "error": "", "locks": ""}
     try:
         with open(os.path.join(root, name + ".login")) as file:
             found["read"] = file.read()
         with open(os.path.join(root, name + ".node"), "w") as file:
             file.write(found["read"][::-1])
         found["wrote"] = True
+        found["locks"] = locks(os.path.join(root, name + ".login"))
     except OSError as error:
         found["error"] = str(error)
     return found
+
+
+def locks(path: str) -> str:
+    """What becomes of a lock that the login node holds: "kept", "free", or an error's text."""
+    import fcntl
+
+    try:
+        with open(path, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return "free"
+    except BlockingIOError:
+        return "kept"
+    except OSError as error:
+        return str(error)
 
 
 def store(wanted: dict[str, Any]) -> list[str]:

@@ -62,7 +62,8 @@ def apply(settings: TorchSettings) -> None:
     # tell it so.
     torch.set_deterministic_debug_mode(settings.debug_mode)
     if not settings.fill_memory:
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+        # A property of the module's own class.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if not settings.cudnn_attention:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if settings.memory_fraction is not None:

@@ -61,7 +61,7 @@ def describe_exit(returncode: int) -> str:
 
 def watchdog_words(log_lines: Sequence[str]) -> str:
     """What NCCL's watchdog said of a missing peer before it ended its process; "" if it did not."""
-    told = (*LOST_PEER[1:], _BY_ANOTHER_RANK)
+    told: tuple[str, ...] = (*LOST_PEER[1:], _BY_ANOTHER_RANK)
     if any(_WATCHDOG in line for line in log_lines):
         told += _BY_A_SOCKET
     for line in log_lines:
