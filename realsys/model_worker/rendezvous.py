@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import ClusterError, WaitTimeout
+from realsys.transport.binding import address_of
 
 
 class Rendezvous:
@@ -119,13 +120,13 @@ def wait_for_all(store: Any, *, worker: int, num_workers: int, timeout_s: float)
 
 
 def _bound(host: str, ports: Iterable[int] | None) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    family, address = address_of(host)
     tried = 0
     for port in (0,) if ports is None else ports:
         tried += 1
-        listening = socket.socket(family, kind, protocol)
+        listening = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listening.bind((address[0], port))
+            listening.bind((address, port))
             listening.listen(socket.SOMAXCONN)
             return listening
         except OSError as error:
