@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 TRANSFER_TIMEOUT_S = 600.0
 IDLE_POLL_S = 1.0
 SLOW_S = 1800.0  # what is done between steps may take so long without a tick
+FIRST_TIME_S = 600.0
 _OF_A_STEP = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload, rq.PublishWeights)
 
 
@@ -74,6 +75,7 @@ class ModelWorkerLoop:
         self._config: ModelWorker = runner.config
         self._client: TensorClient | None = None
         self._dataset: Any = None
+        self._first_done: dict[tuple[Any, ...], int] = {}  # kind of request → step
         self._eval_sets: dict[str, list[SequenceSample]] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = {
             rq.Setup: self._setup,
@@ -100,7 +102,7 @@ class ModelWorkerLoop:
             name = getattr(request, "call", type(request).__name__)
             step = getattr(request, "step", 0)
             self.runner.set_log_step(step)
-            may_take_s = 0.0 if isinstance(request, _OF_A_STEP) else SLOW_S
+            may_take_s = self._may_take_s(request)
             self.runner.move(WorkerEvent.STARTED, mfc=name, step=step, may_take_s=may_take_s)
             try:
                 reply = self._handlers[type(request)](request)
@@ -114,6 +116,16 @@ class ModelWorkerLoop:
                 raise told from error
             ordered.reply.set_result(reply)
             self.runner.move(WorkerEvent.FINISHED_CALL, step=step)
+
+    def _may_take_s(self, request: Any) -> float:
+        """How long a request may go on without a tick, whatever is usual. The first time kernels are loaded
+        and NCCL connects the groups that it uses; in the first step nothing is usual yet."""
+        if not isinstance(request, _OF_A_STEP):
+            return SLOW_S
+        kind = (type(request), getattr(request, "call", ""), getattr(request, "target", ""))
+        first_step = next(iter(self._first_done.values()), request.step)
+        is_new = self._first_done.setdefault(kind, request.step) == request.step
+        return FIRST_TIME_S if is_new and request.step > first_step else 0.0
 
     # ---- set-up -----------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ def test_a_call_that_fills_the_gpu_ends_its_worker_and_its_request_in_our_words(
             set_log_step=lambda _: None,
             move=lambda *_, **__: None,
         ),
+        _may_take_s=lambda _: 0.0,
         _handlers={SimpleNamespace: full},
     )
     with pytest.raises(OutOfMemory) as caught:
