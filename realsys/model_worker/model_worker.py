@@ -122,6 +122,8 @@ class ModelWorkerLoop:
         and NCCL connects the groups that it uses; in the first step nothing is usual yet."""
         if not isinstance(request, _OF_A_STEP):
             return SLOW_S
+        if isinstance(request, rq.Fetch):
+            return 0.0
         kind = (type(request), getattr(request, "call", ""), getattr(request, "target", ""))
         first_step = next(iter(self._first_done.values()), request.step)
         is_new = self._first_done.setdefault(kind, request.step) == request.step

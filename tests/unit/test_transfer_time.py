@@ -80,4 +80,5 @@ def test_what_is_done_for_the_first_time_may_take_longer():
     moves = [move("actor@1", 5), move("actor@1", 6), move("actor@2", 9), move("actor@2", 10)]
     # In its first step nothing is usual, and the judge waits long anyway.
     assert [may_take(one) for one in moves] == [0.0, 0.0, FIRST_TIME_S, 0.0]
+    assert may_take(rq.Fetch(order=4, indices=(0,), ids=("a",))) == 0.0
     assert may_take(rq.SaveModel(order=3, model="actor@0", folder="/f")) == SLOW_S
