@@ -32,6 +32,7 @@ from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.api.trial import trial_dir
 from realsys.slurm.gpus import tasks_per_gpu
+from realsys.worker.environment import COMPUTING
 from realsys.worker.local_gpus import gpus_needed
 
 MAIN_PHASE = "main"
@@ -230,7 +231,8 @@ def gpu_problems(
 ) -> Iterator[ConfigError]:
     """GPUs that model workers can't use, and more than this machine has. Elsewhere the worker looks."""
     for phase in phases:
-        yield from _model_worker_gpus(phase)
+        yield from _more_than_one_gpu(phase)
+        yield from _shared_gpus(phase)
         if cluster.scheduler != "local" or machine_gpus is None:
             continue
         needed = gpus_needed(phase.scheduling)
@@ -250,17 +252,27 @@ def gpu_problems(
             )
 
 
-def _model_worker_gpus(phase: PhasePlan) -> Iterator[ConfigError]:
+def _more_than_one_gpu(phase: PhasePlan) -> Iterator[ConfigError]:
+    """Tasks that would leave all but one of their GPUs idle."""
+    for kind, group in phase.scheduling.groups().items():
+        embedded = all(s.backend_type == "embedded" for s in phase.config.generation_server)
+        if kind == WorkerType.GENERATION_SERVER and not embedded:
+            continue  # SGLang and vLLM cut a model over several
+        if kind in COMPUTING and group.scheduling.gpu > 1:
+            name = kind.value.replace("_", " ")
+            what = f"an {name}" if name[0] in "aeiou" else f"a {name}"
+            yield ConfigError(
+                f"{what} computes on one GPU, and {group.scheduling.gpu:g} are asked for each",
+                where=f"scheduling.{kind.value}.gpu of phase {phase.name}",
+                fix=f"use 1, and more {name}s for more GPUs",
+            )
+
+
+def _shared_gpus(phase: PhasePlan) -> Iterator[ConfigError]:
     group = phase.scheduling.model_worker
     gpus = group.scheduling.gpu
     sharing = tasks_per_gpu(gpus) if gpus else 0
-    if gpus > 1:
-        yield ConfigError(
-            f"a model worker computes on one GPU, and {gpus:g} are asked for each",
-            where="scheduling.model_worker.gpu",
-            fix="use 1, and more model workers for more GPUs",
-        )
-    elif sharing > 1 and group.count > 1:
+    if sharing > 1 and group.count > 1:
         yield ConfigError(
             f"with {gpus:g} GPUs each, {sharing} of {group.count} model workers would share one, over "
             "which NCCL can't join them",

@@ -25,7 +25,7 @@ _DEFAULTS = {
     "GOMP_SPINCOUNT": "2000",
 }
 # Of those whose tensors may be in the machine's own memory; the others would only grow by it.
-_COMPUTING = (WorkerType.MODEL_WORKER, WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR)
+COMPUTING = (WorkerType.MODEL_WORKER, WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR)
 _MEMORY = {
     # glibc keeps what tensors of a step gave back for those of the next one (mallopt(3)); else each
     # step gets fresh pages, whose first touch a CPU trainer pays with a tenth of its time.
@@ -54,7 +54,7 @@ def gpu_variables(phase: PhasePlan, worker_type: str, environ: Mapping[str, str]
         environ: the worker's, but for these; what the user set there stays.
     """
     group = phase.scheduling.groups().get(WorkerType(worker_type))
-    if group is None or not group.scheduling.gpu or worker_type not in _COMPUTING:
+    if group is None or not group.scheduling.gpu or worker_type not in COMPUTING:
         return {}
     if worker_type == WorkerType.GENERATION_SERVER and any(
         server.backend_type != "embedded" for server in phase.config.generation_server
@@ -70,7 +70,7 @@ def worker_environment(
     plan: LaunchPlan, environ: Mapping[str, str], worker_type: str
 ) -> dict[str, str]:
     """Variables to put over ``environ`` for a worker of the trial; the user's own win over defaults."""
-    defaults = {**_DEFAULTS, **(_MEMORY if worker_type in _COMPUTING else {})}
+    defaults = {**_DEFAULTS, **(_MEMORY if worker_type in COMPUTING else {})}
     return {
         **{name: environ.get(name, value) for name, value in defaults.items()},
         **plan.cluster.env_vars,

@@ -13,6 +13,7 @@ from test_resolve import CLUSTER
 from test_worker_restarts import SERVER, Trial
 from test_worker_restarts import trial as trial
 
+from experiments.rollouts import RolloutOptions
 from launcher.resolve import gpu_problems
 from realsys.api.errors import ClusterError
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
@@ -126,8 +127,14 @@ def test_the_driver_is_asked_by_nvidia_smi(tmp_path):
 # ---- plan and supervisor ---------------------------------------------------------------------------
 
 
-def refusals(scheduling: ExperimentScheduling, machine: int | None, cluster: Any = CLUSTER) -> Any:
-    phase: Any = SimpleNamespace(name="main", scheduling=scheduling)
+def refusals(
+    scheduling: ExperimentScheduling,
+    machine: int | None,
+    cluster: Any = CLUSTER,
+    backend: str = "embedded",
+) -> Any:
+    config = SimpleNamespace(generation_server=(SimpleNamespace(backend_type=backend),))
+    phase: Any = SimpleNamespace(name="main", scheduling=scheduling, config=config)
     return [problem.what for problem in gpu_problems([phase], cluster, machine)]
 
 
@@ -154,6 +161,20 @@ def test_model_workers_have_a_gpu_each(count, gpus, told):
         (what,) = refusals(groups(model_worker=(count, gpus)), 8, cluster)
         assert what.startswith(told)
     assert refusals(groups(model_worker=(1, gpus if gpus < 1 else 1)), 8) == []
+
+
+def test_who_computes_in_one_process_has_one_gpu_at_most():
+    for kind in ("evaluator", "generation_server"):
+        (what,) = refusals(groups(**{kind: (1, 2)}), 8)
+        assert "computes on one GPU, and 2 are asked for each" in what
+    assert refusals(groups(generation_server=(1, 2)), 8, backend="sglang") == []
+    assert refusals(groups(evaluator=(1, 2)), 8)[0].startswith("an evaluator computes")
+
+
+def test_a_server_told_to_use_a_gpu_has_one():
+    for gpus, problems in ((0.0, 1), (1.0, 0)):
+        options = RolloutOptions(server_args={"device": "cuda"}, gpus_per_server=gpus)
+        assert len(list(options.problems())) == problems
 
 
 def test_workers_on_this_machine_have_their_own_gpus(trial, monkeypatch, tmp_path):
