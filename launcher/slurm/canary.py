@@ -139,7 +139,7 @@ def ports(wanted: list[int]) -> list[int]:
 
 
 def addresses() -> list[list[str]]:
-    """[name, IPv4 address] of every interface that has one, see netdevice(7)."""
+    """[name, address] of every interface that has one: IPv4, see netdevice(7), then IPv6."""
     import fcntl
     import struct
 
@@ -153,6 +153,14 @@ def addresses() -> list[list[str]]:
                 found.append([name, socket.inet_ntoa(reply[20:24])])
             except OSError:
                 continue
+    try:
+        with open("/proc/net/if_inet6") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        lines = []
+    for address, _, _, scope, _, name in lines:
+        if scope == "00":  # counts beyond one cable
+            found.append([name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))])
     return found
 
 
