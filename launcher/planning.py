@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from launcher import places
@@ -128,7 +129,7 @@ class Planner:
             machine_cpus=len(os.sched_getaffinity(0)),
             machine_gpus=None
             if self.on_slurm
-            else machine_gpus({**os.environ, **self.cluster.env_vars}),
+            else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
             given=applied.origins,
             earlier=problems,
             scheduling=launch.options.scheduling,

@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,9 @@ class _Maker:
                 user=plan.user,
                 imports=plan.imports,
                 machine_cpus=len(os.sched_getaffinity(0)),
-                machine_gpus=machine_gpus({**os.environ, **plan.cluster.env_vars}) if now else None,
+                machine_gpus=partial(machine_gpus, {**os.environ, **plan.cluster.env_vars})
+                if now
+                else None,
                 scheduling=scheduling,
                 request=request,
                 now=datetime.now(),

@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -49,7 +49,7 @@ def resolve(
     user: str,
     imports: Sequence[str] = (),
     machine_cpus: int | None = None,
-    machine_gpus: int | None = None,
+    machine_gpus: Callable[[], int] | None = None,
     given: Collection[str] = (),
     earlier: Sequence[ConfigError] = (),
     scheduling: SchedulingOptions | None = None,
@@ -65,7 +65,8 @@ def resolve(
         cluster: with an absolute file root (launcher/clusters.py).
         imports: files (absolute) and modules that every worker imports.
         machine_cpus: cores of this machine; a local run that asks for more gets a warning.
-        machine_gpus: GPUs of this machine; a local run that asks for more is refused.
+        machine_gpus: counts the GPUs of this machine, which may take seconds; a local run that asks for
+            more is refused.
         given: paths of the settings that the user made.
         earlier: problems found while reading the settings, reported together with ours.
         scheduling: what the user wants of the groups besides what the experiment says.
@@ -227,7 +228,7 @@ def scheduling_problems(
 
 
 def gpu_problems(
-    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: int | None
+    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: Callable[[], int] | None
 ) -> Iterator[ConfigError]:
     """GPUs that model workers can't use, and more than this machine has. Elsewhere the worker looks."""
     for phase in phases:
@@ -236,7 +237,8 @@ def gpu_problems(
         if cluster.scheduler != "local" or machine_gpus is None:
             continue
         needed = gpus_needed(phase.scheduling)
-        if needed > machine_gpus:
+        here = machine_gpus() if needed else 0
+        if needed > here:
             groups = phase.scheduling.groups().items()
             asked = ", ".join(
                 f"{kind.value} {group.count} × {group.scheduling.gpu:g}"
@@ -245,7 +247,7 @@ def gpu_problems(
             )
             yield ConfigError(
                 f"the workers of phase {phase.name} ask for {needed} GPU{'s' * (needed != 1)} together "
-                f"({asked}), and {machine_gpus or 'none'} {'is' if machine_gpus < 2 else 'are'} here",
+                f"({asked}), and {here or 'none'} {'is' if here < 2 else 'are'} here",
                 where=f"scheduling of phase {phase.name} on cluster {cluster.name!r}, this machine",
                 fix="ask for fewer, leave the GPUs out to compute on the CPU, or name a site that has them "
                 "(--cluster; `realsys clusters` lists them)",

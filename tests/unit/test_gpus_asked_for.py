@@ -15,7 +15,7 @@ from realsys.worker.machine_gpus import machine_gpus
 def plan(gpu: float, machine: int | None) -> None:
     wanted = SchedulingOptions(model_worker=GroupOptions(gpu=gpu))
     given = {"cluster": CLUSTER, "trial_name": "a", "user": "me", "scheduling": wanted}
-    resolve("tiny", Tiny(), machine_gpus=machine, **given)
+    resolve("tiny", Tiny(), machine_gpus=None if machine is None else lambda: machine, **given)
 
 
 @pytest.mark.parametrize(("gpu", "machine"), [(0.5, 1), (1, 1), (0, 0), (1, None)])

@@ -129,13 +129,13 @@ def test_the_driver_is_asked_by_nvidia_smi(tmp_path):
 
 def refusals(
     scheduling: ExperimentScheduling,
-    machine: int | None,
+    machine: int,
     cluster: Any = CLUSTER,
     backend: str = "embedded",
 ) -> Any:
     config = SimpleNamespace(generation_server=(SimpleNamespace(backend_type=backend),))
     phase: Any = SimpleNamespace(name="main", scheduling=scheduling, config=config)
-    return [problem.what for problem in gpu_problems([phase], cluster, machine)]
+    return [problem.what for problem in gpu_problems([phase], cluster, lambda: machine)]
 
 
 def test_a_plan_for_more_gpus_than_are_here_says_both_numbers():
