@@ -172,6 +172,10 @@ class MathRLExperiment(Experiment):
     cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
     gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
     mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    deterministic: bool | None = option(
+        None,
+        "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
+    )
     tensorboard: bool = option(True, "write TensorBoard files")
     wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
 
@@ -319,6 +323,7 @@ class MathRLExperiment(Experiment):
             tensorboard=self.tensorboard,
             max_staleness=0 if self.is_async else self.staleness,
             weights_through=self.weights_through,
+            deterministic=self.deterministic,
             pools=self._allocated.pools,
             replay=replayed_ledger(self.replay_from),
             evaluator=self._evaluators(),

@@ -121,6 +121,13 @@ class RolloutOptions:
             where = path + ("agent" if kind == "agent" else "env")
             if problem := registry.check(kind, name, where=where):
                 yield problem
+        device = str(self.server_args.get("device", ""))
+        if device.startswith("cuda") and not self.gpus_per_server:
+            yield ConfigError(
+                f"generation servers are to compute on {device}, and their tasks have no GPU",
+                where=f"{path}server_args.device and {path}gpus_per_server",
+                fix=f"set {path}gpus_per_server=1 (then they compute there by themselves)",
+            )
         if self.server_backend in TO_FOLDER_ONLY and self.weights_through != "disk":
             yield ConfigError(
                 f"{self.server_backend} servers read new weights from a folder",

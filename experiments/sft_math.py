@@ -100,6 +100,10 @@ class SFTMathExperiment(Experiment):
     cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
     gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
     mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    deterministic: bool | None = option(
+        None,
+        "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
+    )
     tensorboard: bool = option(True, "write TensorBoard files")
     wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
 
@@ -199,6 +203,7 @@ class SFTMathExperiment(Experiment):
             exp_ctrl=self.exp_ctrl,
             model_rpcs=(train,),
             dataset_keys=("packed_input_ids", "prompt_mask"),
+            deterministic=self.deterministic,
             model_worker=place_models(
                 self._places,
                 {"model": role},

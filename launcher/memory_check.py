@@ -16,8 +16,8 @@ from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.planner.devices import device_of
 from realsys.planner.memory_of_workers import WorkerMemory, memory_of_experiment, model_shapes
+from realsys.planner.memory_words import GiB, MiB, advice, largest, size
 
-GiB, MiB = 1 << 30, 1 << 20
 PROCESS_MIB = 600  # a worker's libraries, without any model
 RESERVE = 0.04  # of a GPU: its context, and what the allocator can't use
 
@@ -83,9 +83,12 @@ def memory_problems(memory: Mapping[str, list[WorkerGroup]]) -> Iterator[ConfigE
                 yield ConfigError(
                     f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
                     f"of GPU memory each, {size(usable)} of {size(group.limit or 0)} can be used: "
-                    + "; ".join(f"{name} {size(n)}" for name, n in _largest(group.memory)),
+                    + "; ".join(
+                        f"{name} {size(n)}"
+                        for name, n in largest(group.memory, group.memory.peak_call)
+                    ),
                     where=f"phase {phase}, layouts of its roles",
-                    fix=_fix(group.memory),
+                    fix=advice(largest(group.memory, group.memory.peak_call)[:2]),
                 )
 
 
@@ -104,37 +107,3 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
         idle = [i for i, worker in enumerate(phase.config.model_worker) if not worker.shards]
         if idle:
             yield f"phase {phase.name}: model workers {workers_text(idle)} hold no model"
-
-
-def _largest(memory: WorkerMemory) -> list[tuple[str, float]]:
-    """What the bytes are made of, largest first."""
-    parts = {
-        f"{what} of {name}": n for name, terms in memory.copies.items() for what, n in terms.items()
-    }
-    call = memory.peak_call
-    parts |= {f"{what} in {call}": n for what, n in memory.calls.get(call, {}).items()}
-    return sorted(parts.items(), key=lambda part: -part[1])
-
-
-def _fix(memory: WorkerMemory) -> str:
-    """What would help with the two largest parts."""
-    advice = {
-        "activations": "lower max_tokens_per_mb, or recompute=true (backend megatron)",
-        "logits": "lower max_tokens_per_mb",
-        "cache": "lower max_tokens_per_mb",
-        "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
-        "whole copy": "generate on a copy of its own, in the layout d<n>t1p1 of an allocation",
-        "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
-        "whole gradients": "raise max_tokens_per_mb until a minibatch is one piece, or train adapters",
-        "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",
-    }
-    words = [name.partition(" of ")[0].partition(" in ")[0] for name, _ in _largest(memory)[:2]]
-    found = dict.fromkeys(advice[word] for word in words if word in advice)
-    return "; ".join(found) or "cut the models over more GPUs"
-
-
-def size(num_bytes: float) -> str:
-    """``3.1 GiB``, ``12 MiB``."""
-    if num_bytes >= GiB / 10:
-        return f"{num_bytes / GiB:.1f} GiB"
-    return f"{num_bytes / MiB:.1f} MiB" if num_bytes < 10 * MiB else f"{num_bytes / MiB:.0f} MiB"

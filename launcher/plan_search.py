@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher import output
-from launcher.memory_check import RESERVE, gpu_bytes, scheduling_of, size
+from launcher.memory_check import RESERVE, gpu_bytes, scheduling_of
 from launcher.predictions import (
     Figures,
     figures_for,
@@ -22,6 +22,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.planner.devices import DEVICES, Device
 from realsys.planner.gantt import gantt
 from realsys.planner.memory_limit import memory_of_plans
+from realsys.planner.memory_words import size
 from realsys.planner.placed import degrees_of, model_made_before, placed, refusal
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.memory_check import WorkerGroup, size
+from launcher.memory_check import WorkerGroup
 from realsys.api.allocation import workers_text
 from realsys.api.experiment import ExperimentConfig
 from realsys.observability.graph_picture import hooks_text
+from realsys.planner.memory_words import size
 from realsys.planner.placed import allocation_of
 
 ALLOCATION_HEAD = ("call", "copy", "backend", "layout", "workers", "pool", "around it")

@@ -6,6 +6,7 @@ trial's tasks do. Everything has a deadline; a job that was not done by then is 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import secrets
@@ -122,15 +123,25 @@ def look(job: NodeJob) -> dict[str, Seen]:
     login.write_text(job.token, encoding="utf-8")
     name = f"realsys-doctor-{job.token}"
     argv = ["salloc", "--quiet", *job.request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
+    refused = ""
     limit = QUEUE_S + HOST_S + len(job.images) * IMAGE_S + 30
     try:
-        done = run_slurm([*argv, "sh", "-c", script(job)], timeout_s=limit)
+        with login.open("r+") as held:
+            try:
+                fcntl.flock(
+                    held, fcntl.LOCK_EX
+                )  # the node finds it locked, or locks do not reach it
+            except OSError as error:
+                refused = f"on this host: {error}"
+            done = run_slurm([*argv, "sh", "-c", script(job)], timeout_s=limit)
     except BaseException:
         run_slurm(["scancel", "--quiet", f"--name={name}"], timeout_s=20)
         raise
     finally:
         login.unlink(missing_ok=True)
     seen = parse(done.stdout)
+    if refused and (host := seen.get("host")) and host.report is not None:
+        host.report["shared"]["locks"] = refused
     if not seen:
         raise ClusterError(
             said(done.stderr) or f"salloc ended with {done.returncode}",

@@ -133,6 +133,13 @@ class ClusterSpec:
         ge=30,
         unit="s",
     )
+    rendezvous: str = option(
+        "file",
+        "where model workers meet to form process groups. file: in the trial's folder, whose file system "
+        "must keep locks (flock) between nodes; tcp: at a port of the first one, which does not ask who "
+        "connects",
+        choices=("file", "tcp"),
+    )
     cpu_image: str | None = option(None, "container image of workers without a GPU")
     gpu_image: str | None = option(None, "container image of workers with a GPU")
     gpu_infer_image: str | None = option(None, "container image of generation servers")

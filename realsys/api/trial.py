@@ -328,6 +328,7 @@ class WorkerRecord:
     token: str
     control: str = ""  # ZMQ endpoint for requests
     data: str = ""  # ZMQ endpoint that serves tensors
+    rendezvous: str = ""  # host:port of a store where model workers form process groups
     node: str = ""  # Slurm's name of the host, which may be another one; empty elsewhere
 
 

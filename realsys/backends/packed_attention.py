@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from realsys.backends.grouped_heads import keys_for
 from realsys.backends.packed_pieces import Pieces, Rectangle
 
 NAME = "realsys_packed"
@@ -90,14 +91,16 @@ def attend(
             shape = (rectangle.num, rectangle.width)
             return rows.unflatten(0, shape).transpose(1, 2)  # type: ignore[no-untyped-call, no-any-return]
 
+        q_BHTD = sides(q_UHD)
+        k_BHTD, v_BHTD, shared = keys_for(q_BHTD, sides(k_UHD), sides(v_UHD))
         y_BHTD = F.scaled_dot_product_attention(
-            sides(q_UHD),
-            sides(k_UHD),
-            sides(v_UHD),
+            q_BHTD,
+            k_BHTD,
+            v_BHTD,
             dropout_p=dropout,
             scale=scaling,
             is_causal=True,
-            enable_gqa=query.shape[1] != key.shape[1],
+            enable_gqa=shared,
         )
         y = y_BHTD.transpose(1, 2).flatten(0, 1)
         return y if rectangle.own is None else _rows_at(y, rectangle.own)

@@ -35,7 +35,7 @@ def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
     """
     data, tensor = model.groups.data, model.groups.tensor
     if data is None and lone_data:
-        data = group_of_one()
+        data = group_of_one(model.device)
     named = {name: group for name, group in ((DATA, data), (TENSOR, tensor)) if group is not None}
     kind = torch.device(model.device).type
     if not named:

@@ -232,7 +232,7 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutSide
     """Modules and data sets on every worker; returns the data set's size."""
     endpoints = tuple(record.data for record in workers.records)
     replies: list[rq.SetupDone] = await workers.call_all(
-        partial(rq.Setup, data_endpoints=endpoints),
+        partial(rq.Setup, data_endpoints=endpoints, rendezvous=workers.records[0].rendezvous),
         timeout_s=SETUP_TIMEOUT_S,
         what="set-up",
     )

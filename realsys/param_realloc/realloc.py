@@ -208,6 +208,8 @@ class _Transfer:
                     check_lossless(moves, bucket.pieces[0].name)
                 may_skip_buffer = alone is not None and (is_sender or self._eta == 1.0)
                 own = own_memory(moves, bucket.num_bytes) if may_skip_buffer else None
+                if own is not None and not self._link.takes(own):
+                    own = None
                 found.append(_Message(moves, Receive(bucket.num_bytes, bucket.tag, own)))
             yield from found
 

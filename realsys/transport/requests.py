@@ -49,6 +49,7 @@ class Setup(_Body, frozen=True, kw_only=True, tag=True):
 
     order: int
     data_endpoints: tuple[str, ...]  # of model workers 0, 1, …
+    rendezvous: str = ""  # of model worker 0's store; empty where workers meet by a file
 
 
 class SetupDone(_Body, frozen=True, kw_only=True, tag=True):

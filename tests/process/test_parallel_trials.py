@@ -62,6 +62,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory):
     plug_in = made.file_root / "rule.py"
     plug_in.parent.mkdir(parents=True)
     plug_in.write_text(PLUG_IN)
+    # A site whose workers meet at the first one's store, not by a file.
+    (made.file_root / "meet.yaml").write_text(f"file_root: {made.file_root}\nrendezvous: tcp\n")
     yield made
     made.end_all()
 
@@ -140,9 +142,11 @@ def moves_of(files: TrialFiles) -> list[MoveEvent]:
         ),
     ],
 )
-def test_other_layouts_give_the_same_losses_and_weights(run, one, name, words):
-    files = run(name, *words)
+def test_other_layouts_give_the_same_losses_and_weights(shared, run, one, name, words):
+    site = {"megatron-t2": ("--cluster", str(shared.file_root / "meet.yaml"))}
+    files = run(name, *words, *site.get(name, ()))
     assert_same_run(files, one, 1e-5)
+    assert any(files.attempt(1).rendezvous.glob("main*")) is (name not in site)
     moved = {(e.step, e.name) for e in moves_of(files)}
     assert {(step, "weights actor@0 → actor@1") for step in range(1, STEPS + 1)} <= moved
     assert sum(e.num_bytes for e in moves_of(files)) > 0

@@ -118,6 +118,7 @@ def test_a_healthy_site(calls: Callable[[], list[str]], spec: ClusterSpec, tmp_p
         "submission",
         "compute node",
         "shared file root",
+        "locks",
         "name resolution there",
         "clock",
         "ports",
@@ -331,7 +332,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "localid": "0",
         "visible": "0",
         "programs": ["apptainer"],
-        "shared": {"read": "token", "wrote": True, "error": "", "seen_back": True},
+        "shared": SHARED,
         "store": [],
         "packages": dict.fromkeys(PACKAGES, "1.0"),
         "ports": [32, 32],
@@ -349,7 +350,7 @@ def judged(spec: ClusterSpec, begun: float = 100.0, ended: float = 101.0, **chan
     return {finding.name: finding for finding in node_findings(job, {"host": seen})}
 
 
-SHARED = {"read": "token", "wrote": True, "error": "", "seen_back": True}
+SHARED = {"read": "token", "wrote": True, "error": "", "locks": "kept", "seen_back": True}
 
 
 @pytest.mark.parametrize(
@@ -363,6 +364,10 @@ SHARED = {"read": "token", "wrote": True, "error": "", "seen_back": True}
          "the node can't write: read-only"),
         ("shared file root", {"shared": {**SHARED, "seen_back": False}},
          "what the node wrote in /f is not seen here"),
+        ("locks", {"shared": {**SHARED, "locks": "free"}},
+         "a lock of this host does not hold on the node"),
+        ("locks", {"shared": {**SHARED, "locks": "[Errno 38] Function not implemented"}},
+         "no locks: [Errno 38] Function not implemented"),
         ("name resolution there", {"store": ["it can't be written there"]},
          "file:///f/n: it can't be written there"),
         ("clock", {"begin": 90.0, "end": 90.1},
@@ -761,3 +766,9 @@ def test_a_kernel_that_can_not_hold_a_process_is_told(
 
     monkeypatch.setattr(kernel_checks, "pidfd_open", lacks)
     assert found(replace(spec, scheduler="local"))["kernel"].ok is False
+
+
+def test_locks_are_not_asked_for_where_workers_do_not_meet_by_a_file(spec: ClusterSpec) -> None:
+    assert "locks" not in judged(
+        replace(spec, rendezvous="tcp"), shared={**SHARED, "locks": "free"}
+    )

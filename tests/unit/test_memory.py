@@ -19,7 +19,7 @@ from transformers import (
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, size
+from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems
 from launcher.plan_view import allocation_rows, memory_rows
 from launcher.resolve import resolve
 from realsys.api.allocation import CallAllocation
@@ -42,6 +42,7 @@ from realsys.planner.memory import (
     staying,
 )
 from realsys.planner.memory_of_workers import memory_of_experiment, memory_of_workers
+from realsys.planner.memory_words import size
 
 SHAPE = ModelShape(
     family="llama",

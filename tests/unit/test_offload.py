@@ -104,10 +104,10 @@ def test_shards_in_cpu_memory_of_a_single_process_train_as_the_plain_module(tiny
 
 @pytest.mark.usefixtures("no_process_group")
 def test_a_group_of_one_belongs_to_the_world_that_it_was_made_in():
-    first = group_of_one()
-    assert (group_of_one(), dist.get_world_size(first)) == (first, 1)
+    first = group_of_one("cpu")
+    assert (group_of_one("cpu"), dist.get_world_size(first)) == (first, 1)
     dist.destroy_process_group()
-    second = group_of_one()
+    second = group_of_one("cpu")
     assert second is not first
     x = torch.ones(3)
     dist.all_reduce(x, group=second)  # the first one's world is gone: this would raise

@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
+from realsys.backends.grouped_heads import keys_for
 from realsys.models.shape import ModelShape
 from realsys.models.whole import MEGATRON_ROPE_TYPES
 
@@ -32,6 +33,7 @@ def transformer_config(
     topo: ProcessTopology,
     *,
     dtype: torch.dtype,
+    device: str,
     recompute: bool = False,
     sequence_parallel: bool = False,
 ) -> TransformerConfig:
@@ -69,7 +71,7 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         perform_initialization=False,
-        use_cpu_initialization=not torch.cuda.is_available(),
+        use_cpu_initialization=not device.startswith("cuda"),
         calculate_per_token_loss=True,  # losses come scaled: gradients are summed, never averaged
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
@@ -96,7 +98,7 @@ def make_stage(
         warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
         module = _Stage(
             config=config,
-            transformer_layer_spec=_layer_spec(shape),
+            transformer_layer_spec=_layer_spec(shape, on_cpu=config.use_cpu_initialization),
             vocab_size=shape.vocab_size,
             max_sequence_length=shape.max_positions or hf_config.max_position_embeddings,
             pre_process=stage == 0,
@@ -116,9 +118,9 @@ def make_stage(
     return module
 
 
-def has_transformer_engine() -> bool:
+def has_transformer_engine(device: str) -> bool:
     """Whether layers come from Transformer Engine: faster, and norms fused into linear layers."""
-    return bool(specs.HAVE_TE) and torch.cuda.is_available()
+    return bool(specs.HAVE_TE) and device.startswith("cuda")
 
 
 def _freeze_padding(embedding: Any, pad_token_id: int) -> None:
@@ -164,14 +166,16 @@ class CausalAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """``[T, B, heads · head_dim]``; query is ``[T, B, heads, head_dim]``, key and value have fewer."""
-        length, batch, heads = query.shape[:3]
+        length, batch = query.shape[:2]
+        q_BHTD, k_BHTD, v_BHTD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        k_BHTD, v_BHTD, shared = keys_for(q_BHTD, k_BHTD, v_BHTD)
         output = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
-            key.permute(1, 2, 0, 3),
-            value.permute(1, 2, 0, 3),
+            q_BHTD,
+            k_BHTD,
+            v_BHTD,
             is_causal=True,
             scale=self.scale,
-            enable_gqa=key.shape[2] != heads,
+            enable_gqa=shared,
         )
         return output.permute(2, 0, 1, 3).reshape(length, batch, -1)
 
@@ -184,8 +188,8 @@ class _Stage(GPTModel):  # type: ignore[misc]
         return False
 
 
-def _layer_spec(shape: ModelShape) -> Any:
-    if has_transformer_engine():
+def _layer_spec(shape: ModelShape, *, on_cpu: bool) -> Any:
+    if has_transformer_engine("cpu" if on_cpu else "cuda"):
         return specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
     spec = specs.get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = CausalAttention
