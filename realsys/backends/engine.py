@@ -180,9 +180,7 @@ class HFEngine(Parkable, PipelinableEngine):
         if self._is_plain:
             return self.module
         if self._copy is None:
-            self._copy = plain_copy(
-                self._plain_class, self.module, self.device, self.compute_dtype
-            )
+            self._copy = plain_copy(self._plain_class, self.module, self.device, self.compute_dtype)
         if self._old_in_copy != "nothing":
             mine = dict(self._copy.named_parameters())
             few = self._old_in_copy == "what trains"

@@ -112,7 +112,9 @@ def exchange_name(name: str) -> str:
 
 def trained_names(names: Iterable[str]) -> frozenset[str]:
     """Of a module with adapters: exchange names of all that training changes."""
-    return frozenset(exchange_name(n) for n in names if is_adapter(n) or n.startswith(TRAINED_HEADS))
+    return frozenset(
+        exchange_name(n) for n in names if is_adapter(n) or n.startswith(TRAINED_HEADS)
+    )
 
 
 # ---- whole weights ---------------------------------------------------------------------------

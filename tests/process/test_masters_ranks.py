@@ -76,6 +76,7 @@ def rank_main(rank, folder):
             for dtype in ("float32", "bfloat16"):
                 engine = engine_of(folder, dtype, rank)
                 before = held(engine)
+                sent.take()
                 stats = [train(engine, share) for _ in range(steps)]
                 of_training = sent.take()
                 engine.whole_module()
