@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from parallel_ranks import join, read, run_ranks, write
+from parallel_ranks import groups_of, join, read, run_ranks, write
 from test_fsdp import SHARES, batch, company, train
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from realsys.api.model import FinetuneSpec
+from realsys.api.model import FinetuneSpec, ProcessTopology
 from realsys.backends import sharding
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data_plane.sequence_sample import SequenceSample
@@ -18,6 +18,7 @@ from realsys.models.hf import save_hf
 pytestmark = pytest.mark.process
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
 ADAPTERS = {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj", "o_proj"]}
+TYPES = ("float32", "bfloat16")
 HALF, FULL = "torch.bfloat16", "torch.float32"
 
 
@@ -73,7 +74,7 @@ def rank_main(rank, folder):
         sent = Sent(monkeypatch)
         for how, whole_bytes, steps in (("in one piece", 1 << 30, 100), ("in layers", 0, 10)):
             monkeypatch.setattr(sharding, "FSDP_WHOLE_BYTES", whole_bytes)
-            for dtype in ("float32", "bfloat16"):
+            for dtype in TYPES:
                 engine = engine_of(folder, dtype, rank)
                 before = held(engine)
                 sent.take()
@@ -89,9 +90,26 @@ def rank_main(rank, folder):
                 }
             found[f"resumed {how}"] = resumed(folder, rank, share)
             found[f"adapters {how}"] = adapters(folder, rank, share)
+    found["tensor"] = {dtype: over_tensor_axis(folder, dtype, rank) for dtype in TYPES}
     write(folder, f"rank{rank}", found)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def over_tensor_axis(folder, dtype, rank):
+    """Statistics of two steps on layers that are cut over the tensor axis, and types."""
+    topo = ProcessTopology(tensor=2)
+    place = {**company(rank, 2, None), "topology": topo, "groups": groups_of(topo, (0, 1))}
+    model = hf_causal_lm(path=f"{folder}/start", dtype=dtype, **place)
+    engine = FSDPBackend(optimizer={"lr": 1e-4}).initialize(model, SPEC).module
+    before = held(engine)
+    stats = [train(engine, batch()) for _ in range(2)]
+    return {
+        "stats": stats,
+        "changed": share_changed(before, held(engine)),
+        "held": sorted({str(x.dtype) for x in before.values()}),
+        "whole": sorted({str(x.dtype) for x in engine.whole_module().parameters()}),
+    }
 
 
 def resumed(folder, rank, share):
@@ -162,3 +180,8 @@ def test_two_ranks_learn_in_bfloat16_as_in_float32(tmp_path):
             assert (found["trained"], found["base"]) == ([FULL], [HALF])
             assert not found["base_moved"]
             assert found["moved"] > 0.9
+    full, half = (first["tensor"][dtype] for dtype in TYPES)
+    assert (half["held"], half["whole"]) == ([FULL], [HALF])
+    assert half["changed"] == pytest.approx(full["changed"], rel=0.05)
+    for step in range(2):
+        assert half["stats"][step] == pytest.approx(full["stats"][step], rel=0.02)
