@@ -20,6 +20,7 @@ from realsys.backends import sharding
 from realsys.backends.averages import Averages
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.inference import InferenceBackend
+from realsys.backends.megatron.backend import inference_engine
 from realsys.backends.recompute import recompute_layers
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
@@ -283,6 +284,24 @@ def test_an_average_moves_by_steps_that_half_precision_can_t_hold(tiny_policy, d
     assert {x.dtype for x in computing.values()} == {getattr(torch, dtype)}
     for name, x in weights(engine).items():
         assert torch.equal(computing[name], x.to(getattr(torch, dtype))), name
+
+
+def test_an_average_over_cut_weights_moves_too(tiny_policy):
+    """Megatron's windows into its fused parameters, as a reference with tensor axes has them."""
+    engine = inference_engine(hf_causal_lm(path=str(tiny_policy), dtype="bfloat16", **COMPANY))
+    engine.keep_averages()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    start = [view.clone() for _, view in engine.held_weights()[name]]
+    for _ in range(100):
+        for (_, view), x in zip(engine.held_weights()[name], start, strict=True):
+            write(view, 1.02 * x, 0.01)
+        engine.weights_changed()
+    held = [view for _, view in engine.held_weights()[name]]
+    for x, view in zip(start, held, strict=True):
+        way = ((view - x) / (0.02 * x)).mean()
+        assert float(way) == pytest.approx(1 - 0.99**100, abs=2e-3)
+    computing = dict(engine.whole_module().named_parameters())[name]
+    assert torch.equal(computing, torch.cat(held).bfloat16())
 
 
 def test_an_average_is_parked_with_its_model(tiny_policy):
