@@ -28,6 +28,7 @@ from realsys.interfaces.sft import next_token_loss
 from realsys.models.build import hf_causal_lm, hf_critic
 from realsys.models.hf import load_causal_lm
 from realsys.param_realloc.boxes import Box
+from realsys.param_realloc.disk import write_part
 from realsys.param_realloc.layouts import held_dtype
 from realsys.param_realloc.realloc import Reallocator
 from realsys.param_realloc.realloc_plan import plan_realloc, sent_dtypes
@@ -363,6 +364,17 @@ def test_rounding_is_only_what_the_plan_says():
     for rounded in ({}, {"v": "float32"}, {"w": "float64"}):
         with pytest.raises(InternalError, match=r"w is torch\.float32, the plan sends torch\.bf"):
             check(rounded)
+
+
+def test_rounding_through_files_is_refused_as_well(tmp_path):
+    layout, box = ({"w": (Box.whole((4,)),)},), Box.whole((4,))
+    views = {"w": [(box, torch.tensor([0.1, 0.2, 0.3, 0.4]))]}
+    asked = plan_realloc(
+        [], layout, [0], layout, [1], dtype={"w": "bfloat16"}, rounded={"w": "float32"}
+    )
+    assert write_part(asked, 0, views, tmp_path) is not None
+    with pytest.raises(InternalError, match=r"w is torch\.float32, the plan sends torch\.bf"):
+        write_part(replace(asked, rounded={}), 0, views, tmp_path)
 
 
 def test_a_copy_that_computes_in_half_precision_takes_masters_and_says_so(monkeypatch):
