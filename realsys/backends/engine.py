@@ -54,6 +54,7 @@ class HFEngine(Parkable, PipelinableEngine):
     Its weights may be cut over the axes of ``model.topology`` and may have adapters.
 
     Attributes:
+        compute_dtype: of whole weights and of what is computed; training may hold wider ones.
         adapter_names: with adapters, names in ``held_weights`` of all that training changes. After
             one exchange of everything, a copy of the model is kept up to date with these alone.
     """
@@ -70,6 +71,7 @@ class HFEngine(Parkable, PipelinableEngine):
         self.slot = model.groups.slot  # who sees the same data; None: nobody else
         self.adapters = adapters
         self.parameters = dict(self.module.named_parameters())
+        self.compute_dtype = next(iter(self.parameters.values())).dtype
         self.adapter_names = lora.trained_names(self.parameters) if adapters else frozenset()
         self._is_plain = adapters is None
         self._packs = can_pack(self.module)
@@ -138,16 +140,28 @@ class HFEngine(Parkable, PipelinableEngine):
         state = None if self._is_plain else self._gathered(weights)
         also = self._adapter_writer(weights)
         if self.rank == 0:
-            save_hf(self.module, tokenizer, save_dir, state_dict=state, also=also)
+            like = self.module if self._cast_to is None else self._without_weights()
+            save_hf(like, tokenizer, save_dir, state_dict=state, also=also)
         self.everyone.max(0.0)  # nobody goes on before the directory is whole
 
     def _gathered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole weights on the CPU of the writing rank, one by one (collective)."""
         whole = {}
-        for name, weight in lora.merged_weights(weights, self.adapters):
+        for name, weight in lora.merged_weights(weights, self.adapters, dtype=self._cast_to):
             if self.rank == 0:
                 whole[name] = weight.cpu()
         return whole
+
+    @property
+    def _cast_to(self) -> torch.dtype | None:
+        """What whole weights are cast to; None: they are held as they compute."""
+        held = next(iter(self.parameters.values())).dtype
+        return None if self.adapters or held == self.compute_dtype else self.compute_dtype
+
+    def _without_weights(self) -> nn.Module:
+        """A plain module of the type that computes: its config and its way of saving."""
+        with torch.device("meta") as nowhere:
+            return plain_copy(self._plain_class, self.module, nowhere, self.compute_dtype)
 
     def _adapter_writer(self, weights: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
         if (adapters := self.adapters) is None:
@@ -166,15 +180,14 @@ class HFEngine(Parkable, PipelinableEngine):
         if self._is_plain:
             return self.module
         if self._copy is None:
-            dtype = next(self.module.parameters()).dtype
-            self._copy = plain_copy(self._plain_class, self.module, self.device, dtype)
+            self._copy = plain_copy(self._plain_class, self.module, self.device, self.compute_dtype)
         if self._old_in_copy != "nothing":
             mine = dict(self._copy.named_parameters())
             few = self._old_in_copy == "what trains"
             for name, weight in lora.merged_weights(
-                self.parameters, self.adapters, changed_only=few
+                self.parameters, self.adapters, changed_only=few, dtype=self._cast_to
             ):
-                mine[name].data = weight.to(self.device)
+                mine[name].data = weight.to(self.device, self.compute_dtype)
             self._old_in_copy = "nothing"
         return self._copy
 
