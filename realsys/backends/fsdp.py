@@ -35,6 +35,7 @@ from realsys.api.model import (
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.api.plain import from_plain
 from realsys.backends.engine import HFEngine, weights_of
+from realsys.backends.loading import Filling, start_of
 from realsys.backends.lora import add_adapters, lora_options, with_adapters
 from realsys.backends.lr_schedule import learning_rate
 from realsys.backends.sharding import (
@@ -49,7 +50,7 @@ from realsys.backends.sharding import (
 from realsys.backends.tensor_parallel import has_local_gradient, parallelize
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.source import module_of, source_of
+from realsys.models.source import source_of
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.layouts import fsdp_layout, layout_problems
 
@@ -76,10 +77,12 @@ class FSDPBackend(ModelBackend):
             raise InternalError(f"{topo} without a process group", where=str(model.name))
         options = from_plain(OptimizerOptions, dict(self.optimizer), where="optimizer")
         adapters = lora_options(self.lora)
-        model.module = module_of(model)
+        model.module, filling = start_of(model)
         if adapters is not None:
             add_adapters(model.module, adapters, seed=model.base_seed)
-        model.module = FSDPEngine(model, options, adapters, cpu_offload=self.cpu_offload)
+        model.module = FSDPEngine(
+            model, options, adapters, cpu_offload=self.cpu_offload, filling=filling
+        )
         return model
 
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
@@ -102,7 +105,10 @@ def _refuse_uncuttable(model: Model) -> None:
 
 
 class FSDPEngine(HFEngine):
-    """Trains ``model.module``. The module given is sharded in place and belongs to the engine."""
+    """Trains ``model.module``. The module given is sharded in place and belongs to the engine.
+
+    A skeleton is filled as ``filling`` says, once it is sharded.
+    """
 
     def __init__(
         self,
@@ -111,6 +117,7 @@ class FSDPEngine(HFEngine):
         adapters: LoRAOptions | None = None,
         *,
         cpu_offload: bool = False,
+        filling: Filling | None = None,
     ) -> None:
         super().__init__(model, adapters)
         self.module: Any = self.module  # FSDPModule's methods appear on it when sharded
@@ -125,7 +132,11 @@ class FSDPEngine(HFEngine):
                 parallelize(self.module, mesh[TENSOR])
             if self.is_sharded:
                 shard(self.module, mesh["data"], cpu_offload=cpu_offload)
-            self.parameters = dict(self.module.named_parameters())
+        if filling is not None:
+            filling.fill(self.module, "cpu" if cpu_offload else self.device)
+        if mesh is None:
+            self.module.to(self.device)  # adapters are made on the CPU
+        self.parameters = dict(self.module.named_parameters())
         # The optimizer sees this rank's shards as plain weights, in the memory of the sharded ones.
         self._shards = {
             name: nn.Parameter(local_shard(p))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def add_adapters(
     import peft  # takes seconds, and only these runs need it
 
     devices = {p.get_device() for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), _on_cpu(module):
         warnings.simplefilter("ignore")  # it warns of tied weights that we don't touch
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(_config(peft, options), module)
@@ -71,6 +72,27 @@ def add_adapters(
         parameter.requires_grad_(is_adapter(name) or name.startswith(_HEADS))
         if is_adapter(name) and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
+
+
+@contextmanager
+def _on_cpu(module: nn.Module) -> Iterator[None]:
+    """Lets weights of a skeleton look as if they were on the CPU, without memory.
+
+    peft puts an adapter where its layer's weight is; what it drew would be lost on ``meta``.
+    """
+    found = [
+        (part, part.weight)
+        for part in module.modules()
+        if isinstance(part, nn.Linear) and part.weight.is_meta
+    ]
+    for part, weight in found:
+        seen = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        part.weight = nn.Parameter(seen, requires_grad=weight.requires_grad)
+    try:
+        yield
+    finally:
+        for part, weight in found:
+            part.weight = weight
 
 
 def _config(peft: Any, options: LoRAOptions) -> Any:
