@@ -30,6 +30,7 @@ from realsys.api.progress import tick
 from realsys.backends import lora
 from realsys.backends.cpu_linear import multiply_by_onednn
 from realsys.backends.data_parallel import DataParallel
+from realsys.backends.loading import save_streamed
 from realsys.backends.offload import Parkable
 from realsys.backends.packed_attention import can_pack, run_packed
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
@@ -41,7 +42,7 @@ from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.generation.engine import GenerationResult, generate
 from realsys.generation.sampling import row_seed
 from realsys.models.answer_ends import end_token_ids
-from realsys.models.hf import save_hf
+from realsys.models.hf import untied
 from realsys.param_realloc.boxes import Box
 
 PROMPTS = "packed_prompts"
@@ -134,20 +135,18 @@ class HFEngine(Parkable, PipelinableEngine):
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         """As in the base class; with adapters, the merged model, and they beside it."""
         self.must_be_here("save_to_hf")
-        weights = self.module.state_dict()
-        state = None if self._is_plain else self._gathered(weights)
+        weights = untied(self.module, self.module.state_dict())
         also = self._adapter_writer(weights)
-        if self.rank == 0:
-            save_hf(self.module, tokenizer, save_dir, state_dict=state, also=also)
+        save_streamed(
+            self.module,
+            tokenizer,
+            save_dir,
+            kinds=lora.kinds(weights),
+            weights=lora.merged_weights(weights, self.adapters),
+            writes=self.rank == 0,
+            also=also,
+        )
         self.everyone.max(0.0)  # nobody goes on before the directory is whole
-
-    def _gathered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole weights on the CPU of the writing rank, one by one (collective)."""
-        whole = {}
-        for name, weight in lora.merged_weights(weights, self.adapters):
-            if self.rank == 0:
-                whole[name] = weight.cpu()
-        return whole
 
     def _adapter_writer(self, weights: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
         if (adapters := self.adapters) is None:
@@ -174,7 +173,7 @@ class HFEngine(Parkable, PipelinableEngine):
             for name, weight in lora.merged_weights(
                 self.parameters, self.adapters, changed_only=few
             ):
-                mine[name].data = weight.to(self.device)
+                mine[name].data.copy_(weight)
             self._old_in_copy = "nothing"
         return self._copy
 

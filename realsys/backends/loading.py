@@ -1,22 +1,27 @@
-"""Weights of a cut module, read from their source by each process for itself.
+"""Weights of a cut module, from files and back, without the whole model anywhere.
 
-The module is cut while its weights have no memory (realsys/models/skeleton.py); then each process makes
-memory for its part and reads just that. No process, no GPU and no host ever holds the whole model.
+Loading: the module is cut while its weights have no memory (realsys/models/skeleton.py); then each process
+makes memory for its part and reads just that. Saving: weights are gathered one after the other, and each
+is written before the next one comes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from realsys.api.model import Model, ModuleSource
 from realsys.backends.lora import exchange_name
 from realsys.backends.sharding import boxes, local_shard
+from realsys.models.hf import Streamed, can_stream, save_hf
 from realsys.models.skeleton import make_memory
 from realsys.models.source import module_of
+from realsys.models.weight_writer import Kind
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,28 @@ def start_of(model: Model, dtype: str | None = None) -> tuple[nn.Module, Filling
     if isinstance(source, ModuleSource) and (module := source.skeleton(dtype)) is not None:
         return module, Filling(source, model.filled)
     return module_of(model), None
+
+
+def save_streamed(
+    module: Any,
+    tokenizer: Any,
+    save_dir: str,
+    *,
+    kinds: Mapping[str, Kind],
+    weights: Iterable[tuple[str, Tensor]],
+    writes: bool,
+    also: Callable[[Path], None] | None = None,
+) -> None:
+    """Goes through ``weights``, which may be collective; the process that ``writes`` saves them.
+
+    A family whose weights transformers puts together before it saves them is gathered whole by the writer.
+    """
+    if not writes:
+        for _ in weights:
+            pass
+    elif can_stream(module, kinds):
+        streamed = Streamed(kinds, weights)
+        save_hf(module, tokenizer, save_dir, also=also, weights=streamed)
+    else:
+        whole = {name: weight.to("cpu", kinds[name].dtype) for name, weight in weights}
+        save_hf(module, tokenizer, save_dir, state_dict=whole, also=also)

@@ -26,6 +26,7 @@ from realsys.api.options import LoRAOptions
 from realsys.api.plain import from_plain
 from realsys.backends.sharding import full_weights
 from realsys.models.shape import Weight
+from realsys.models.weight_writer import Kind
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.layouts import COLUMN_SPLIT, ROW_SPLIT
 
@@ -160,6 +161,11 @@ def merged_weights(
             delta = (b @ a).to(whole.device) * scale_of(options)  # type: ignore[arg-type]
             whole, sides = (whole.float() + delta).to(whole.dtype), []
         yield exchange_name(name), whole
+
+
+def kinds(weights: Mapping[str, Tensor]) -> dict[str, Kind]:
+    """What ``merged_weights`` will give, in its order."""
+    return {exchange_name(n): Kind.of(x) for n, x in weights.items() if not is_adapter(n)}
 
 
 def _adapted(weights: Iterable[str]) -> dict[str, list[str]]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,9 +30,17 @@ from transformers.utils import logging as hf_logging
 
 from realsys.api.errors import CheckpointError, RealsysError
 from realsys.models.hf_directory import check_hf_directory, weight_shapes
-from realsys.models.skeleton import make_memory, skeleton, stored_names, tied_again, unused
+from realsys.models.skeleton import (
+    converts,
+    make_memory,
+    skeleton,
+    stored_names,
+    tied_again,
+    unused,
+)
 from realsys.models.transformers_words import in_our_words
 from realsys.models.weight_files import WeightFiles
+from realsys.models.weight_writer import MAX_FILE_BYTES, Kind, can_write, write_weights
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +48,19 @@ _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _CRITIC_HEADS = ("score", "classifier")  # name of the head, by model family
 _LM_HEADS = ("lm_head.", "embed_out.")
 _HEAD_NOT_USED = "critic head of the checkpoint not used path=%s init_head=zero"
-Unfilled = tuple[nn.Module, Mapping[str, str]]  # a skeleton, and the names of its weights in the files
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Whole weights that come one by one, and what is known of them before. In this order, each once."""
+
+    kinds: Mapping[str, Kind]
+    weights: Iterable[tuple[str, Tensor]]
+
+
+Unfilled = tuple[
+    nn.Module, Mapping[str, str]
+]  # a skeleton, and the names of its weights in the files
 
 
 def load_hf_config(path: str | Path) -> Any:
@@ -140,7 +161,9 @@ def hf_skeleton(path: str | Path, *, critic: bool, dtype: str) -> nn.Module:
     with _quiet_transformers(), _as_checkpoint_error(path):
         module: nn.Module = skeleton(lambda: auto.from_config(config, dtype=getattr(torch, dtype)))
         if not critic:
-            module.generation_config = _generation_config(path)  # ends of an answer, beside the config
+            module.generation_config = _generation_config(
+                path
+            )  # ends of an answer, beside the config
     _disable_dropout(module)
     return module
 
@@ -219,6 +242,8 @@ def save_hf(
     save_dir: str | Path,
     state_dict: Mapping[str, Tensor] | None = None,
     also: Callable[[Path], None] | None = None,
+    *,
+    weights: Streamed | None = None,
 ) -> None:
     """Writes config, safetensors and tokenizer to ``save_dir``, whole or not at all.
 
@@ -230,16 +255,27 @@ def save_hf(
         tokenizer: None writes none.
         state_dict: full weights, where ``module`` holds shards of them only.
         also: writes more into the directory that it is given.
+        weights: full weights likewise, each of which exists only while it is written; for modules that
+            ``can_stream``. Tied weights come once.
     """
     target = Path(save_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (target.parent / f".{target.name}.{end}" for end in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
-    weights = None if state_dict is None else _untie(module, state_dict)
-    # transformers lets only the first process of the whole job write; our caller chose this one.
-    module.should_save_on_this_rank = lambda is_main_process: True
+    if weights is None:
+        state_dict = untied(module, module.state_dict() if state_dict is None else state_dict)
+        kinds = {name: Kind.of(x) for name, x in state_dict.items()}
+        if can_stream(module, kinds):
+            weights = Streamed(kinds, state_dict.items())
     with _quiet_transformers():
-        module.save_pretrained(partial, state_dict=weights)
+        if weights is None:
+            # transformers lets only the first process of the whole job write; our caller chose this one.
+            module.should_save_on_this_rank = lambda is_main_process: True
+            module.save_pretrained(partial, state_dict=state_dict)
+        else:
+            partial.mkdir(parents=True)
+            _save_config(module, partial, weights.kinds)
+            write_weights(partial, weights.kinds, weights.weights, max_bytes=MAX_FILE_BYTES)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
     if also is not None:
@@ -254,10 +290,26 @@ def save_hf(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _untie(module: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def can_stream(module: Any, kinds: Mapping[str, Kind]) -> bool:
+    """Whether weights of ``module`` can be written one by one: transformers puts none together first."""
+    return not converts(module) and can_write(kinds)
+
+
+def _save_config(module: Any, folder: Path, kinds: Mapping[str, Kind]) -> None:
+    """As ``save_pretrained`` does it."""
+    floats = (kind.dtype for kind in kinds.values() if kind.dtype.is_floating_point)
+    module.config.dtype = str(next(floats, module.dtype)).removeprefix("torch.")
+    module.config.architectures = [type(module).__name__.removeprefix("FSDP")]
+    module.config.save_pretrained(folder)
+    if module.can_generate():
+        module.generation_config.save_pretrained(folder)
+
+
+def untied(module: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without the second names of tied weights, which a gathered state dict holds as copies."""
-    second = set(getattr(module, "all_tied_weights_keys", None) or ())
-    return {key: tensor for key, tensor in state_dict.items() if key not in second}
+    left_out = {*(getattr(module, "all_tied_weights_keys", None) or ())}
+    left_out |= {*(getattr(module, "_keys_to_ignore_on_save", None) or ())}
+    return {key: tensor for key, tensor in state_dict.items() if key not in left_out}
 
 
 def _fsync(path: Path) -> None:

@@ -47,7 +47,7 @@ def _make_buffers(module: Any) -> None:
 
 
 def converts(module: Any) -> bool:
-    """Whether transformers renames weights of this module, or puts them together, when it loads or saves."""
+    """Whether transformers renames weights of this module, or puts them together, to load or save it."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     found = getattr(module, "_weight_conversions", None)

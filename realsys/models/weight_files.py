@@ -52,7 +52,9 @@ class WeightFiles:
         """Whether two weights are the same number by number; never both whole in memory."""
         shape = self.shapes[first]
         if shape != self.shapes[second] or not shape:
-            return shape == self.shapes[second] and torch.equal(self.window(first), self.window(second))
+            return shape == self.shapes[second] and torch.equal(
+                self.window(first), self.window(second)
+            )
         row = max(1, torch.Size(shape[1:]).numel())
         rows = max(1, _COMPARED_AT_ONCE // row)
         rest, last = (0,) * len(shape[1:]), tuple(shape[1:])
