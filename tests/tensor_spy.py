@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 _ALIGNMENT = 64  # of what torch allocates on a CPU; a mapped file's windows lie anywhere
@@ -40,24 +40,32 @@ class TensorSpy(TorchDispatchMode):
         if any(issubclass(t, torch.distributed.tensor.DTensor) for t in types):
             return NotImplemented  # seen again as operators of its parts
         result = func(*args, **(kwargs or {}))
-        self.look(tree_leaves((args, kwargs, result)))
+        grows = func.namespace not in (
+            "aten",
+            "prims",
+        )  # collectives; fsdp's, around which memory grows
+        self.look(tree_leaves((args, kwargs, result)), again=grows)
         return result
 
-    def look(self, tensors: Any) -> None:
+    def look(self, tensors: Any, *, again: bool = True) -> None:
         """Counts these too: what nobody has computed with yet."""
-        for x in tensors:
-            if isinstance(x, Tensor):
-                self._see(getattr(x, "_local_tensor", x))
-        self._count()
+        new = [self._see(x) for x in tensors if isinstance(x, Tensor)]
+        if again or any(new):
+            self._count()
 
-    def _see(self, x: Tensor) -> None:
+    def _see(self, x: Tensor) -> bool:
+        """Whether it is memory that was not known."""
+        if is_traceable_wrapper_subclass(x):
+            return any([self._see(getattr(x, part)) for part in x.__tensor_flatten__()[0]])
         if x.is_meta:
-            return
+            return False
         storage = x.untyped_storage()
         if storage._cdata in self._alive and not self._alive[storage._cdata].expired():
-            return
+            return False
         if storage.data_ptr() % _ALIGNMENT == 0 or not _is_mapped(storage.data_ptr()):
             self._alive[storage._cdata] = StorageWeakRef(storage)
+            return True
+        return False
 
     def _count(self) -> None:
         total = 0
