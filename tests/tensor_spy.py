@@ -56,7 +56,8 @@ class TensorSpy(TorchDispatchMode):
     def _see(self, x: Tensor) -> bool:
         """Whether it is memory that was not known."""
         if is_traceable_wrapper_subclass(x):
-            return any([self._see(getattr(x, part)) for part in x.__tensor_flatten__()[0]])
+            seen = [self._see(getattr(x, part)) for part in x.__tensor_flatten__()[0]]
+            return any(seen)
         if x.is_meta:
             return False
         storage = x.untyped_storage()

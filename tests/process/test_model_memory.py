@@ -52,7 +52,7 @@ def batch():
     tokens = torch.arange(24) % 60 + 3
     keys = ("packed_input_ids", "prompt_mask")
     data = dict(zip(keys, (tokens, torch.arange(24) % 12 < 2), strict=True))
-    return SequenceSample.from_tensors("ab", dict.fromkeys(keys, [[12], [12]]), data)
+    return SequenceSample.from_tensors("ab", {key: [[12], [12]] for key in keys}, data)
 
 
 def watched(does):
@@ -149,8 +149,8 @@ def test_no_process_makes_or_holds_a_whole_model(world, layout):
         assert found["training"]["largest"] <= max(layer, whole / 4) * 1.1, found["training"][
             "where"
         ]
-        assert found["gathering"]["largest"] <= largest, found["gathering"]["where"][0]
-        assert saving["largest"] <= largest, saving["where"][0]
+        assert found["gathering"]["largest"] <= parts, found["gathering"]["where"][0]
+        assert saving["largest"] <= parts, saving["where"][0]
         copies = 2 if layout == MEGATRON else 1  # and these are there from the start
         bound = copies * found["own"] + 2 * largest + SMALL
         assert loading["most"] <= bound < whole, loading["where"][1]

@@ -242,7 +242,8 @@ def test_a_directory_is_what_save_pretrained_writes(folders, name, tmp_path):
     module = load_causal_lm(folders / name)
     save_hf(module, None, tmp_path / "ours")
     module.save_pretrained(tmp_path / "theirs")
-    ours, theirs = ({f.name: f.read_bytes() for f in (tmp_path / d).iterdir()} for d in ("ours", "theirs"))  # fmt: skip
+    folders = (tmp_path / "ours", tmp_path / "theirs")
+    ours, theirs = ({f.name: f.read_bytes() for f in d.iterdir()} for d in folders)
     assert ours == theirs
     must_be_equal(load_causal_lm(tmp_path / "ours"), module)
 
