@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from experiments.backend_args import backend_of, replica_backend_of
+from experiments.backend_args import backend_of, compute_dtype, replica_backend_of
 from experiments.evaluation import EvaluationOptions
 from experiments.layout_checks import (
     batch_problems,
@@ -331,7 +331,7 @@ class MathRLExperiment(Experiment):
         evaluator = self.evaluator.evaluator(
             seed=self.seed,
             role="actor",
-            dtype=self.actor.dtype,
+            dtype=self._dtype("actor"),
             held_out=self._held_out,
             reward=self.reward,
             gen=self.ppo.gen,
@@ -354,7 +354,7 @@ class MathRLExperiment(Experiment):
         return {
             "rollout": self.rollout.control(self.staleness, trains=self.trains),
             "generation_server": self.rollout.generation_servers(
-                seed=self.seed, model_path=start, dtype=self.actor.dtype
+                seed=self.seed, model_path=start, dtype=self._dtype("actor")
             ),
             "gserver_manager": (
                 self.rollout.manager(
@@ -481,12 +481,17 @@ class MathRLExperiment(Experiment):
         evaluated = role == "actor" and self.dataset.eval_size > 0
         return RoleModel(
             model=ModelAbstraction(
-                kind, {"path": absolute(options.path or self.actor.path), "dtype": options.dtype}
+                kind,
+                {"path": absolute(options.path or self.actor.path), "dtype": self._dtype(role)},
             ),
             backend=backend_of(options, trained=role != "ref"),
             replica_backend=replica_backend_of(options),
             eval_dataset=self._held_out if evaluated else None,
         )
+
+    def _dtype(self, role: str) -> str:
+        """What a role computes in: policies that differ in it differ in their log-probs."""
+        return compute_dtype(getattr(self, role), self.actor, gpus=self.gpus_per_model_worker)
 
     def _call(
         self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any

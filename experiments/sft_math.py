@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.backend_args import backend_of
+from experiments.backend_args import backend_of, compute_dtype
 from experiments.layout_checks import held_out_problems, layout_problems_of
 from experiments.math_files import (
     absolute,
@@ -171,13 +171,14 @@ class SFTMathExperiment(Experiment):
     def initial_setup(self) -> ExperimentConfig:
         """One model, one call."""
         data = {**dataset_args(self.dataset), "max_answer_len": self.max_answer_len}
+        dtype = compute_dtype(self.model, gpus=self.gpus_per_model_worker)
         if self.model.path is None:
             model = ModelAbstraction(
-                "tiny_llama", {"dtype": self.model.dtype, "seed": self.seed, **to_plain(self.init)}
+                "tiny_llama", {"dtype": dtype, "seed": self.seed, **to_plain(self.init)}
             )
         else:
             model = ModelAbstraction(
-                "hf_causal_lm", {"path": absolute(self.model.path), "dtype": self.model.dtype}
+                "hf_causal_lm", {"path": absolute(self.model.path), "dtype": dtype}
             )
         role = RoleModel(
             model=model,

@@ -119,13 +119,14 @@ def _largest(memory: WorkerMemory) -> list[tuple[str, float]]:
 def _fix(memory: WorkerMemory) -> str:
     """What would help with the two largest parts."""
     advice = {
-        "activations": "lower max_tokens_per_mb, or recompute=true (backend megatron)",
+        "activations": "lower max_tokens_per_mb, or recompute=true",
         "logits": "lower max_tokens_per_mb",
         "cache": "lower max_tokens_per_mb",
         "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
+        "average": "leave ref_ema_eta out, or compute the reference in float32, which is its own average",
         "whole copy": "generate on a copy of its own, in the layout d<n>t1p1 of an allocation",
         "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
-        "whole gradients": "raise max_tokens_per_mb until a minibatch is one piece, or train adapters",
+        "whole gradients": "train adapters (lora.rank)",
         "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",
     }
     words = [name.partition(" of ")[0].partition(" in ")[0] for name, _ in _largest(memory)[:2]]

@@ -261,7 +261,9 @@ class Model:
 
     ``module`` is a ``torch.nn.Module`` or a ``ModuleSource`` until a backend's ``initialize`` has
     replaced it by a ``PipelinableEngine``. ``filled`` False: the weights come from another copy,
-    nothing is to be loaded.
+    nothing is to be loaded. ``dtype`` is what it computes in; ``trains`` and ``averaged`` (it follows
+    another copy's weights) decide with the backend in what type it holds them
+    (``ModelBackend.held_dtype``).
     """
 
     name: ModelName
@@ -276,6 +278,8 @@ class Model:
     groups: ParallelGroups = field(default_factory=ParallelGroups)
     base_seed: int = 1
     filled: bool = True
+    trains: bool = True
+    averaged: bool = False
 
     def inc_version(self) -> None:
         """Counts one update of the weights."""
@@ -405,7 +409,8 @@ class PipelinableEngine(abc.ABC):
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, torch.Tensor]]]:
         """What this process holds of the model: Hugging Face name → (box of the whole tensor, a view).
 
-        Writing to a view changes the weight; the view has the box's shape. Tied weights are named once.
+        Writing to a view changes the weight; the view has the box's shape and the type that
+        ``ModelBackend.held_dtype`` says. Tied weights are named once.
         """
         raise NotImplementedError(f"{type(self).__name__} can't exchange weights")
 
@@ -447,6 +452,16 @@ class ModelBackend(abc.ABC):
         Must agree with what ``PipelinableEngine.held_weights`` gives. Needed by weight reallocation.
         """
         raise NotImplementedError(f"{type(self).__name__} can't tell its layout")
+
+    def held_dtype(
+        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
+    ) -> str:
+        """The type of ``PipelinableEngine.held_weights`` of a model that computes in ``dtype``.
+
+        Args:
+            averaged: the model follows another copy's weights. weight: which one, where types differ.
+        """
+        return dtype
 
     def destroy(self, model: Model) -> None:
         """Frees what the backend holds for ``model``."""

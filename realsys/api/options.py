@@ -111,8 +111,11 @@ class ModelOptions:
     """One role's model: where it comes from, how it is held and trained."""
 
     path: str | None = option(None, "Hugging Face directory; none takes the experiment's default")
-    dtype: str = option(
-        "float32", "of weights and activations", choices=("float32", "bfloat16", "float64")
+    dtype: str | None = option(
+        None,
+        "what it computes in; what trains is held in float32 where that is bfloat16. None: as the actor, "
+        "and the actor in bfloat16 on GPUs, in float32 on CPUs",
+        choices=("float32", "bfloat16", "float64"),
     )
     backend: str = option("fsdp", "registered training backend")
     parallel: str | None = option(
@@ -126,9 +129,7 @@ class ModelOptions:
     max_tokens_per_mb: int | None = option(
         16384, "largest micro-batch; none for no limit", unit="tokens", ge=1
     )
-    recompute: bool = option(
-        False, "compute activations again in the backward pass (backend megatron)"
-    )
+    recompute: bool = option(False, "compute activations again in the backward pass")
     cpu_offload: bool = option(
         False, "keep shards and optimizer in CPU memory while training (backend fsdp)"
     )

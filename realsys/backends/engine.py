@@ -55,6 +55,7 @@ class HFEngine(Parkable, PipelinableEngine):
     Its weights may be cut over the axes of ``model.topology`` and may have adapters.
 
     Attributes:
+        compute_dtype: of whole weights and of what is computed; training may hold wider ones.
         adapter_names: with adapters, names in ``held_weights`` of all that training changes. After
             one exchange of everything, a copy of the model is kept up to date with these alone.
     """
@@ -71,6 +72,7 @@ class HFEngine(Parkable, PipelinableEngine):
         self.slot = model.groups.slot  # who sees the same data; None: nobody else
         self.adapters = adapters
         self.parameters = dict(self.module.named_parameters())
+        self.compute_dtype = next(iter(self.parameters.values())).dtype
         self.adapter_names = lora.trained_names(self.parameters) if adapters else frozenset()
         self._is_plain = adapters is None
         self._packs = can_pack(self.module)
@@ -137,16 +139,28 @@ class HFEngine(Parkable, PipelinableEngine):
         self.must_be_here("save_to_hf")
         weights = untied(self.module, self.module.state_dict())
         also = self._adapter_writer(weights)
+        cast = self._cast_to
         save_streamed(
-            self.module,
+            self.module if cast is None or self.rank else self._without_weights(),
             tokenizer,
             save_dir,
-            kinds=lora.kinds(weights),
-            weights=lora.merged_weights(weights, self.adapters),
+            kinds=lora.kinds(weights, cast),
+            weights=lora.merged_weights(weights, self.adapters, dtype=cast),
             writes=self.rank == 0,
             also=also,
         )
         self.everyone.max(0.0)  # nobody goes on before the directory is whole
+
+    @property
+    def _cast_to(self) -> torch.dtype | None:
+        """What whole weights are cast to; None: they are held as they compute."""
+        held = next(iter(self.parameters.values())).dtype
+        return None if self.adapters or held == self.compute_dtype else self.compute_dtype
+
+    def _without_weights(self) -> nn.Module:
+        """A plain module of the type that computes: its config and its way of saving."""
+        nowhere = torch.device("meta")
+        return plain_copy(self._plain_class, self.module, nowhere, self.compute_dtype)
 
     def _adapter_writer(self, weights: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
         if (adapters := self.adapters) is None:
@@ -165,13 +179,12 @@ class HFEngine(Parkable, PipelinableEngine):
         if self._is_plain:
             return self.module
         if self._copy is None:
-            dtype = next(self.module.parameters()).dtype
-            self._copy = plain_copy(self._plain_class, self.module, self.device, dtype)
+            self._copy = plain_copy(self._plain_class, self.module, self.device, self.compute_dtype)
         if self._old_in_copy != "nothing":
             mine = dict(self._copy.named_parameters())
             few = self._old_in_copy == "what trains"
             for name, weight in lora.merged_weights(
-                self.parameters, self.adapters, changed_only=few
+                self.parameters, self.adapters, changed_only=few, dtype=self._cast_to
             ):
                 mine[name].data.copy_(weight)
             self._old_in_copy = "nothing"

@@ -63,7 +63,13 @@ def start_of(model: Model, dtype: str | None = None) -> tuple[nn.Module, Filling
     source: Any = model.module
     if isinstance(source, ModuleSource) and (module := source.skeleton(dtype)) is not None:
         return module, Filling(source, model.filled)
-    return module_of(model), None
+    if isinstance(source, ModuleSource) and dtype is not None:
+        source.dtype = dtype
+    module = module_of(model)
+    if dtype is not None:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(getattr(torch, dtype))
+    return module, None
 
 
 def save_streamed(

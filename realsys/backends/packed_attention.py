@@ -47,7 +47,7 @@ def run_packed(
         to_the_end: else what follows a sequence's last token is not asked for: its row may be another's.
     """
     pieces = Pieces.of(tokens_N, groups, to_the_end=to_the_end)
-    with _attending_so(module.config):
+    with attending(module.config):
         output = module(
             input_ids=(tokens_N if pieces.kept is None else tokens_N[pieces.kept])[None],
             position_ids=pieces.positions,
@@ -59,10 +59,10 @@ def run_packed(
 
 
 @contextmanager
-def _attending_so(config: Any) -> Iterator[None]:
+def attending(config: Any, how: str = NAME) -> Iterator[None]:
     """The model's attention is ``attend`` meanwhile; it generates and is saved with its own."""
     former = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = how
     try:
         yield
     finally:

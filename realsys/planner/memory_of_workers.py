@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realsys.api.allocation import CallAllocation
-from realsys.api.dataflow import MFCDef, OffloadHook
+from realsys.api.dataflow import MFCDef, OffloadHook, averaged_models
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelInterfaceType, ModelName, ProcessTopology
@@ -126,7 +126,12 @@ def _copies(
             number = sum(n.role == call.role for n in found)
             if number:
                 model = replace(
-                    model, backend="inference", trained=False, recompute=False, cpu_offload=False
+                    model,
+                    backend="inference",
+                    trained=False,
+                    averaged=False,
+                    recompute=False,
+                    cpu_offload=False,
                 )
             same = [ModelName(call.role, number)]
             found[same[0]] = (place, model, [])
@@ -235,6 +240,7 @@ def _held(
         dtype=shard.model.args.get("dtype", "float32"),
         backend=shard.backend.type_,
         trained=trained,
+        averaged=shard.id.model_name in averaged_models(config.model_rpcs),
         lora_rank=lora.get("rank", 0),
         lora_targets=tuple(lora.get("target_modules", ())),
         recompute=bool(args.get("recompute")),

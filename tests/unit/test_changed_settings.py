@@ -90,6 +90,7 @@ VALUES: dict[str, Any] = {
     "dataset.train_bs_n_seqs": 32,
     "mode": "one_step_off",
     "n_model_workers": 2,
+    "ROLE.dtype": "bfloat16",
     "ROLE.backend": "inference",
     "ROLE.parallel": "d2t1p1",
     "ROLE.pool": "more",

@@ -23,6 +23,7 @@ from realsys.api.model import (
     Model,
     PipelinableEngine,
 )
+from realsys.backends.averages import Averages
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.engine import PostHook, answer_prompts, weights_of
 from realsys.backends.loading import save_streamed
@@ -52,6 +53,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         self.base_seed, self.rank = model.base_seed, model.rank
         self.ranks = DataParallel.of(model)
         self._config: Any = part.stage.config
+        self._averages: Averages | None = None
         self._replica: nn.Module | None = None
         self._replica_is_old = True
         self.module.requires_grad_(False)
@@ -146,11 +148,21 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
 
     # ---- weights ------------------------------------------------------------------------------
 
+    def keep_averages(self) -> None:
+        """Weights are held in float32 from now on, beside those that compute."""
+        self._averages = Averages(self._computing())
+
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
+        computing = self._computing()
+        return computing if self._averages is None else self._averages.views
+
+    def _computing(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
         self.must_be_here("held_weights")
         return views_of(self.module, self.part.holdings[self.rank])
 
     def weights_changed(self) -> None:
+        if self._averages is not None:
+            self._averages.round_into(self._computing())
         self._replica_is_old = True
 
     def whole_module(self) -> nn.Module:
@@ -169,7 +181,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         topo = self.company.topology
         slot = [self.part.holdings[rank] for rank in topo.slot(self.company.coordinate[1])]
         weights = self.part.shape.weights()
-        return gathered(self.held_weights(), weights, slot, self.company.slot, wanted=wanted)
+        return gathered(self._computing(), weights, slot, self.company.slot, wanted=wanted)
 
     def generate(
         self,
@@ -214,4 +226,5 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
 
     def own_memory(self) -> list[Tensor]:
         """All tensors that this engine keeps between two calls."""
-        return [p.data for p in self.module.parameters()]
+        averages = self._averages.memory if self._averages is not None else ()
+        return [*(p.data for p in self.module.parameters()), *averages]
