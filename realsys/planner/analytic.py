@@ -226,7 +226,9 @@ class AnalyticCosts:
             self._compute_s(model, decode_flops(shape, sequences=sequences, length=middle)),
         )
         steps = max(work.answer_tokens, 1.0)
-        seconds = self._compute_s(model, prefill) + steps * (one + shape.num_layers * self.device.launch_s)
+        seconds = self._compute_s(model, prefill) + steps * (
+            one + shape.num_layers * self.device.launch_s
+        )
         if world > 1 and model.backend != "inference":
             missing = model.weight_bytes * (world - 1) / world
             seconds += missing / self._bandwidth(place.workers)
