@@ -99,7 +99,7 @@ class SFTMathExperiment(Experiment):
     )
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
     cpus_per_model_worker: int | None = option(
-        None, "cores and compute threads of a model worker; none: 2, with GPUs 8", ge=1
+        None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
     )
     gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
     mem_per_model_worker: int | None = option(

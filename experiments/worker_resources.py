@@ -8,13 +8,11 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.models.shape import ModelShape
 from realsys.planner.host_memory import host_memory_of_experiment, host_mib
 
-CPUS, CPUS_WITH_GPU = (
-    2,
-    8,
-)  # with a GPU: compute, backward pass, NCCL, tensor server, control thread
-MEM_MIB = (
-    8192  # the built-in model needs far less, and a worker without GPU is given what its user says
-)
+CPUS = 2
+# Compute, backward pass, NCCL, tensor server, control thread. Six of them on each of 8 GPUs leave a node of
+# 64 cores room for the master and for servers; eight would not.
+CPUS_WITH_GPU = 6
+MEM_MIB = 8192  # far more than the built-in model needs
 
 
 def cpus_of_worker(asked: int | None, *, gpu: float) -> int:

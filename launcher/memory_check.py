@@ -1,8 +1,8 @@
 """Whether the models of a plan fit their GPUs and their hosts: estimates against what tasks have (pure).
 
-Too large for a GPU is refused: such a run would end in "CUDA out of memory" minutes after it left the queue.
-Where the size of a GPU is not known nothing is compared. Too large for a task's host memory is a warning.
-Formulas: realsys/planner/memory.py and host_memory.py.
+Too large for a GPU is refused: such a run would end in "CUDA out of memory" minutes after it left the
+queue. Where the size of a GPU is not known nothing is compared. Too large for a task's host memory is a
+warning. Formulas: realsys/planner/memory.py and host_memory.py.
 """
 
 from __future__ import annotations

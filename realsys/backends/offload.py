@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from realsys.api.errors import InternalError
-
 
 _LARGEST_BLOCK, _SMALLEST_BLOCK = 1 << 30, 1 << 20
 
@@ -61,7 +60,8 @@ class HostMemory:
         """Puts everything back where it was, bit for bit."""
         for storage, pieces in self._kept:
             storage.resize_(sum(piece.numel() for piece in pieces))
-            for piece, whole in zip(pieces, _bytes_of(storage).split(_sizes(pieces)), strict=True):
+            wholes = torch.split(_bytes_of(storage), [piece.numel() for piece in pieces])
+            for piece, whole in zip(pieces, wholes, strict=True):
                 whole.copy_(piece, non_blocking=True)
         if any(storage.device.type == "cuda" for storage, _ in self._kept):
             torch.cuda.synchronize()  # pinned memory may be used again from here on
@@ -123,10 +123,6 @@ def _block(rest: int, *, pin: bool) -> Tensor:
     asked for in powers of two that fit, but for the last one."""
     size = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (rest.bit_length() - 1)))
     return torch.empty(size, dtype=torch.uint8, pin_memory=pin)
-
-
-def _sizes(pieces: Sequence[Tensor]) -> list[int]:
-    return [piece.numel() for piece in pieces]
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -28,7 +28,7 @@ def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, _NEW, 0o600), "wb") as file:
-            hashed = _Hashed(file)
+            hashed: Any = _Hashed(file)
             torch.save(state, hashed)
             file.flush()
             os.fsync(file.fileno())

@@ -124,4 +124,5 @@ def make_memory(module: nn.Module, device: torch.device | str) -> None:
                 made[id(old)] = (old, nn.Parameter(empty, requires_grad=old.requires_grad))
             part._parameters[name] = made[id(old)][1]
     # Cut ones stay the objects they are; fully_shard takes notice here, pads and pins them.
-    module._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)
+    fill: Any = module._apply
+    fill(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)

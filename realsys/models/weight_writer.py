@@ -125,7 +125,7 @@ def write_weights(
             stream = streams[file.name]
             stream.seek(file.starts[name])
             flat = weight.detach().to("cpu", kind.dtype).contiguous().reshape(-1)
-            stream.write(memoryview(flat.view(torch.uint8).numpy()))
+            stream.write(flat.view(torch.uint8).numpy().data)
             del weight, flat  # before the next one comes
             missing[file.name].discard(name)
             if not missing[file.name]:

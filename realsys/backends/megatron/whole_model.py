@@ -78,4 +78,5 @@ def skeleton_of(source: ModuleSource) -> nn.Module:
     if (path := getattr(source, "path", None)) is not None:
         return hf_skeleton(path, critic=source.critic, dtype=source.dtype)
     module = source.load()
-    return skeleton(lambda: type(module)(copy.deepcopy(module.config)))
+    made: nn.Module = skeleton(lambda: type(module)(copy.deepcopy(module.config)))
+    return made
