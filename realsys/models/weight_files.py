@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from realsys.api.errors import CheckpointError
 from realsys.models.hf_directory import weight_files, weight_shapes
 
 _COMPARED_AT_ONCE = 1 << 24  # numbers
@@ -41,12 +43,24 @@ class WeightFiles:
         """A part of a weight, all of it by default, as it is stored: to be copied, and not kept.
 
         It is a window into the mapped file: whoever rewrites that would change, or crash, this process.
+
+        Raises:
+            CheckpointError: the file is gone, or another one than it was.
         """
-        with safe_open(self._files[name], framework="pt") as file:
-            part = file.get_slice(name)
-            if start is None or stop is None:
-                return part[:] if part.get_shape() else file.get_tensor(name)  # type: ignore[no-any-return]
-            return part[tuple(map(slice, start, stop))]  # type: ignore[no-any-return]
+        try:
+            with safe_open(self._files[name], framework="pt") as file:
+                part: Any = file.get_slice(name)
+                if start is None or stop is None:
+                    whole: Tensor = part[:] if part.get_shape() else file.get_tensor(name)
+                    return whole
+                window: Tensor = part[tuple(map(slice, start, stop))]
+                return window
+        except (SafetensorError, OSError) as error:  # since it was looked at
+            raise CheckpointError(
+                f"{name} can't be read: {error}",
+                where=str(self._files[name]),
+                fix="copy the directory again, whole, and leave it alone while it is read",
+            ) from error
 
     def are_equal(self, first: str, second: str) -> bool:
         """Whether two weights are the same number by number; never both whole in memory."""

@@ -62,8 +62,9 @@ def host_memory_of_experiment(
 def of_copy(model: HeldModel, topo: ProcessTopology, stage: int) -> dict[str, float]:
     """Of one process of a copy.
 
-    ``loading``: its largest weight, as it is read and as it is held. ``checkpoint``: copies of all that it
-    writes. ``parked``: what ``offload`` takes from the GPU. ``offloaded``: what ``cpu_offload`` keeps from it.
+    ``loading``: its largest weight, as it is read and as it is held. ``checkpoint``: copies of all that
+    it writes. ``parked``: what ``offload`` takes from the GPU. ``offloaded``: what ``cpu_offload`` keeps
+    from it.
     """
     here = replace(model, cpu_offload=False)  # what would stay on the GPU
     stays: Mapping[str, float] = staying(here, topo, stage, generates=False)

@@ -26,7 +26,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from realsys.api.errors import InternalError
+from realsys.api.errors import CheckpointError, InternalError
+from realsys.api.model import FinetuneSpec, Model, ModelName
+from realsys.api.options import LoRAOptions
+from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.inference import InferenceBackend
+from realsys.backends.lora import add_adapters
 from realsys.models import hf
 from realsys.models.hf import (
     Streamed,
@@ -309,3 +314,78 @@ def test_two_weights_are_compared_in_pieces(tmp_path, monkeypatch):
     )
     files = WeightFiles(tmp_path)
     assert [files.are_equal("a", n) for n in ("same", "b", "c")] == [True, False, False]
+
+
+@pytest.mark.parametrize("damage", ["gone", "another"])
+def test_a_file_that_changes_while_it_is_read_is_named(folders, tmp_path, damage):
+    source = HFSource(
+        str(rewritten(folders, "llama", tmp_path, dict)),
+        critic=False,
+        dtype="float32",
+        device="cpu",
+    )
+    assert source.read("model.norm.weight", (0,), (2,)).shape == (2,)
+    file = tmp_path / "m" / "model.safetensors"
+    file.unlink()
+    if damage == "another":
+        save_file({"x": torch.zeros(2)}, file)
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight can't be read") as refused:
+        source.read("model.norm.weight", (0,), (2,))
+    assert refused.value.where == str(file)
+
+
+# ---- engines ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_of_a_skeleton_are_those_of_a_loaded_model(folders, dtype):
+    options = LoRAOptions(rank=4, alpha=8.0)
+    loaded = load_causal_lm(folders / "qwen3", dtype=dtype)
+    bare, _ = unfilled(folders / "qwen3", critic=False, dtype=dtype)
+    for module in (loaded, bare):
+        add_adapters(module, options, seed=3)
+    theirs, ours = dict(loaded.named_parameters()), dict(bare.named_parameters())
+    assert {n for n, x in ours.items() if x.is_meta} == {n for n in theirs if "lora_" not in n}
+    for name, x in theirs.items():
+        assert ours[name].dtype == x.dtype
+        assert ours[name].requires_grad == x.requires_grad
+        assert ours[name].is_meta or torch.equal(ours[name], x)
+    assert any(x.abs().sum() for n, x in ours.items() if "lora_A" in n)
+
+
+@pytest.mark.parametrize("backend", [FSDPBackend, InferenceBackend])
+@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}}], ids=["whole", "lora"])
+@pytest.mark.parametrize("critic", [False, True])
+def test_an_engine_holds_what_the_files_do(folders, tmp_path, backend, options, critic):
+    path = folders / "qwen2 tied"
+    if critic:
+        made = load_critic(path)
+        with torch.no_grad():
+            made.score.weight.fill_(0.3)
+        save_hf(made, None, path := tmp_path / "critic")
+    model = Model(
+        name=ModelName("m"),
+        module=HFSource(str(path), critic=critic, dtype="bfloat16", device="cpu"),
+        tokenizer=None,
+        device="cpu",
+        dtype="bfloat16",
+    )
+    spec = FinetuneSpec(total_train_epochs=1, dataset_size=10, train_batch_size=10)
+    engine = backend(**options).initialize(model, spec).module
+    stored = load_file(path / "model.safetensors")
+    held = engine.held_weights()
+    for name, x in stored.items():
+        ((_, view),) = held[name]
+        learns = backend is FSDPBackend and not options
+        head = bool(options) and name.startswith("score.")
+        assert view.dtype == (torch.float32 if learns or head else torch.bfloat16), name
+        assert torch.equal(view, x.to(view.dtype)), name
+    whole = dict(engine.whole_module().named_parameters())
+    assert all(torch.equal(whole[n], x.bfloat16()) for n, x in stored.items())
+    engine.save_to_hf(tokenizer=None, save_dir=str(tmp_path / "again"))
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == stored.keys()
+    for name, x in again.items():  # what trains beside adapters stays float32
+        head = bool(options) and name.startswith("score.")
+        assert torch.equal(x, stored[name] if head else stored[name].bfloat16()), name
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
