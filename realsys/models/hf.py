@@ -58,9 +58,8 @@ class Streamed:
     weights: Iterable[tuple[str, Tensor]]
 
 
-Unfilled = tuple[
-    nn.Module, Mapping[str, str]
-]  # a skeleton, and the names of its weights in the files
+# A skeleton, and what its weights are called in the files.
+Unfilled = tuple[nn.Module, Mapping[str, str]]
 
 
 def load_hf_config(path: str | Path) -> Any:
