@@ -65,7 +65,7 @@ class RolloutOptions:
     )
     wire_dtype: str | None = option(
         None,
-        "dtype in which streamed weights travel; none: as they are held",
+        "dtype in which streamed weights travel; none: what the actor computes in",
         choices=("bfloat16", "float32"),
     )
     delta: bool = option(

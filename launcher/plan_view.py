@@ -15,7 +15,9 @@ MEMORY_HEAD = ("workers", "what", "bytes", "of which")
 
 
 def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
-    """A row a call: copy, backend, what it computes in, layout, workers, the smallest pool that has them, its hooks."""
+    """A row a call: copy, backend, what it computes in, layout, workers, the smallest pool that has them,
+    its hooks.
+    """
     backends = {
         shard.id.model_name: (shard.backend.type_, str(shard.model.args.get("dtype", "")))
         for worker in config.model_worker

@@ -100,9 +100,7 @@ class WeightMoves:
         if (source, target, again) not in self._plans:
             of = self._source_of(source, target)
             giving, taking = self._layout(source, of), self._layout(target, of)
-            dtype, rounded = sent_dtypes(
-                self._dtypes(source, giving), self._dtypes(target, taking)
-            )
+            dtype, rounded = sent_dtypes(self._dtypes(source, giving), self._dtypes(target, taking))
             self._plans[source, target, again] = plan_realloc(
                 weights_of(taking),
                 giving,

@@ -2,9 +2,9 @@
 
     python tests/acceptance/bf16_sums.py             writes results/bf16_sums.json beside this file
 
-Supervised fine-tuning from random weights, on the questions of sft-math without slips: for each seed in float32 on
-one process, in bfloat16 on one, and on two. Held-out questions are answered greedily by the weights that
-compute. In each seed the three must be within 3 points of each other, and all must have learned.
+Supervised fine-tuning from random weights, on the questions of sft-math without slips: for each seed in
+float32 on one process, in bfloat16 on one, and on two. Held-out questions are answered greedily by the
+weights that compute. In each seed the three must be within 3 points of each other, and have learned.
 tests/unit/test_masters.py shows on few steps that as many weights move.
 """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from paced import Pace
 from real_trials import (
     SMALL_PPO,
@@ -173,11 +174,15 @@ AHEAD = (
     "pools.train=1",
     "allocation=actor_gen:d1@gen,*:d1@train",
     "ref_ema_eta=0.1",
+    "actor.dtype=bfloat16",
 )
 
 
 def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path):
-    """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor."""
+    """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor.
+
+    All compute in bfloat16: masters and the average of the reference are float32, there as well.
+    """
     pace = Pace(tmp_path, 0.0)
     words = (f"actor.path={tiny_policy}", *SMALL_PPO, *AHEAD, *pace.words)
     whole = finish(trials, "ppo-math", "whole", *words)
@@ -194,6 +199,7 @@ def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path)
     assert trained_ids(stopped) == trained_ids(whole)
     for role in ("actor", "critic"):
         assert weights_of(stopped, role) == weights_of(whole, role)
+        assert {x.dtype for x in load(weights_of(whole, role)).values()} == {torch.bfloat16}
     events = read_events(whole.phase(whole.root).events)
     generated = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_gen"}
     trained = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_train"}

@@ -304,6 +304,8 @@ def test_averages_begin_as_the_weights_are():
 
 # ---- what is held, and what is sent -------------------------------------------------------------
 
+LORA = {"trained": True, "adapters": True}
+
 
 @pytest.mark.parametrize(
     ("dtype", "backend", "more", "held"),
@@ -317,9 +319,9 @@ def test_averages_begin_as_the_weights_are():
         ("bfloat16", "inference", {"trained": False}, "bfloat16"),
         ("bfloat16", "inference", {"trained": False, "averaged": True}, "float32"),
         ("bfloat16", "of my own", {"trained": True}, "bfloat16"),
-        ("bfloat16", "fsdp", {"trained": True, "adapters": True, "weight": "a.weight"}, "bfloat16"),
-        ("bfloat16", "fsdp", {"trained": True, "adapters": True, "weight": "a.lora_A.weight"}, "float32"),
-        ("bfloat16", "inference", {"trained": False, "adapters": True, "weight": "score.weight"}, "float32"),
+        ("bfloat16", "fsdp", {**LORA, "weight": "a.weight"}, "bfloat16"),
+        ("bfloat16", "fsdp", {**LORA, "weight": "a.lora_A.weight"}, "float32"),
+        ("bfloat16", "inference", {**LORA, "weight": "score.weight"}, "float32"),
     ],
 )  # fmt: skip
 def test_what_learns_is_held_in_float32(dtype, backend, more, held):
