@@ -49,6 +49,7 @@ from experiments.placement import (
 from experiments.replay import replay_problems, replayed_ledger, replayed_rollouts
 from experiments.rollouts import MADE_BY_ROLLOUTS, ROLLOUT_KEYS, RolloutOptions
 from experiments.sft_math import SFTMathExperiment, math_scheduling
+from experiments.worker_resources import cpus_of_worker, mem_of_worker
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
@@ -169,9 +170,16 @@ class MathRLExperiment(Experiment):
         gt=0,
         le=1,
     )
-    cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
+    cpus_per_model_worker: int | None = option(
+        None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
+    )
     gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
-    mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    mem_per_model_worker: int | None = option(
+        None,
+        "memory of a model worker; none: 8192, with GPUs what its models need beside them",
+        unit="MiB",
+        ge=1,
+    )
     deterministic: bool | None = option(
         None,
         "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
@@ -260,8 +268,9 @@ class MathRLExperiment(Experiment):
             "actor.optimizer.lr": self.actor.optimizer.lr,
             "ppo.gen.max_new_tokens": self.ppo.gen.max_new_tokens,
             "dataset.eval_size": self.dataset.eval_size,
-            "mem_per_model_worker": self.mem_per_model_worker,
         }
+        if not self.gpus_per_model_worker:  # else it follows from the model
+            values["mem_per_model_worker"] = self._mem
         if "critic" in self._model_roles:
             critic: ModelOptions = getattr(self, "critic")  # noqa: B009 - a subclass has it
             values["critic.optimizer.lr"] = critic.optimizer.lr
@@ -289,13 +298,26 @@ class MathRLExperiment(Experiment):
         """One master, the model workers that pools and layouts need, and what mode async adds."""
         base = math_scheduling(
             self._allocated.n_workers,
-            cpu=self.cpus_per_model_worker,
+            cpu=self._cpus,
             gpu=self.gpus_per_model_worker,
-            mem=self.mem_per_model_worker,
+            mem=self._mem,
         )
         if self.auto_eval:
             base = self.evaluator.scheduling(base)
         return self.rollout.scheduling(base) if self.has_servers else base
+
+    @property
+    def _cpus(self) -> int:
+        return cpus_of_worker(self.cpus_per_model_worker, gpu=self.gpus_per_model_worker)
+
+    @property
+    def _mem(self) -> int:
+        return mem_of_worker(
+            self.mem_per_model_worker,
+            gpu=self.gpus_per_model_worker,
+            config=self.initial_setup,
+            made_before=self.sft.init.shape(),
+        )
 
     def initial_setup(self) -> ExperimentConfig:
         """Roles on their workers, calls on their copies."""
@@ -317,7 +339,7 @@ class MathRLExperiment(Experiment):
                 datasets=() if self.has_servers else (self._fed_from(prompts),),
                 tokenizer_name_or_path=absolute(self.actor.path),
                 shuffle_dataset=self.dataset.shuffle,
-                num_threads=self.cpus_per_model_worker,
+                num_threads=self._cpus,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,

@@ -21,6 +21,7 @@ from experiments.math_files import (
     toy_remarks,
 )
 from experiments.placement import RoleModel, place_models
+from experiments.worker_resources import cpus_of_worker, mem_of_worker
 from realsys.api.allocation import CallAllocation
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
@@ -97,9 +98,16 @@ class SFTMathExperiment(Experiment):
         "questions and answers",
     )
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
-    cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
+    cpus_per_model_worker: int | None = option(
+        None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
+    )
     gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
-    mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    mem_per_model_worker: int | None = option(
+        None,
+        "memory of a model worker; none: 8192, with GPUs what its models need beside them",
+        unit="MiB",
+        ge=1,
+    )
     deterministic: bool | None = option(
         None,
         "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
@@ -151,8 +159,9 @@ class SFTMathExperiment(Experiment):
         """The toy's defaults on a real model; how many questions were looked at."""
         values = {
             "model.optimizer.lr": self.model.optimizer.lr,
-            "mem_per_model_worker": self.mem_per_model_worker,
         }
+        if not self.gpus_per_model_worker:  # else it follows from the model
+            values["mem_per_model_worker"] = self._mem
         yield from toy_remarks(self.model.path, values, given)
         yield from sampled_remarks(self.dataset, self.model.path)
 
@@ -167,9 +176,19 @@ class SFTMathExperiment(Experiment):
         """One master, as many model workers as the model's layout has processes."""
         return math_scheduling(
             self._topo.world_size,
-            cpu=self.cpus_per_model_worker,
+            cpu=self._cpus,
             gpu=self.gpus_per_model_worker,
-            mem=self.mem_per_model_worker,
+            mem=self._mem,
+        )
+
+    @property
+    def _cpus(self) -> int:
+        return cpus_of_worker(self.cpus_per_model_worker, gpu=self.gpus_per_model_worker)
+
+    @property
+    def _mem(self) -> int:
+        return mem_of_worker(
+            self.mem_per_model_worker, gpu=self.gpus_per_model_worker, config=self.initial_setup
         )
 
     def initial_setup(self) -> ExperimentConfig:
@@ -213,7 +232,7 @@ class SFTMathExperiment(Experiment):
                 datasets=(DatasetAbstraction("math_sft", {**data, "split": "train"}),),
                 tokenizer_name_or_path=absolute(self.model.path),
                 shuffle_dataset=self.dataset.shuffle,
-                num_threads=self.cpus_per_model_worker,
+                num_threads=self._cpus,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,

@@ -1,13 +1,14 @@
-"""Whether the models of a plan fit their GPUs: an estimate against the site file's sizes (pure).
+"""Whether the models of a plan fit their GPUs and their hosts: estimates against what tasks have (pure).
 
-Too large is refused: such a run would end in "CUDA out of memory" minutes after it left the queue. Where
-the size of a GPU is not known nothing is compared. Formulas: realsys/planner/memory.py.
+Too large for a GPU is refused: such a run would end in "CUDA out of memory" minutes after it left the
+queue. Where the size of a GPU is not known nothing is compared. Too large for a task's host memory is a
+warning. Formulas: realsys/planner/memory.py and host_memory.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from realsys.api.allocation import workers_text
 from realsys.api.cluster import ClusterSpec, PartitionSpec
@@ -15,6 +16,8 @@ from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.planner.devices import device_of
+from realsys.planner.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory import Terms
 from realsys.planner.memory_of_workers import WorkerMemory, memory_of_experiment, model_shapes
 from realsys.planner.memory_words import GiB, MiB, advice, largest, size
 
@@ -29,6 +32,8 @@ class WorkerGroup:
     workers: tuple[int, ...]
     memory: WorkerMemory
     limit: float | None
+    host: Terms = field(default_factory=dict)  # of a worker with a GPU: what it needs beside it
+    host_limit: float = 0.0
 
 
 def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
@@ -36,13 +41,21 @@ def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
     found: dict[str, list[WorkerGroup]] = {}
     made = None
     for phase in plan.phases:
-        limit = gpu_bytes(plan.cluster, scheduling_of(phase))
+        scheduling = scheduling_of(phase)
+        limit = gpu_bytes(plan.cluster, scheduling)
         groups: dict[str, list[int]] = {}
         memory = memory_of_experiment(phase.config, made)
+        host = host_memory_of_experiment(phase.config, made) if scheduling.gpu else {}
         for worker, needs in memory.items():
-            groups.setdefault(repr(needs), []).append(worker)
+            groups.setdefault(repr((needs, host.get(worker))), []).append(worker)
         found[phase.name] = [
-            WorkerGroup(workers=tuple(workers), memory=memory[workers[0]], limit=limit)
+            WorkerGroup(
+                workers=tuple(workers),
+                memory=memory[workers[0]],
+                limit=limit,
+                host=host.get(workers[0], {}),
+                host_limit=scheduling.mem * MiB,
+            )
             for workers in groups.values()
         ]
         if phase.publish is not None:
@@ -93,7 +106,7 @@ def memory_problems(memory: Mapping[str, list[WorkerGroup]]) -> Iterator[ConfigE
 
 
 def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
-    """CPU workers that need more than their tasks ask for, and workers that hold nothing."""
+    """Workers that need more of their hosts than their tasks ask for, and workers that hold nothing."""
     for phase in plan.phases:
         scheduling = scheduling_of(phase)
         for group in memory[phase.name]:
@@ -103,6 +116,14 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
                     f"{needs:,.0f} MiB, their tasks have {scheduling.mem}; raise "
                     f"mem_per_model_worker or lower max_tokens_per_mb"
+                )
+            if sum(group.host.values()) > group.host_limit:
+                terms = sorted(group.host.items(), key=lambda part: -part[1])
+                yield (
+                    f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
+                    f"{size(sum(group.host.values()))} of their host's memory, their tasks have "
+                    f"{size(group.host_limit)}: {', '.join(f'{what} {size(n)}' for what, n in terms)}; "
+                    f"raise mem_per_model_worker to {host_mib(group.host)}, or leave it out"
                 )
         idle = [i for i, worker in enumerate(phase.config.model_worker) if not worker.shards]
         if idle:

@@ -57,4 +57,8 @@ def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
             first = ""
         of = "" if group.limit is None else f"of {size(group.limit)}"
         rows.append((first, "together", size(memory.bytes), of))
+        if group.host:
+            words = ", ".join(f"{what} {size(n)}" for what, n in group.host.items())
+            needs = f"of {size(group.host_limit)}: {words}"
+            rows.append(("", "host memory", size(sum(group.host.values())), needs))
     return rows

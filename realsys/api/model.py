@@ -221,6 +221,13 @@ class ModuleSource(abc.ABC):
     def empty(self) -> Any:
         """The whole module with weights that hold nothing yet: another layout will fill them."""
 
+    def skeleton(self, dtype: str | None = None) -> Any:
+        """The whole module whose weights have shapes but no memory; ``read_into`` fills what is cut of it.
+
+        None where the module can only be loaded whole. ``dtype``: of the weights, if not the source's.
+        """
+        return None
+
     @abc.abstractmethod
     def config(self) -> Any:
         """The Hugging Face ``PretrainedConfig``."""
@@ -232,6 +239,12 @@ class ModuleSource(abc.ABC):
         ``score.weight`` and ``score.bias`` of a critic that starts from a language model are 0.
         Raises KeyError for a weight that is not there.
         """
+
+    def read_into(
+        self, view: torch.Tensor, name: str, start: tuple[int, ...], stop: tuple[int, ...]
+    ) -> None:
+        """As ``read``, into ``view``: on its device and in its type, whatever ``dtype`` is."""
+        view.copy_(self.read(name, start, stop))
 
     @abc.abstractmethod
     def weights(self) -> tuple[Weight, ...]:

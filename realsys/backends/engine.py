@@ -30,6 +30,7 @@ from realsys.api.progress import tick
 from realsys.backends import lora
 from realsys.backends.cpu_linear import multiply_by_onednn
 from realsys.backends.data_parallel import DataParallel
+from realsys.backends.loading import save_streamed
 from realsys.backends.offload import Parkable
 from realsys.backends.packed_attention import can_pack, run_packed
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
@@ -41,7 +42,7 @@ from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.generation.engine import GenerationResult, generate
 from realsys.generation.sampling import row_seed
 from realsys.models.answer_ends import end_token_ids
-from realsys.models.hf import save_hf
+from realsys.models.hf import untied
 from realsys.param_realloc.boxes import Box
 
 PROMPTS = "packed_prompts"
@@ -136,21 +137,19 @@ class HFEngine(Parkable, PipelinableEngine):
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         """As in the base class; with adapters, the merged model, and they beside it."""
         self.must_be_here("save_to_hf")
-        weights = self.module.state_dict()
-        state = None if self._is_plain else self._gathered(weights)
+        weights = untied(self.module, self.module.state_dict())
         also = self._adapter_writer(weights)
-        if self.rank == 0:
-            like = self.module if self._cast_to is None else self._without_weights()
-            save_hf(like, tokenizer, save_dir, state_dict=state, also=also)
+        cast = self._cast_to
+        save_streamed(
+            self.module if cast is None or self.rank else self._without_weights(),
+            tokenizer,
+            save_dir,
+            kinds=lora.kinds(weights, cast),
+            weights=lora.merged_weights(weights, self.adapters, dtype=cast),
+            writes=self.rank == 0,
+            also=also,
+        )
         self.everyone.max(0.0)  # nobody goes on before the directory is whole
-
-    def _gathered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole weights on the CPU of the writing rank, one by one (collective)."""
-        whole = {}
-        for name, weight in lora.merged_weights(weights, self.adapters, dtype=self._cast_to):
-            if self.rank == 0:
-                whole[name] = weight.cpu()
-        return whole
 
     @property
     def _cast_to(self) -> torch.dtype | None:
@@ -160,8 +159,8 @@ class HFEngine(Parkable, PipelinableEngine):
 
     def _without_weights(self) -> nn.Module:
         """A plain module of the type that computes: its config and its way of saving."""
-        with torch.device("meta") as nowhere:
-            return plain_copy(self._plain_class, self.module, nowhere, self.compute_dtype)
+        nowhere = torch.device("meta")
+        return plain_copy(self._plain_class, self.module, nowhere, self.compute_dtype)
 
     def _adapter_writer(self, weights: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
         if (adapters := self.adapters) is None:
@@ -187,7 +186,7 @@ class HFEngine(Parkable, PipelinableEngine):
             for name, weight in lora.merged_weights(
                 self.parameters, self.adapters, changed_only=few, dtype=self._cast_to
             ):
-                mine[name].data = weight.to(self.device, self.compute_dtype)
+                mine[name].data.copy_(weight)
             self._old_in_copy = "nothing"
         return self._copy
 

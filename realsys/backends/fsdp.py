@@ -39,6 +39,7 @@ from realsys.api.model import (
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.api.plain import from_plain
 from realsys.backends.engine import HFEngine, weights_of
+from realsys.backends.loading import Filling, start_of
 from realsys.backends.lora import add_adapters, lora_options, with_adapters
 from realsys.backends.lr_schedule import learning_rate
 from realsys.backends.recompute import recompute_layers
@@ -54,7 +55,7 @@ from realsys.backends.sharding import (
 from realsys.backends.tensor_parallel import has_local_gradient, parallelize
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.source import module_of, source_of
+from realsys.models.source import source_of
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.layouts import fsdp_layout, held_dtype, layout_problems
 
@@ -84,7 +85,7 @@ class FSDPBackend(ModelBackend):
         options = from_plain(OptimizerOptions, dict(self.optimizer), where="optimizer")
         adapters = lora_options(self.lora)
         held = self.held_dtype(model.dtype, trained=model.trains, averaged=model.averaged)
-        model.module = module_of(model) if held == model.dtype else _module_in(held, model)
+        model.module, filling = start_of(model, held)
         if adapters is not None:
             add_adapters(model.module, adapters, seed=model.base_seed)
         if self.recompute:
@@ -95,6 +96,7 @@ class FSDPBackend(ModelBackend):
             adapters,
             cpu_offload=self.cpu_offload,
             compute_dtype=None if held == model.dtype else getattr(torch, model.dtype),
+            filling=filling,
         )
         return model
 
@@ -112,16 +114,6 @@ class FSDPBackend(ModelBackend):
             adapters=lora_options(self.lora) is not None,
             weight=weight,
         )
-
-
-def _module_in(dtype: str, model: Model) -> Any:
-    """The module of ``model`` with weights of this type."""
-    if isinstance(model.module, ModuleSource):
-        model.module.dtype = dtype
-    module = module_of(model)
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(getattr(torch, dtype))
-    return module
 
 
 def _refuse_uncuttable(model: Model) -> None:
@@ -143,6 +135,7 @@ class FSDPEngine(HFEngine):
     """Trains ``model.module``. The module given is sharded in place and belongs to the engine.
 
     Args:
+        filling: what a skeleton is filled with, once it is sharded.
         compute_dtype: where the module's weights are wider than what they compute in.
 
     Attributes:
@@ -158,6 +151,7 @@ class FSDPEngine(HFEngine):
         *,
         cpu_offload: bool = False,
         compute_dtype: torch.dtype | None = None,
+        filling: Filling | None = None,
     ) -> None:
         super().__init__(model, adapters)
         self.module: Any = self.module  # FSDPModule's methods appear on it when sharded
@@ -180,7 +174,11 @@ class FSDPEngine(HFEngine):
                     cpu_offload=cpu_offload,
                     compute_dtype=compute_dtype,
                 )
-            self.parameters = dict(self.module.named_parameters())
+        if filling is not None:
+            filling.fill(self.module, "cpu" if cpu_offload else self.device)
+        if not self.is_sharded:  # else it is done: adapters and frequencies are made on the CPU
+            self.module.to(self.device)
+        self.parameters = dict(self.module.named_parameters())
         # The optimizer sees this rank's shards as plain weights, in the memory of the sharded ones.
         self._shards = {
             name: nn.Parameter(local_shard(p))

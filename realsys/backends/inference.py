@@ -24,9 +24,9 @@ from realsys.api.model import (
 )
 from realsys.backends.averages import Averages
 from realsys.backends.engine import HFEngine
+from realsys.backends.loading import start_of
 from realsys.backends.lora import add_adapters, lora_options, with_adapters
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.source import module_of
 from realsys.param_realloc.boxes import Box, Layout
 from realsys.param_realloc.layouts import held_dtype, megatron_layout, whole_layout
 
@@ -47,10 +47,13 @@ class InferenceBackend(ModelBackend):
             return model
         if _is_cut(model.topology):
             return self._initialize_cut(model)
-        model.module = module_of(model)
+        model.module, filling = start_of(model)
         adapters = lora_options(self.lora)
         if adapters is not None:
             add_adapters(model.module, adapters, seed=model.base_seed)
+        if filling is not None:
+            filling.fill(model.module, model.device)
+        model.module.to(model.device)
         model.module.requires_grad_(False)
         engine = InferenceEngine(model, adapters)
         if self._holds_averages(model):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from realsys.api.options import LoRAOptions
 from realsys.api.plain import from_plain
 from realsys.backends.sharding import full_weights
 from realsys.models.shape import Weight
+from realsys.models.weight_writer import Kind
 from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.layouts import COLUMN_SPLIT, ROW_SPLIT, TRAINED_HEADS
 
@@ -62,7 +65,7 @@ def add_adapters(
     import peft  # takes seconds, and only these runs need it
 
     devices = {p.get_device() for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), _on_cpu(module):
         warnings.simplefilter("ignore")  # it warns of tied weights that we don't touch
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(_config(peft, options), module)
@@ -78,6 +81,27 @@ def add_adapters(
 
 def _in_the_weights_type(head: Any, args: tuple[Tensor]) -> tuple[Tensor]:
     return (args[0].to(head.weight.dtype),)
+
+
+@contextmanager
+def _on_cpu(module: nn.Module) -> Iterator[None]:
+    """Lets weights of a skeleton look as if they were on the CPU, without memory.
+
+    peft puts an adapter where its layer's weight is; what it drew would be lost on ``meta``.
+    """
+    found = [
+        (part, part.weight)
+        for part in module.modules()
+        if isinstance(part, nn.Linear) and part.weight.is_meta
+    ]
+    for part, weight in found:
+        seen = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        part.weight = nn.Parameter(seen, requires_grad=weight.requires_grad)
+    try:
+        yield
+    finally:
+        for part, weight in found:
+            part.weight = weight
 
 
 def _config(peft: Any, options: LoRAOptions) -> Any:
@@ -152,6 +176,16 @@ def merged_weights(
             delta = (b @ a).to(whole.device) * scale_of(options)  # type: ignore[arg-type]
             whole, sides = (whole.float() + delta).to(whole.dtype), []
         yield exchange_name(name), whole
+
+
+def kinds(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Kind]:
+    """What ``merged_weights`` will give, in its order."""
+    plain = {exchange_name(n): Kind.of(x) for n, x in weights.items() if not is_adapter(n)}
+    if dtype is None:
+        return plain
+    return {
+        n: replace(k, dtype=dtype) if k.dtype.is_floating_point else k for n, k in plain.items()
+    }
 
 
 def _adapted(weights: Iterable[str]) -> dict[str, list[str]]:

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from realsys.api.model import Model
 from realsys.backends.group_of_one import group_of_one
+from realsys.models.skeleton import make_memory, skeleton
 from realsys.param_realloc.boxes import Box
 from realsys.param_realloc.layouts import FSDP_WHOLE_BYTES
 
@@ -105,13 +106,18 @@ def settle(module: nn.Module) -> None:
 
 def plain_copy(cls: Any, module: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """An unsharded module of the same shape; its weights are to be filled in."""
-    with torch.random.fork_rng(devices=[]):  # its random weights must not move anyone's seed
-        plain: nn.Module = cls(copy.deepcopy(module.config))
+    plain: Any = skeleton(lambda: cls(copy.deepcopy(module.config)))
     for parameter in plain.parameters():  # not plain.to(dtype): rotary frequencies stay float32
         parameter.data = parameter.data.to(dtype)
+    make_memory(plain, device)
+    if (found := getattr(module, "_weight_conversions", None)) is not None:
+        plain._weight_conversions = (
+            found  # what transformers did when it loaded, and undoes to save
+        )
     if (own := getattr(module, "generation_config", None)) is not None:
         plain.generation_config = copy.deepcopy(own)  # further ends of an answer
-    return plain.to(device).eval().requires_grad_(False)
+    moved: nn.Module = plain.to(device)
+    return moved.eval().requires_grad_(False)
 
 
 # ---- one weight ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from realsys.devices.streams import finish
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.out_of_memory import in_our_words
 from realsys.model_worker.publishing import WeightPublications
-from realsys.model_worker.recovery import load_state, save_state
+from realsys.model_worker.recovery import hash_of, load_state, save_state
 from realsys.model_worker.shards import Shards
 from realsys.model_worker.weights import WeightMoves
 from realsys.transport import requests as rq
@@ -88,6 +88,7 @@ class ModelWorkerLoop:
             rq.Evaluate: self._evaluate,
             rq.SaveModel: self._save_model,
             rq.SaveRecover: self._save_recover,
+            rq.HashRecover: self._hash_recover,
             rq.LoadRecover: self._load_recover,
         }
 
@@ -308,6 +309,10 @@ class ModelWorkerLoop:
         state = {"shards": self.shards.state_dict(), "tensors": self.tensors.state_dict()}
         digest, num_bytes = save_state(state, Path(request.folder) / name)
         return rq.RecoverSaved(file=name, sha256=digest, num_bytes=num_bytes)
+
+    def _hash_recover(self, request: rq.HashRecover) -> rq.RecoverHashed:
+        digest, why = hash_of(Path(request.file))
+        return rq.RecoverHashed(sha256=digest, why=why)
 
     def _load_recover(self, request: rq.LoadRecover) -> rq.Done:
         state = load_state(Path(request.file))

@@ -70,7 +70,7 @@ def memory_of_workers(
             copy that is trained (or the first) is the role's own, others are of backend inference.
         models: role → its own copy; a role that is missing holds no weights, or none that are known.
     """
-    copies = _copies(calls, allocation, models)
+    copies = copies_of(calls, allocation, models)
     stay: dict[int, dict[str, Terms]] = {}
     add: dict[int, dict[str, Terms]] = {}
     for name, (place, model, mine) in copies.items():
@@ -111,11 +111,12 @@ def _of_stage(
 _Copy = tuple[CallAllocation, HeldModel, list[MFCDef]]
 
 
-def _copies(
+def copies_of(
     calls: Sequence[MFCDef],
     allocation: Mapping[str, CallAllocation],
     models: Mapping[str, HeldModel],
 ) -> dict[ModelName, _Copy]:
+    """Every copy: where it is, what it is, and the calls that run on it."""
     found: dict[ModelName, _Copy] = {}
     for call in sorted(calls, key=lambda c: not c.is_train):  # the trained copy is number 0
         model, place = models.get(call.role), allocation.get(call.name)

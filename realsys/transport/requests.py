@@ -195,6 +195,20 @@ class RecoverSaved(_Body, frozen=True, kw_only=True, tag=True):
     num_bytes: int
 
 
+class HashRecover(_Body, frozen=True, kw_only=True, tag=True):
+    """Read ``file``, which is part of a checkpoint, and tell its hash."""
+
+    order: int
+    file: str
+
+
+class RecoverHashed(_Body, frozen=True, kw_only=True, tag=True):
+    """``sha256`` of the file; empty where it can't be read, and ``why`` then."""
+
+    sha256: str
+    why: str = ""
+
+
 class LoadRecover(_Body, frozen=True, kw_only=True, tag=True):
     """Take back the state in ``file``; of the datapoints in it only ``keep``, or all."""
 
@@ -217,6 +231,17 @@ Request = (
     | Evaluate
     | SaveModel
     | SaveRecover
+    | HashRecover
     | LoadRecover
 )
-Reply = Done | SetupDone | Fetched | CallDone | Moved | Published | Evaluated | RecoverSaved
+Reply = (
+    Done
+    | SetupDone
+    | Fetched
+    | CallDone
+    | Moved
+    | Published
+    | Evaluated
+    | RecoverSaved
+    | RecoverHashed
+)

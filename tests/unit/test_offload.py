@@ -7,6 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from realsys.api.errors import InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
+from realsys.backends import offload
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.group_of_one import group_of_one
 from realsys.backends.inference import InferenceBackend
@@ -137,3 +138,22 @@ def test_nothing_touches_an_offloaded_model(tiny_policy, backend, tmp_path):
     engine.onload()
     engine.onload()
     assert torch.equal(engine.forward(batch()), before)
+
+
+def test_pinned_memory_is_asked_for_in_powers_of_two_that_fit(monkeypatch):
+    """torch rounds it up to the next one: 5 GiB would take 8."""
+    monkeypatch.setattr(offload, "_LARGEST_BLOCK", 1 << 12)
+    monkeypatch.setattr(offload, "_SMALLEST_BLOCK", 1 << 6)
+    sizes = (5000, 3, 8192, 77, 1)
+    tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8) for n in sizes]
+    expected = [x.clone() for x in tensors]
+    host = HostMemory()
+    host.take(tensors)
+    blocks = host.block_bytes
+    assert all(size & (size - 1) == 0 for size in blocks)
+    assert host.num_bytes == sum(sizes) <= sum(blocks) < sum(sizes) + (1 << 6)
+    host.take(more := [torch.arange(10)])  # behind what is there
+    host.give_back()
+    assert all(map(torch.equal, tensors, expected))
+    assert more[0].tolist() == list(range(10))
+    assert host.num_bytes == 0 == sum(host.block_bytes)

@@ -26,6 +26,7 @@ from realsys.api.model import (
 from realsys.backends.averages import Averages
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.engine import PostHook, answer_prompts, weights_of
+from realsys.backends.loading import save_streamed
 from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.schedule import UseOutput, run_microbatches
@@ -36,7 +37,7 @@ from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.answers_layout import INPUT
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.hf import save_hf
+from realsys.models.weight_writer import Kind
 from realsys.param_realloc.boxes import Box
 
 Pieces = Sequence[tuple[list[int], SequenceSample]]
@@ -204,12 +205,17 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         if self.company.coordinate[1] == 0:  # one slot has the whole model
-            state = {}
-            for name, weight in self._gathered(wanted=self.rank == 0):
-                if self.rank == 0:
-                    state[name] = weight.cpu()
-            if self.rank == 0:
-                save_hf(skeleton_of(self.part.source), tokenizer, save_dir, state_dict=state)
+            weights = self.part.shape.weights()
+            dtype = next(self.module.parameters()).dtype
+            writes = self.rank == 0
+            save_streamed(
+                skeleton_of(self.part.source) if writes else None,
+                tokenizer,
+                save_dir,
+                kinds={weight.name: Kind(weight.shape, dtype) for weight in weights},
+                weights=self._gathered(wanted=writes),
+                writes=writes,
+            )
         # Nobody goes on before the directory is whole.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.company.copy)
 
