@@ -1,4 +1,4 @@
-"""What a GPU says about the parts that read well. Each probe gives figures or its error, and the next one comes.
+"""What a GPU says about the parts that read well: each probe gives figures or its error.
 
 ``python tests/gpu/probes.py cuda|cpu FILE [NAME …]``, in one process; kit.py starts it. A probe asserts
 what must be so on any device, and measures the rest.

@@ -67,7 +67,7 @@ _TOKENIZER = '{"model": {"type": "WordLevel", "vocab": {"a": 0, "<eos>": 1}, "un
 
 
 def model_folder(folder: Path, config: Config) -> Path:
-    """A Hugging Face directory that a plan takes for the real one: bfloat16, all weights 0 and unwritten."""
+    """A Hugging Face directory that a plan takes for the real one: bfloat16, all weights 0."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(_TOKENIZER)
