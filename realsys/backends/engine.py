@@ -36,6 +36,7 @@ from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.answers_layout import INPUT, answer_row, answers_sample
+from realsys.data_plane.packing import Run
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.generation.engine import GenerationResult, generate
@@ -101,15 +102,14 @@ class HFEngine(Parkable, PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
         post_hook: PostHook | None = None,
     ) -> Tensor:
-        per_id: list[Tensor] = [torch.empty(0)] * input_.batch_size
-        for indices, mb in self.microbatches(input_, mb_spec):
+        by_run: dict[Run, Tensor] = {}
+        for runs, mb in self.microbatches(input_, mb_spec):
             output = self.run_module(mb)
             if post_hook is not None:
                 output = post_hook(output, mb)
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            for i, x in zip(indices, rows, strict=False):  # a repeat has no indices
-                per_id[i] = x
-        return torch.cat(per_id)
+            by_run.update(zip(runs, rows, strict=False))  # a repeat has no runs
+        return torch.cat([by_run[run] for run in sorted(by_run)])
 
     def generate(
         self,
@@ -213,10 +213,10 @@ class HFEngine(Parkable, PipelinableEngine):
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[int], SequenceSample]]:
-        """Indices and micro-batches of ``input_`` on this engine's device.
+    ) -> list[tuple[list[Run], SequenceSample]]:
+        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
 
-        One without indices is a repeat that only keeps ranks in step: its output counts nowhere.
+        One without runs is a repeat that only keeps ranks in step: its output counts nowhere.
         """
         self.must_be_here("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
@@ -243,10 +243,10 @@ class HFEngine(Parkable, PipelinableEngine):
 
 
 def weights_of(
-    microbatches: Sequence[tuple[list[int], SequenceSample]], loss_weight_fn: LossWeightFn
+    microbatches: Sequence[tuple[list[Run], SequenceSample]], loss_weight_fn: LossWeightFn
 ) -> list[float]:
     """Weight of each micro-batch; a repeat weighs nothing."""
-    return [loss_weight_fn(mb) if indices else 0.0 for indices, mb in microbatches]
+    return [loss_weight_fn(mb) if runs else 0.0 for runs, mb in microbatches]
 
 
 def answer_prompts(

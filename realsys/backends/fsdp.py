@@ -48,6 +48,7 @@ from realsys.backends.sharding import (
 )
 from realsys.backends.tensor_parallel import has_local_gradient, parallelize
 from realsys.backends.weighted_means import WeightedMeans
+from realsys.data_plane.packing import Run
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.models.source import module_of, source_of
 from realsys.param_realloc.boxes import Layout
@@ -208,8 +209,8 @@ class FSDPEngine(HFEngine):
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[int], SequenceSample]]:
-        """As in the base class. Sharded, ranks with fewer add repeats (no indices) of their smallest.
+    ) -> list[tuple[list[Run], SequenceSample]]:
+        """As in the base class. Sharded, ranks with fewer add repeats (no runs) of their smallest.
 
         A pass through sharded layers is a collective: all ranks must make equally many.
         """

@@ -34,11 +34,12 @@ from realsys.backends.offload import Parkable
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.answers_layout import INPUT
+from realsys.data_plane.packing import Run
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.models.hf import save_hf
 from realsys.param_realloc.boxes import Box
 
-Pieces = Sequence[tuple[list[int], SequenceSample]]
+Pieces = Sequence[tuple[list[Run], SequenceSample]]
 
 
 class MegatronInferenceEngine(Parkable, PipelinableEngine):
@@ -98,22 +99,22 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         post_hook: PostHook | None = None,
     ) -> Tensor:
         pieces = self.microbatches(input_, mb_spec)
-        per_id: list[Tensor] = [torch.empty(0)] * input_.batch_size
+        by_run: dict[Run, Tensor] = {}
 
         def keep(output: Tensor, i: int) -> None:
-            indices, mb = pieces[i]
+            runs, mb = pieces[i]
             if post_hook is not None:
                 output = post_hook(output, mb)
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            for k, x in zip(indices, rows, strict=True):
-                per_id[k] = x
+            by_run.update(zip(runs, rows, strict=True))
 
         self._run(pieces, keep)
-        joined = torch.cat(per_id) if self.company.is_last_stage else None
+        of_last_stage = self.company.is_last_stage
+        joined = torch.cat([by_run[run] for run in sorted(by_run)]) if of_last_stage else None
         return tensor_from_last_stage(joined, self.company, self.device)
 
     def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> Pieces:
-        """Indices and micro-batches of ``input_`` on this engine's device.
+        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
 
         Equal on all processes of a slot. Those of other data-parallel ranks may be more or fewer:
         they meet at the end of a step only.
