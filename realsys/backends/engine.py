@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     GenerationHyperparameters,
@@ -31,7 +32,7 @@ from realsys.backends import lora
 from realsys.backends.cpu_linear import multiply_by_onednn
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.offload import Parkable
-from realsys.backends.packed_attention import can_pack, run_packed
+from realsys.backends.packed_attention import can_pack, predict_packed, run_packed
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
@@ -46,7 +47,7 @@ from realsys.models.hf import save_hf
 from realsys.param_realloc.boxes import Box
 
 PROMPTS = "packed_prompts"
-PostHook = Callable[[Tensor, SequenceSample], Tensor]
+PostHook = Callable[[Any, SequenceSample], Tensor]
 
 
 class HFEngine(Parkable, PipelinableEngine):
@@ -104,9 +105,7 @@ class HFEngine(Parkable, PipelinableEngine):
     ) -> Tensor:
         by_run: dict[Run, Tensor] = {}
         for runs, mb in self.microbatches(input_, mb_spec):
-            output = self.run_module(mb)
-            if post_hook is not None:
-                output = post_hook(output, mb)
+            output = reduced(self.run_module(mb), mb, post_hook)
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
             by_run.update(zip(runs, rows, strict=False))  # a repeat has no runs
         return torch.cat([by_run[run] for run in sorted(by_run)])
@@ -221,25 +220,26 @@ class HFEngine(Parkable, PipelinableEngine):
         self.must_be_here("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
-    def run_module(self, mb: SequenceSample) -> Tensor:
-        """Logits ``[tokens, vocabulary]`` of a language model, values ``[tokens]`` of a critic.
-
-        The logits of a sequence's last token, which predict nothing that is there, mean nothing.
-        """
+    def run_module(self, mb: SequenceSample) -> Tensor | Predictions:
+        """What a language model predicts, values ``[tokens]`` of a critic."""
         tick()
-        lengths = mb.piece_lengths(INPUT)
+        if self._packs and self._predicts_tokens:
+            return predict_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
         if self._packs:
-            output = run_packed(
-                self.module,
-                mb.data[INPUT],
-                mb.meta.seqlens[INPUT],
-                to_the_end=not self._predicts_tokens,
-            )
+            output = run_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
         else:
+            lengths = mb.piece_lengths(INPUT)
             input_ids_BT = pad_packed(mb.data[INPUT], lengths)
             logits_BTV = self.module(input_ids=input_ids_BT, use_cache=False).logits
             output = unpad_to_packed(logits_BTV, lengths)
-        return output.squeeze(-1) if output.shape[-1] == 1 else output
+        return Predictions.of_logits(output) if self._predicts_tokens else output.squeeze(-1)
+
+
+def reduced(output: Tensor | Predictions, mb: SequenceSample, post_hook: PostHook | None) -> Tensor:
+    """What ``PipelinableEngine.forward`` gives of one micro-batch."""
+    if post_hook is not None:
+        return post_hook(output, mb)
+    return output.logits() if isinstance(output, Predictions) else output
 
 
 def weights_of(

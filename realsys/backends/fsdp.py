@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import nothing_of
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import (
     CheckpointError,
@@ -154,7 +155,7 @@ class FSDPEngine(HFEngine):
                 self.module.set_requires_gradient_sync(i == last)
             output = self.run_module(mb)
             loss = means.add(loss_fn(output, mb), scale)
-            torch.autograd.backward(loss if scale else output.sum() * 0.0)
+            torch.autograd.backward(loss if scale else nothing_of(output))
         stats = means.result()
         stats["grad_norm"] = self._step(lr := self._learning_rate(version_steps))
         return {**stats, "lr": lr}

@@ -13,6 +13,13 @@ from typing import NamedTuple
 
 from realsys.api.errors import ConfigError, DataError
 
+LOGITS_AT_ONCE = 2**26  # 256 MiB of float32, and a few times that while they are computed with
+
+
+def logits_at_once(vocab_size: int) -> int:
+    """Rows whose logits may exist at a time. More are no faster: the head is a large matrix."""
+    return max(1, LOGITS_AT_ONCE // vocab_size)
+
 
 class Run(NamedTuple):
     """Neighbouring sequences of one id of a batch: those from ``start`` up to ``stop``."""

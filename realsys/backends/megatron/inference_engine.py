@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -24,7 +25,7 @@ from realsys.api.model import (
     PipelinableEngine,
 )
 from realsys.backends.data_parallel import DataParallel
-from realsys.backends.engine import PostHook, answer_prompts, weights_of
+from realsys.backends.engine import PostHook, answer_prompts, reduced, weights_of
 from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.schedule import UseOutput, run_microbatches
@@ -84,7 +85,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         pieces = self.microbatches(input_, mb_spec)
         means = WeightedMeans(self.ranks, weights_of(pieces, loss_weight_fn), "global")
 
-        def count(output: Tensor, i: int) -> None:
+        def count(output: Tensor | Predictions, i: int) -> None:
             means.add(loss_fn(output, pieces[i][1]), means.scales[i])
 
         self._run(pieces, count)
@@ -101,11 +102,9 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         pieces = self.microbatches(input_, mb_spec)
         by_run: dict[Run, Tensor] = {}
 
-        def keep(output: Tensor, i: int) -> None:
+        def keep(output: Tensor | Predictions, i: int) -> None:
             runs, mb = pieces[i]
-            if post_hook is not None:
-                output = post_hook(output, mb)
-            rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
+            rows = torch.split(reduced(output, mb, post_hook), list(mb.meta.rows_per_id(INPUT)))
             by_run.update(zip(runs, rows, strict=True))
 
         self._run(pieces, keep)
