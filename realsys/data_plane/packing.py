@@ -24,7 +24,7 @@ def logits_at_once(vocab_size: int) -> int:
 class Run(NamedTuple):
     """Neighbouring sequences of one id of a batch: those from ``start`` up to ``stop``."""
 
-    index: int
+    id_index: int
     start: int
     stop: int
 

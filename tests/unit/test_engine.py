@@ -147,7 +147,7 @@ def test_a_gradient_that_is_no_number_leaves_the_weights():
     engine, batch = make_engine(), make_batch()
     before = engine.state_dict()["weights"]
     with pytest.raises(DataError, match="gradient's norm is nan"):
-        train(engine, batch, loss_fn=lambda logits, mb: logits.sum() * float("nan"))
+        train(engine, batch, loss_fn=lambda output, mb: output.logits().sum() * float("nan"))
     after = engine.state_dict()["weights"]
     assert all(torch.equal(before[name], after[name]) for name in before)
 

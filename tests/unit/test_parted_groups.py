@@ -67,7 +67,7 @@ def test_runs_hold_every_sequence_once_in_order_and_are_within_the_limit(lengths
     runs = runs_within(lengths, max_tokens=limit)
     held = [(i, k) for i, a, b in runs for k in range(a, b)]
     assert held == [(i, k) for i, pieces in enumerate(lengths) for k in range(len(pieces))]
-    assert {run.index for run in runs} == set(range(len(lengths)))
+    assert {run.id_index for run in runs} == set(range(len(lengths)))
     for i, a, b in runs:
         assert b - a <= 1 or sum(lengths[i][a:b]) <= limit
         if sum(lengths[i]) <= limit:

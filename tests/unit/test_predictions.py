@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,6 +25,7 @@ from realsys.api.model import (
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.group_of_one import group_of_one
 from realsys.backends.packed_attention import predict_packed, run_packed
 from realsys.data_plane import packing
 from realsys.data_plane.sequence_sample import SequenceSample
@@ -265,3 +268,34 @@ def test_logits_of_other_families_exist_once_and_nothing_wider_is_kept(monkeypat
         predictions.logprobs(torch.zeros(156, dtype=torch.int64), torch.arange(156))
     rows = {x.dtype for x in kept if x.numel() >= 40 * VOCABULARY}
     assert rows <= {torch.bfloat16}
+
+
+# ---- shards ------------------------------------------------------------------------------------
+
+
+def test_shards_that_compute_in_bfloat16_give_a_chunked_head_its_whole_gradient(monkeypatch):
+    """Two micro-batches, the second of which reduces: what is asked of the head comes after the module's
+    call, and again in the backward pass, while its weight is whole and bfloat16."""
+    mesh = DeviceMesh.from_group(group_of_one(), "cpu", mesh_dim_names=("data",))
+    halves = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    gradients = []
+    for rows in (1000, 40):
+        at_once(monkeypatch, rows)
+        module: Any = policy(2)
+        for layer in module.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=halves)
+        fully_shard(module, mesh=mesh, mp_policy=halves)
+        tokens, lengths = batch().data["packed_input_ids"], batch().meta.seqlens["packed_input_ids"]
+        for last in (False, True):
+            module.set_requires_gradient_sync(last)
+            predictions = predict_packed(module, tokens, lengths)
+            found = predictions.logprobs(tokens.roll(-1))
+            assert found.dtype == torch.float32
+            (found.mean() if last else nothing_of(predictions)).backward()
+        assert {p.grad.dtype for p in module.parameters()} == {torch.float32}
+        gradients.append({n: p.grad.full_tensor() for n, p in module.named_parameters()})
+    whole, chunked = gradients
+    for name, gradient in whole.items():
+        apart = (chunked[name] - gradient).norm() / gradient.norm()
+        assert apart < 0.02, name
+    assert chunked["lm_head.weight"].any()
