@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from realsys.models.shape import ModelShape, Weight
     from realsys.param_realloc.boxes import Box, Layout
 
-# The first argument of a language model is its ``Predictions`` (realsys.algorithms), of a critic its values.
+# The first argument is a language model's ``Predictions`` (realsys.algorithms), or a critic's values.
 LossFn = Callable[[Any, "SequenceSample"], Any]
 LossWeightFn = Callable[["SequenceSample"], float]
 

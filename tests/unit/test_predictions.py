@@ -1,4 +1,4 @@
-"""What a loss gets of a language model: the same numbers however they are cut, and never all logits at once."""
+"""What a loss gets of a language model: the same numbers however cut, and never all logits at once."""
 
 from __future__ import annotations
 
