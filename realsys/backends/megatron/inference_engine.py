@@ -129,12 +129,14 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         ``trained`` is the module as its optimizer wrapped it: then backwards too.
         """
         self.module.train(trained is not None)  # recomputation asks; there is no dropout
+        stage: Any = self.part.stage
         cut_sequences = bool(self._config.sequence_parallel)
         with self.company.active():
             run_microbatches(
                 trained or self.module,
                 [mb for _, mb in pieces],
                 use_output,
+                predict=None if self.part.shape.critic else stage.predictions,
                 backward=trained is not None,
                 width_multiple=self.company.topology.tensor if cut_sequences else 1,
             )

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from torch import Tensor, nn
 
 from realsys.algorithms.predictions import Predictions
@@ -32,6 +30,7 @@ def run_microbatches(
     microbatches: Sequence[SequenceSample],
     use_output: UseOutput,
     *,
+    predict: Callable[[Tensor], Predictions] | None = None,
     backward: bool,
     width_multiple: int = 1,
 ) -> None:
@@ -40,6 +39,7 @@ def run_microbatches(
     Call with the company active. Outputs are as ``PipelinableEngine`` has them, packed.
 
     Args:
+        predict: from the last stage's states, of a policy. None: a critic's values come out of it.
         backward: takes the gradient of the loss that ``use_output`` returns, and at the end adds up
             gradients over the data axis.
         width_multiple: of the rectangle's width (sequence parallelism cuts it evenly).
@@ -56,7 +56,7 @@ def run_microbatches(
         i: int, lengths: list[int], output_BTV: Tensor, non_loss_data: bool = False
     ) -> Any:
         output = unpad_to_packed(output_BTV, lengths)
-        loss = use_output(output.squeeze(-1) if output.shape[-1] == 1 else _predictions(output), i)
+        loss = use_output(output.squeeze(-1) if predict is None else predict(output), i)
         one = torch.ones((), dtype=torch.int32, device=output.device)  # of tokens; never divided by
         return None if non_loss_data else (loss, one, {})
 
@@ -70,12 +70,6 @@ def run_microbatches(
         forward_only=not backward,
         collect_non_loss_data=not backward,
     )
-
-
-def _predictions(logits: Tensor) -> Predictions:
-    """From this process's columns of the logits: whole rows exist chunk by chunk."""
-    vocab_size = logits.shape[-1] * parallel_state.get_tensor_model_parallel_world_size()
-    return Predictions(logits, gather_from_tensor_model_parallel_region, vocab_size=vocab_size)
 
 
 def _rectangle(
