@@ -254,13 +254,13 @@ def _logits(
     shape, rows = model.shape, min(tokens, logits_at_once(model.shape.vocab_size))
     if not backward:  # as computed, in float32, by the temperature
         chunk = rows * shape.vocab_size * 3 * _FLOAT32
-        return chunk + head_states_bytes(model, topo, tokens, tokens)
+        return chunk + head_states_bytes(model, tokens, tokens)
     # Also their softmax, what it is multiplied with, and gradients; the head's gradient of one chunk.
     chunk = rows * shape.vocab_size * 7 * _FLOAT32
     if rows < tokens and not model.lora_rank:
         chunk += shape.vocab_size * shape.hidden_size * model.item_bytes
     answers = math.ceil(tokens * sizes.answer_tokens / sizes.length)
-    states = head_states_bytes(model, topo, tokens, answers)
+    states = head_states_bytes(model, tokens, answers)
     return chunk + last_norm_bytes(shape, tokens, model.item_bytes) + 2 * states
 
 
@@ -269,14 +269,9 @@ def last_norm_bytes(shape: ModelShape, tokens: int, item: int) -> int:
     return tokens * shape.hidden_size * (_FLOAT32 + item)
 
 
-def head_states_bytes(model: HeldModel, topo: ProcessTopology, tokens: int, answers: int) -> float:
-    """Of all tokens, and of those that count: what goes into the head.
-
-    Logits instead where they come from Megatron's layers, or fit into one chunk.
-    """
+def head_states_bytes(model: HeldModel, tokens: int, answers: int) -> int:
+    """Of all tokens, and of those that count: what goes into the head. Logits if they fit into a chunk."""
     shape = model.shape
-    if model.backend == "megatron" or (model.backend == "inference" and is_cut(model, topo)):
-        return (tokens + answers) * shape.vocab_size / topo.tensor * model.item_bytes
     if tokens <= logits_at_once(shape.vocab_size):
         return tokens * shape.vocab_size * model.item_bytes
     return (tokens + answers) * shape.hidden_size * model.item_bytes

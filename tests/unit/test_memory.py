@@ -204,8 +204,8 @@ def test_early_stages_keep_more_micro_batches_and_the_last_has_the_logits():
     first, last = (passing(model, topo("p2"), stage, TRAIN, SIZES) for stage in (0, 1))
     assert first["activations"] == 2 * last["activations"]
     assert "logits" not in first
-    # 128 tokens, 32 of them answers': a chunk, logits as they are and their gradients, the last norm
-    assert last["logits"] == 96 * (128 * 7 * 4 + 2 * (128 + 32) * 4) + 128 * 64 * 8
+    # 128 tokens: a chunk, logits as they are and their gradients, the last norm
+    assert last["logits"] == 96 * 128 * (7 * 4 + 2 * 4) + 128 * 64 * 8
 
 
 def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):

@@ -122,7 +122,7 @@ def planned(length: int, dtype: torch.dtype, *, recompute: bool) -> tuple[dict[s
     tokens = SEQUENCES * length
     norm = last_norm_bytes(model.shape, tokens, dtype.itemsize)
     states = tokens * HIDDEN * dtype.itemsize  # of all tokens: autograd needs those of answers only
-    return dict(terms), norm + head_states_bytes(model, ONE, tokens, tokens // 2) - states
+    return dict(terms), norm + head_states_bytes(model, tokens, tokens // 2) - states
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
