@@ -255,10 +255,12 @@ def _logits(
     if not backward:  # as computed, in float32, by the temperature
         chunk = rows * shape.vocab_size * 3 * _FLOAT32
         return chunk + head_states_bytes(model, tokens, tokens)
-    # Also their softmax, what it is multiplied with, and gradients; the head's gradient of one chunk.
+    # Also their softmax, what it is multiplied with, and gradients.
     chunk = rows * shape.vocab_size * 7 * _FLOAT32
-    if rows < tokens and not model.lora_rank:
-        chunk += shape.vocab_size * shape.hidden_size * model.item_bytes
+    if (
+        rows < tokens and not model.lora_rank
+    ):  # the head's gradient: of a chunk, and of those before it
+        chunk += 2 * shape.vocab_size * shape.hidden_size * model.item_bytes
     answers = math.ceil(tokens * sizes.answer_tokens / sizes.length)
     states = head_states_bytes(model, tokens, answers)
     return chunk + last_norm_bytes(shape, tokens, model.item_bytes) + 2 * states

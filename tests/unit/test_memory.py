@@ -215,8 +215,8 @@ def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):
         model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=limit)
         return passing(replace(model, **changes), ONE, 0, TRAIN, SIZES)["logits"]  # type: ignore[arg-type]
 
-    # 128 tokens' and 32 answers' states and their gradients, the last norm, the head's gradient of a chunk
-    chunk, head = 32 * 96 * 7 * 4, 96 * 64 * 4
+    # 128 tokens' and 32 answers' states and their gradients, the last norm, the head's gradient twice
+    chunk, head = 32 * 96 * 7 * 4, 2 * 96 * 64 * 4
     assert logits(128) == chunk + head + 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
     assert logits(256) - logits(128) == 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
     assert logits(128) - logits(128, lora_rank=2) == head
