@@ -24,7 +24,8 @@ class MicroBatchSpec:
     """How an engine cuts one batch into micro-batches.
 
     At least ``n_mbs`` pieces, and as many more as it takes to keep each under
-    ``max_tokens_per_mb`` tokens (a single longer sequence makes a piece of its own).
+    ``max_tokens_per_mb`` tokens. The sequences of an id stay together where they fit, else they are
+    parted; a single longer sequence makes a piece of its own.
     """
 
     n_mbs: int = 1
@@ -150,6 +151,39 @@ class SequenceMeta:
             metadata={k: tuple(v[i] for i in indices) for k, v in self.metadata.items()},
         )
 
+    def pieces_per_id(self) -> tuple[tuple[int, ...], ...]:
+        """For each id the tokens of its sequences (of the longest key), which may be parted.
+
+        A key with one piece for several sequences belongs to all of them and does not count. Where
+        keys disagree about how many there are, they are one here: such an id is never parted.
+        """
+        return tuple(
+            _pieces([per_id[i] for per_id in self.seqlens.values()]) for i in range(len(self.ids))
+        )
+
+    def parted(self, runs: Sequence[tuple[int, int, int]]) -> SequenceMeta:
+        """An id for each of ``runs`` (id's index, first sequence, the one behind the last), in order.
+
+        A run that is not all of ``q-7`` is called ``q-7[2:5]``. A key with one piece an id goes whole
+        with each of its runs, as metadata do.
+        """
+        num = [len(pieces) for pieces in self.pieces_per_id()]
+
+        def name(i: int, a: int, b: int) -> str:
+            return self.ids[i] if b - a == num[i] else f"{self.ids[i]}[{a}:{b}]"
+
+        def piece(pieces: tuple[int, ...], i: int, a: int, b: int) -> tuple[int, ...]:
+            return pieces[a:b] if len(pieces) == num[i] else pieces
+
+        return replace(
+            self,
+            ids=tuple(name(*run) for run in runs),
+            seqlens={
+                k: tuple(piece(v[run[0]], *run) for run in runs) for k, v in self.seqlens.items()
+            },
+            metadata={k: tuple(v[i] for i, _, _ in runs) for k, v in self.metadata.items()},
+        )
+
     def index_of(self, ids: Sequence[str]) -> list[int]:
         """Positions of ``ids`` in this batch. Raises DataError for an id that is not here."""
         position = {name: i for i, name in enumerate(self.ids)}
@@ -213,3 +247,14 @@ class SequenceMeta:
                     where=f"batch with keys {sorted(self.seqlens)}",
                     fix=did_you_mean(key, self.seqlens),
                 )
+
+
+def _pieces(by_key: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Tokens of each sequence of one id, given the lengths of its pieces under each key."""
+    if not by_key:
+        return (1,)
+    num = max(map(len, by_key))
+    if any(len(pieces) not in (1, num) for pieces in by_key):
+        return (max(map(sum, by_key)),)
+    of_sequences = [pieces for pieces in by_key if len(pieces) == num]
+    return tuple(map(max, zip(*of_sequences, strict=True)))

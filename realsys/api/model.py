@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from realsys.models.shape import ModelShape, Weight
     from realsys.param_realloc.boxes import Box, Layout
 
-LossFn = Callable[["torch.Tensor", "SequenceSample"], Any]
+# The first argument is a language model's ``Predictions`` (realsys.algorithms), or a critic's values.
+LossFn = Callable[[Any, "SequenceSample"], Any]
 LossWeightFn = Callable[["SequenceSample"], float]
 
 
@@ -345,9 +346,11 @@ class PipelinableEngine(abc.ABC):
         """One optimizer step on ``input_``.
 
         Args:
-            loss_fn: (model output ``[tokens, …]``, micro-batch) → mean loss over the micro-batch's
-                weight (scalar tensor), or (loss, stats) with stats a dict of scalar tensors that are
-                averaged by weight.
+            loss_fn: (model output, micro-batch) → mean loss over the micro-batch's weight (scalar
+                tensor), or (loss, stats) with stats a dict of scalar tensors that are averaged by
+                weight. The output is a critic's values ``[tokens]``; of a language model it is
+                ``Predictions``, which makes log-probabilities and logits of the rows asked for. A
+                micro-batch may have some of the sequences of an id (``SequenceSample.microbatches``).
             loss_weight_fn: micro-batch → its weight (number of loss tokens).
             token_normalize_scope: ``global`` divides by the weight of all data-parallel ranks,
                 ``dp`` by this rank's own.
@@ -373,15 +376,15 @@ class PipelinableEngine(abc.ABC):
         input_: SequenceSample,
         *,
         mb_spec: MicroBatchSpec | None = None,
-        post_hook: Callable[[torch.Tensor, SequenceSample], torch.Tensor] | None = None,
+        post_hook: Callable[[Any, SequenceSample], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Model output ``[tokens, …]`` in input order, no gradients.
+        """Model output ``[tokens, …]`` in input order, no gradients: values, or logits.
 
         A language model's logits at the last token of a sequence, which predict nothing that is
-        there, may be any numbers, here and where a loss is given logits.
+        there, may be any numbers, here and in ``Predictions``.
 
-        ``post_hook`` (output, micro-batch) → reduced output runs on each micro-batch before they
-        are joined, so that logits of the whole batch never exist at once.
+        ``post_hook`` (output as a loss gets it, micro-batch) → ``[tokens, …]`` runs on each
+        micro-batch before they are joined, so that logits of the whole batch never exist at once.
         """
 
     @abc.abstractmethod

@@ -127,7 +127,11 @@ class ModelOptions:
     optimizer: OptimizerOptions = option(OptimizerOptions(), "AdamW and its schedule")
     lora: LoRAOptions = option(LoRAOptions(), "adapters alone train (backend fsdp)")
     max_tokens_per_mb: int | None = option(
-        16384, "largest micro-batch; none for no limit", unit="tokens", ge=1
+        16384,
+        "largest micro-batch; answers to one question are parted where they don't fit, an answer never; "
+        "none for no limit",
+        unit="tokens",
+        ge=1,
     )
     recompute: bool = option(False, "compute activations again in the backward pass")
     cpu_offload: bool = option(

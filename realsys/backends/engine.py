@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     GenerationHyperparameters,
@@ -32,11 +33,12 @@ from realsys.backends.cpu_linear import multiply_by_onednn
 from realsys.backends.data_parallel import DataParallel
 from realsys.backends.loading import save_streamed
 from realsys.backends.offload import Parkable
-from realsys.backends.packed_attention import can_pack, run_packed
+from realsys.backends.packed_attention import can_pack, predict_packed, run_packed
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.answers_layout import INPUT, answer_row, answers_sample
+from realsys.data_plane.packing import Run
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.generation.engine import GenerationResult, generate
@@ -46,7 +48,7 @@ from realsys.models.hf import untied
 from realsys.param_realloc.boxes import Box
 
 PROMPTS = "packed_prompts"
-PostHook = Callable[[Tensor, SequenceSample], Tensor]
+PostHook = Callable[[Any, SequenceSample], Tensor]
 
 
 class HFEngine(Parkable, PipelinableEngine):
@@ -104,15 +106,12 @@ class HFEngine(Parkable, PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
         post_hook: PostHook | None = None,
     ) -> Tensor:
-        per_id: list[Tensor] = [torch.empty(0)] * input_.batch_size
-        for indices, mb in self.microbatches(input_, mb_spec):
-            output = self.run_module(mb)
-            if post_hook is not None:
-                output = post_hook(output, mb)
+        by_run: dict[Run, Tensor] = {}
+        for runs, mb in self.microbatches(input_, mb_spec):
+            output = reduced(self.run_module(mb), mb, post_hook)
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            for i, x in zip(indices, rows, strict=False):  # a repeat has no indices
-                per_id[i] = x
-        return torch.cat(per_id)
+            by_run.update(zip(runs, rows, strict=False))  # a repeat has no runs
+        return torch.cat([by_run[run] for run in sorted(by_run)])
 
     def generate(
         self,
@@ -225,40 +224,41 @@ class HFEngine(Parkable, PipelinableEngine):
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[int], SequenceSample]]:
-        """Indices and micro-batches of ``input_`` on this engine's device.
+    ) -> list[tuple[list[Run], SequenceSample]]:
+        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
 
-        One without indices is a repeat that only keeps ranks in step: its output counts nowhere.
+        One without runs is a repeat that only keeps ranks in step: its output counts nowhere.
         """
         self.must_be_here("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
-    def run_module(self, mb: SequenceSample) -> Tensor:
-        """Logits ``[tokens, vocabulary]`` of a language model, values ``[tokens]`` of a critic.
-
-        The logits of a sequence's last token, which predict nothing that is there, mean nothing.
-        """
+    def run_module(self, mb: SequenceSample) -> Tensor | Predictions:
+        """What a language model predicts, values ``[tokens]`` of a critic."""
         tick()
-        lengths = mb.piece_lengths(INPUT)
+        if self._packs and self._predicts_tokens:
+            return predict_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
         if self._packs:
-            output = run_packed(
-                self.module,
-                mb.data[INPUT],
-                mb.meta.seqlens[INPUT],
-                to_the_end=not self._predicts_tokens,
-            )
+            output = run_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
         else:
+            lengths = mb.piece_lengths(INPUT)
             input_ids_BT = pad_packed(mb.data[INPUT], lengths)
             logits_BTV = self.module(input_ids=input_ids_BT, use_cache=False).logits
             output = unpad_to_packed(logits_BTV, lengths)
-        return output.squeeze(-1) if output.shape[-1] == 1 else output
+        return Predictions.of_logits(output) if self._predicts_tokens else output.squeeze(-1)
+
+
+def reduced(output: Tensor | Predictions, mb: SequenceSample, post_hook: PostHook | None) -> Tensor:
+    """What ``PipelinableEngine.forward`` gives of one micro-batch."""
+    if post_hook is not None:
+        return post_hook(output, mb)
+    return output.logits() if isinstance(output, Predictions) else output
 
 
 def weights_of(
-    microbatches: Sequence[tuple[list[int], SequenceSample]], loss_weight_fn: LossWeightFn
+    microbatches: Sequence[tuple[list[Run], SequenceSample]], loss_weight_fn: LossWeightFn
 ) -> list[float]:
     """Weight of each micro-batch; a repeat weighs nothing."""
-    return [loss_weight_fn(mb) if indices else 0.0 for indices, mb in microbatches]
+    return [loss_weight_fn(mb) if runs else 0.0 for runs, mb in microbatches]
 
 
 def answer_prompts(

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import nothing_of
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import (
     CheckpointError,
@@ -54,6 +55,7 @@ from realsys.backends.sharding import (
 )
 from realsys.backends.tensor_parallel import has_local_gradient, parallelize
 from realsys.backends.weighted_means import WeightedMeans
+from realsys.data_plane.packing import Run
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.models.source import source_of
 from realsys.param_realloc.boxes import Layout
@@ -206,7 +208,7 @@ class FSDPEngine(HFEngine):
                 self.module.set_requires_gradient_sync(i == last)
             output = self.run_module(mb)
             loss = means.add(loss_fn(output, mb), scale)
-            torch.autograd.backward(loss if scale else output.sum() * 0.0)
+            torch.autograd.backward(loss if scale else nothing_of(output))
         stats = means.result()
         stats["grad_norm"] = self._step(lr := self._learning_rate(version_steps))
         return {**stats, "lr": lr}
@@ -261,8 +263,8 @@ class FSDPEngine(HFEngine):
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[int], SequenceSample]]:
-        """As in the base class. Sharded, ranks with fewer add repeats (no indices) of their smallest.
+    ) -> list[tuple[list[Run], SequenceSample]]:
+        """As in the base class. Sharded, ranks with fewer add repeats (no runs) of their smallest.
 
         A pass through sharded layers is a collective: all ranks must make equally many.
         """

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from realsys.api.model import ModelInterfaceType, ProcessTopology
+from realsys.data_plane.packing import logits_at_once
 from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
 from realsys.param_realloc.layouts import (
     FSDP_VOCABULARY,
@@ -278,12 +279,35 @@ def _logits(
     *,
     backward: bool,
 ) -> float:
-    """On the last stage, for the whole vocabulary: as computed, and of answer tokens in float32."""
+    """On the last stage: what logits are made from, and those of one chunk of rows (Predictions)."""
     if model.shape.critic or stage != topo.pipeline - 1:
         return 0.0
-    answers = tokens * sizes.answer_tokens / sizes.length
-    once = tokens * model.item_bytes + (answers if backward else tokens) * _FLOAT32
-    return once * model.shape.vocab_size * (2 if backward else 1)
+    shape, rows = model.shape, min(tokens, logits_at_once(model.shape.vocab_size))
+    if not backward:  # as computed, in float32, by the temperature
+        chunk = rows * shape.vocab_size * 3 * _FLOAT32
+        return chunk + head_states_bytes(model, tokens, tokens)
+    # Also their softmax, what it is multiplied with, and gradients.
+    chunk = rows * shape.vocab_size * 7 * _FLOAT32
+    if (
+        rows < tokens and not model.lora_rank
+    ):  # the head's gradient: of a chunk, and of those before it
+        chunk += 2 * shape.vocab_size * shape.hidden_size * model.item_bytes
+    answers = math.ceil(tokens * sizes.answer_tokens / sizes.length)
+    states = head_states_bytes(model, tokens, answers)
+    return chunk + last_norm_bytes(shape, tokens, model.item_bytes) + 2 * states
+
+
+def last_norm_bytes(shape: ModelShape, tokens: int, item: int) -> int:
+    """What the norm behind the last layer keeps: its input in float32, and that before its weight."""
+    return tokens * shape.hidden_size * (_FLOAT32 + item)
+
+
+def head_states_bytes(model: HeldModel, tokens: int, answers: int) -> int:
+    """Of all tokens, and of those that count: what goes into the head. Logits if they fit into a chunk."""
+    shape = model.shape
+    if tokens <= logits_at_once(shape.vocab_size):
+        return tokens * shape.vocab_size * model.item_bytes
+    return (tokens + answers) * shape.hidden_size * model.item_bytes
 
 
 def _gathered(model: HeldModel, topo: ProcessTopology) -> float:
@@ -321,6 +345,6 @@ def _tokens_of_a_rank(topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1
 
 
 def _microbatch_tokens(model: HeldModel, tokens: int, sizes: StepSizes) -> int:
-    """Largest micro-batch; one sequence is never cut."""
+    """Largest micro-batch; groups of answers are parted where they don't fit, a sequence never."""
     limit = model.max_tokens_per_mb
     return tokens if limit is None else min(tokens, max(limit, sizes.length))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from realsys.algorithms.logprobs import next_token_logprobs
+from realsys.algorithms.predictions import next_token_logprobs
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import GenerationHyperparameters, ModelName
 from realsys.backends.fsdp import FSDPBackend
@@ -58,9 +58,9 @@ def answers(engine):
     return {key: x.tolist() for key, x in sample.data.items()}
 
 
-def logprobs(logits, mb):
+def logprobs(predictions, mb):
     lengths = mb.piece_lengths(world.INPUT)
-    return next_token_logprobs(logits, mb.data[world.INPUT], lengths, temperature=1.0)
+    return next_token_logprobs(predictions, mb.data[world.INPUT], lengths, temperature=1.0)
 
 
 # ---- what the ranks run -----------------------------------------------------------------------
@@ -198,7 +198,7 @@ def masters(rank):
     try:
         nan.train_batch(
             world.batch(),
-            loss_fn=lambda logits, mb: logits.sum() * float("nan"),
+            loss_fn=lambda predictions, mb: predictions.logits().sum() * float("nan"),
             loss_weight_fn=world.num_answers,
         )
     except DataError as error:

@@ -228,7 +228,7 @@ def saved_bytes(engine):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        engine.run_module(batch()).sum().backward()
+        engine.run_module(batch()).logits().sum().backward()
     for parameter in engine.module.parameters():
         parameter.grad = None
     return sum(kept.values())

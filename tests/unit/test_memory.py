@@ -29,6 +29,7 @@ from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.api.options import LORA_TARGETS
 from realsys.api.plan import LaunchPlan
 from realsys.api.scheduling import Scheduling
+from realsys.data_plane import packing
 from realsys.models.shape import ModelShape, shape_of
 from realsys.param_realloc.layouts import fsdp_layout, layout_problems, megatron_layout
 from realsys.planner import memory
@@ -213,8 +214,22 @@ def test_early_stages_keep_more_micro_batches_and_the_last_has_the_logits():
     first, last = (passing(model, topo("p2"), stage, TRAIN, SIZES) for stage in (0, 1))
     assert first["activations"] == 2 * last["activations"]
     assert "logits" not in first
-    # 128 tokens, a quarter of them answers: 4 bytes each, and 4 of an answer's, twice for gradients
-    assert last["logits"] == 96 * 2 * (128 * 4 + 32 * 4)
+    # 128 tokens: a chunk, logits as they are and their gradients, the last norm
+    assert last["logits"] == 96 * 128 * (7 * 4 + 2 * 4) + 128 * 64 * 8
+
+
+def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):
+    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 32 * 96)
+
+    def logits(limit: int, **changes: object) -> float:
+        model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=limit)
+        return passing(replace(model, **changes), ONE, 0, TRAIN, SIZES)["logits"]  # type: ignore[arg-type]
+
+    # 128 tokens' and 32 answers' states and their gradients, the last norm, the head's gradient twice
+    chunk, head = 32 * 96 * 7 * 4, 2 * 96 * 64 * 4
+    assert logits(128) == chunk + head + 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
+    assert logits(256) - logits(128) == 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
+    assert logits(128) - logits(128, lora_rank=2) == head
 
 
 def test_a_micro_batch_is_at_least_one_sequence_and_at_most_the_minibatch():

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -25,7 +26,7 @@ from realsys.api.model import (
 )
 from realsys.backends.averages import Averages
 from realsys.backends.data_parallel import DataParallel
-from realsys.backends.engine import PostHook, answer_prompts, weights_of
+from realsys.backends.engine import PostHook, answer_prompts, reduced, weights_of
 from realsys.backends.loading import save_streamed
 from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
 from realsys.backends.megatron.part import Part
@@ -36,11 +37,12 @@ from realsys.backends.offload import Parkable
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.answers_layout import INPUT
+from realsys.data_plane.packing import Run
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.models.weight_writer import Kind
 from realsys.param_realloc.boxes import Box
 
-Pieces = Sequence[tuple[list[int], SequenceSample]]
+Pieces = Sequence[tuple[list[Run], SequenceSample]]
 
 
 class MegatronInferenceEngine(Parkable, PipelinableEngine):
@@ -86,7 +88,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         pieces = self.microbatches(input_, mb_spec)
         means = WeightedMeans(self.ranks, weights_of(pieces, loss_weight_fn), "global")
 
-        def count(output: Tensor, i: int) -> None:
+        def count(output: Tensor | Predictions, i: int) -> None:
             means.add(loss_fn(output, pieces[i][1]), means.scales[i])
 
         self._run(pieces, count)
@@ -101,22 +103,20 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         post_hook: PostHook | None = None,
     ) -> Tensor:
         pieces = self.microbatches(input_, mb_spec)
-        per_id: list[Tensor] = [torch.empty(0)] * input_.batch_size
+        by_run: dict[Run, Tensor] = {}
 
-        def keep(output: Tensor, i: int) -> None:
-            indices, mb = pieces[i]
-            if post_hook is not None:
-                output = post_hook(output, mb)
-            rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            for k, x in zip(indices, rows, strict=True):
-                per_id[k] = x
+        def keep(output: Tensor | Predictions, i: int) -> None:
+            runs, mb = pieces[i]
+            rows = torch.split(reduced(output, mb, post_hook), list(mb.meta.rows_per_id(INPUT)))
+            by_run.update(zip(runs, rows, strict=True))
 
         self._run(pieces, keep)
-        joined = torch.cat(per_id) if self.company.is_last_stage else None
+        of_last_stage = self.company.is_last_stage
+        joined = torch.cat([by_run[run] for run in sorted(by_run)]) if of_last_stage else None
         return tensor_from_last_stage(joined, self.company, self.device)
 
     def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> Pieces:
-        """Indices and micro-batches of ``input_`` on this engine's device.
+        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
 
         Equal on all processes of a slot. Those of other data-parallel ranks may be more or fewer:
         they meet at the end of a step only.
@@ -132,12 +132,14 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         ``trained`` is the module as its optimizer wrapped it: then backwards too.
         """
         self.module.train(trained is not None)  # recomputation asks; there is no dropout
+        stage: Any = self.part.stage
         cut_sequences = bool(self._config.sequence_parallel)
         with self.company.active():
             run_microbatches(
                 trained or self.module,
                 [mb for _, mb in pieces],
                 use_output,
+                predict=None if self.part.shape.critic else stage.predictions,
                 backward=trained is not None,
                 width_multiple=self.company.topology.tensor if cut_sequences else 1,
             )

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
 from realsys.backends.grouped_heads import keys_for
@@ -112,6 +113,9 @@ def make_stage(
     module.rotary_pos_emb.inv_freq = frequencies.clone().to(module.rotary_pos_emb.inv_freq.device)
     for parameter in module.parameters():  # torch's own norms are made in float32
         parameter.data = parameter.data.to(config.params_dtype)
+    if config.sequence_parallel and stage == last:  # until there, see _postprocess
+        module.output_layer.sequence_parallel = False
+        module.output_layer.allreduce_dgrad = True
     if shape.critic and stage == last:
         norm = module.decoder.final_layernorm.weight
         module.output_layer = ValueHead(shape.hidden_size, config, norm)
@@ -186,6 +190,33 @@ class _Stage(GPTModel):  # type: ignore[misc]
     def _is_in_embd_group(self) -> bool:
         """Asked only while it is built, to copy the first stage's embedding to the last."""
         return False
+
+    def _postprocess(self, hidden_states: Tensor, **rest: Any) -> Tensor:
+        """On the last stage of a policy its last layer's states ``[B, T, H]``, for ``predictions``."""
+        if not self.post_process or isinstance(self.output_layer, ValueHead):
+            output: Tensor = super()._postprocess(hidden_states=hidden_states, **rest)
+            return output
+        if (
+            self.config.sequence_parallel
+        ):  # each tensor rank sees all tokens: the head adds up behind it
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False
+            )
+        return hidden_states.transpose(0, 1).contiguous()
+
+    def predictions(self, states_NH: Tensor) -> Predictions:
+        """Of a policy's last stage; all its tensor ranks ask alike."""
+
+        def head(states: Tensor) -> Tensor:
+            shared = self.share_embeddings_and_output_weights
+            weight = self.shared_embedding_or_output_weight() if shared else None
+            logits, _ = self.output_layer(
+                states[:, None], weight=weight, runtime_gather_output=True
+            )
+            whole: Tensor = logits[:, 0]
+            return whole
+
+        return Predictions(states_NH, head, vocab_size=self.vocab_size)
 
 
 def _layer_spec(shape: ModelShape, *, on_cpu: bool) -> Any:
