@@ -121,7 +121,8 @@ def _fix(memory: WorkerMemory) -> str:
     advice = {
         "activations": "lower max_tokens_per_mb, or recompute=true (backend megatron)",
         "logits": "lower max_tokens_per_mb",
-        "cache": "lower max_tokens_per_mb",
+        "cache": "lower max_cache_tokens, or max_tokens_per_mb where that is not set",
+        "reading prompts": "shorter prompts (dataset.max_prompt_len)",
         "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
         "whole copy": "generate on a copy of its own, in the layout d<n>t1p1 of an allocation",
         "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",

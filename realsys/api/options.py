@@ -126,6 +126,13 @@ class ModelOptions:
     max_tokens_per_mb: int | None = option(
         16384, "largest micro-batch; none for no limit", unit="tokens", ge=1
     )
+    max_cache_tokens: int | None = option(
+        None,
+        "tokens kept while answers are made, in evaluations too; none: on a GPU what its free memory "
+        "holds, on a CPU max_tokens_per_mb",
+        unit="tokens",
+        ge=1,
+    )
     recompute: bool = option(
         False, "compute activations again in the backward pass (backend megatron)"
     )

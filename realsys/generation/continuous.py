@@ -386,15 +386,14 @@ class ContinuousEngine:
         num = len(self._running)
         if not num:
             return
-        sparse = not self._waiting and num <= _COMPACT_BELOW * (max(self._running) + 1)
-        if sparse or self._scattered() or self.slots.out_of_order():
+        highest = max(self._running)
+        sparse = not self._waiting and num <= _COMPACT_BELOW * (highest + 1)
+        scattered = highest >= num and self.max_tokens is not None and self._too_wide(highest)
+        if sparse or scattered or self.slots.out_of_order():
             self._compact()
 
-    def _scattered(self) -> bool:
+    def _too_wide(self, highest: int) -> bool:
         """Whether free slots between the rows keep the cache from holding what it might."""
-        highest = max(self._running)
-        if highest < len(self._running) or self.max_tokens is None:
-            return False
         rows = [*self._running.values(), *itertools.islice(self._waiting, 1)]
         return not self._fit(highest + 1, max(row.expected for row in rows))
 

@@ -217,7 +217,8 @@ class FastForward:
         longest = max(band.width for band in bands)
         rotation = self._rotation_of(longest).index_select(0, positions_BP.flatten())[:, None]
         cos, sin = rotation.chunk(2, dim=-1)
-        own_BP = positions_BP[: cache.num_rows]
+        padded = len(positions_BP) > cache.num_rows
+        own_BP = positions_BP[: cache.num_rows] if padded else positions_BP
         places = cache.places(own_BP)
         if self.fused and length > 1:
             attend = self._reading(own_BP, cache, longest, fresh=fresh)
@@ -227,9 +228,11 @@ class FastForward:
         x = F.embedding(tokens_BP.flatten(), self.embedding)
         for layer, w in enumerate(self.layers):
             q, k, v = self._queries_keys_values(self._norm(x, w.attn_norm), w, cos, sin)
-            cache.write(layer, places, k[:num_lines], v[:num_lines])
+            if padded:
+                k, v = k[:num_lines], v[:num_lines]
+            cache.write(layer, places, k, v)
             y = attend(layer, q, k, v)
-            if len(y) < len(x):
+            if padded:
                 y = torch.cat([y, y.new_zeros(len(x) - len(y), y.shape[1])])
             x = w.attn_out.add(x, y)
             h = self._norm(x, w.mlp_norm)
@@ -308,8 +311,8 @@ class FastForward:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[N, H, D]`` and, one line a token and lane, keys and values ``[N * L, E]``."""
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
-        parts = [part(y) for part in w.qkv]
-        qkv = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        joined = len(w.qkv) == 1
+        qkv = w.qkv[0](y) if joined else torch.cat([part(y) for part in w.qkv], dim=1)
         qkv = qkv.view(len(y), heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if w.q_norm is not None and w.k_norm is not None:

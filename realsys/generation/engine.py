@@ -28,6 +28,7 @@ from realsys.generation.sampling import Sampler, uniforms
 
 logger = logging.getLogger(__name__)
 
+_AHEAD = 64  # positions of a row beyond its end: a cache that grows by doubling makes more than are needed
 # Dropping finished rows copies the cache of the others: it pays once a good part has finished.
 _COMPACT_BELOW = 0.75
 # Asking a GPU which rows have finished makes the host wait for it, so it's asked less often.
@@ -82,7 +83,8 @@ def generate(
     num_rows = max_batch or max(len(prompts), 1)
     longest = max(map(len, prompts), default=0) + gconfig.max_new_tokens
     if (obstacle := fast_path_obstacle(module)) is None:
-        room = None if max_tokens is None else max(max_tokens, longest)
+        # Without a bound what all of them may come to hold, so that the cache does not outgrow it.
+        room = num_rows * (longest + _AHEAD) if max_tokens is None else max(max_tokens, longest)
         return _generate_continuously(
             module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows, room
         )
@@ -103,7 +105,7 @@ def _generate_continuously(
     row_seeds: Tensor,
     order: Sequence[int],
     max_batch: int,
-    max_tokens: int | None,
+    max_tokens: int,
 ) -> GenerationResult:
     engine = ContinuousEngine(
         module,

@@ -26,7 +26,9 @@ _READ_TOKENS = 4096
 READ_TOKENS_FUSED = 8192
 _READ_SCORES = 1 << 24  # numbers in its attention scores
 _READ_MASK = 1 << 28  # and in the mask of fused attention
-_READ_CELLS = 4  # cells that the rows of a pass have, known beginnings included, for each of its tokens
+READ_CELLS = (
+    4  # cells that the rows of a pass have, known beginnings included, for each of its tokens
+)
 _LEAST_ROOM = 48  # positions a slot has room for from the beginning: growing copies them all
 _LINE = 16  # floats of a processor's cache line
 _LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest
@@ -142,7 +144,9 @@ def grown(
         return have
     rows, width = have
     if need[0] > rows:
-        rows = min(max(rounded(need[0], granule), 2 * rows), rounded(max(most_rows, need[0]), granule))
+        rows = min(
+            max(rounded(need[0], granule), 2 * rows), rounded(max(most_rows, need[0]), granule)
+        )
     if need[1] > width:
         # An odd number of lines: those an even number apart would share a few sets of a cache.
         width = rounded(max(need[1], 2 * width, _LEAST_ROOM), _LINE) | _LINE
@@ -227,7 +231,7 @@ class FastSlots:
             [r.num_new for r in new],
             [r.known for r in new],
             max_tokens=self._read_tokens,
-            max_cells=_READ_CELLS * self._read_tokens,
+            max_cells=READ_CELLS * self._read_tokens,
         ):
             tick()
             batch = [new[i] for i in group]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from realsys.api.errors import DataError, WorkerLost
+from realsys.generation.cache_room import room_on_gpu
 from realsys.generation.continuous import ContinuousEngine
 from realsys.generation.requests import GenerationOutput, GenerationRequest
 from realsys.generation.row import room_left
@@ -241,12 +242,23 @@ class EmbeddedEngine:
             eos_token_ids=(),
             pad_token_id=self._pad,
             max_running=self.settings.max_running,
-            max_tokens=self.settings.max_tokens,
+            max_tokens=self._max_tokens(),
             tokenizer=self._tokenizer,
             version=self._version,
             quantize=self.settings.quantize,
             prefix_bytes=self.settings.prefix_bytes,
             read_tokens=self.settings.read_tokens,
+        )
+
+    def _max_tokens(self) -> int | None:
+        """As set; else, on a GPU, what fits beside new weights that come while these are in use."""
+        if self.settings.max_tokens is not None or not next(self._module.parameters()).is_cuda:
+            return self.settings.max_tokens
+        staged = sum(p.numel() * p.element_size() for p in self._module.parameters())
+        return room_on_gpu(
+            self._module,
+            num_rows=self.settings.max_running,
+            kept=staged + self.settings.prefix_bytes,
         )
 
     def _step_made(self, outputs: list[GenerationOutput]) -> None:

@@ -4,10 +4,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
+from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
+from realsys.backends.engine import _cache_tokens
 from realsys.generation.attention import KeyValues
+from realsys.generation.cache_room import BytesOfGeneration, room_on_gpu, tokens_that_fit
 from realsys.generation.continuous import ContinuousEngine
 from realsys.generation.engine import generate
 from realsys.generation.requests import GenerationRequest
@@ -109,7 +113,9 @@ def test_one_call_of_long_rows(module, most_cells):
     gconfig = GenerationHyperparameters(max_new_tokens=397)
     bounded = generate(module, prompts, gconfig, max_tokens=6400, **settings)
     assert most_cells[0] <= ABOVE * 6400
+    most_cells[0] = 0
     free = generate(module, prompts, gconfig, **settings)
+    assert 16 * 400 <= most_cells[0] <= ABOVE * 16 * (400 + 64), "not twice of it either"
     assert all(map(torch.equal, bounded.tokens, free.tokens))
     assert all(map(torch.equal, bounded.logprobs, free.logprobs))
 
@@ -165,3 +171,50 @@ def test_a_cache_grows_to_what_is_needed_and_no_further_than_it_may(have, need, 
     if (rows, width) != have:
         assert width % 16 == 0
         assert rows * width <= max(most, need[0] * need[1]) + max(2, need[0]) * 15 + need[1]
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+GiB = 1 << 30
+# Qwen2.5-7B in bfloat16.
+SEVEN_BILLION = Qwen2Config(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+)
+
+
+def test_a_gpu_keeps_as_many_tokens_as_its_free_memory_holds():
+    """The trainer's micro-batch of 16 384 tokens was one row at a time of 9000 tokens each."""
+    needs = BytesOfGeneration.of(SEVEN_BILLION, 2)
+    assert needs.token == 57_344
+    assert needs.row == 152_064 * 10
+    found = tokens_that_fit(64 * GiB, needs, num_rows=512)
+    assert found > 100 * 9000
+    taken = found * needs.token * (1 + 1 / 28) + needs.reading + 512 * needs.row
+    assert 0.91 * 64 * GiB < taken <= 0.92 * 64 * GiB
+    weights = 15 * GiB
+    less = tokens_that_fit(64 * GiB, needs, num_rows=512, kept=weights)
+    assert (found - less) * needs.token * (1 + 1 / 28) == pytest.approx(weights, rel=1e-4)
+    assert tokens_that_fit(GiB, needs, num_rows=512) == 1, "one row is tried all the same"
+
+
+def test_the_question_to_a_gpu(module, monkeypatch):
+    """What torch keeps of freed memory is free, too."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GiB, 2 * GiB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * GiB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GiB)
+    needs = BytesOfGeneration.of(module.config, 4)
+    assert room_on_gpu(module, num_rows=9) == tokens_that_fit(4 * GiB, needs, num_rows=9)
+
+
+def test_whose_bound_it_is(module):
+    both = MicroBatchSpec(max_tokens_per_mb=7, max_cache_tokens=9)
+    assert _cache_tokens(module, both, 3) == 9
+    assert _cache_tokens(module, MicroBatchSpec(max_tokens_per_mb=7), 3) == 7
+    assert _cache_tokens(module, None, 3) is None
+    with pytest.raises(ConfigError, match="max_cache_tokens is 0"):
+        MicroBatchSpec(max_cache_tokens=0)

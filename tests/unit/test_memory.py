@@ -237,12 +237,21 @@ def test_fsdp_gathers_a_small_model_in_one_piece(monkeypatch):
     assert "whole gradients" not in found
 
 
-def test_the_cache_holds_as_many_rows_as_a_micro_batch_has_room_for():
+def test_the_cache_holds_as_many_tokens_as_it_may():
     model = HeldModel(shape=SHAPE, max_tokens_per_mb=None)
-    of_a_token = 2 * 4 * 32 * 4  # keys and values, layers, kv heads × width, bytes
+    # Keys and values, layers, kv heads × width, bytes; one of four layers twice while it grows.
+    of_a_token = 2 * 4 * 32 * 4 * 1.25
     assert passing(model, ONE, 0, GENERATE, SIZES)["cache"] == 64 * 32 * of_a_token
-    few = replace(model, max_tokens_per_mb=100)  # three rows of 32
-    assert passing(few, ONE, 0, GENERATE, SIZES)["cache"] == 3 * 32 * of_a_token
+    few = replace(model, max_tokens_per_mb=100)
+    assert passing(few, ONE, 0, GENERATE, SIZES)["cache"] == 100 * of_a_token
+    own = replace(few, max_cache_tokens=160)
+    assert passing(own, ONE, 0, GENERATE, SIZES)["cache"] == 160 * of_a_token
+    one = replace(few, max_cache_tokens=8)  # a whole answer's at the least
+    assert passing(one, ONE, 0, GENERATE, SIZES)["cache"] == 32 * of_a_token
+    assert (
+        passing(own, ONE, 0, GENERATE, SIZES)["logits"]
+        > passing(few, ONE, 0, GENERATE, SIZES)["logits"]
+    )
     assert passing(model, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 32 * 32 * of_a_token
     dealt = replace(model, backend="megatron")
     assert passing(dealt, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 16 * 32 * of_a_token
