@@ -29,7 +29,7 @@ _PIECE = 128
 _GRANULE = 8  # a cache is looked at in multiples of so many positions
 _HALF = (torch.bfloat16, torch.float16)
 # Since torch 2.8, for CUDA: products of half-precision matrices, given as they were added up.
-_KEEPS_SUMS = "dtype" in torch.ops.aten.bmm.overloads()
+_KEEPS_SUMS = hasattr(torch.ops.aten.bmm, "dtype")
 
 
 def seen_width(num: int) -> int:

@@ -61,9 +61,9 @@ class ContinuousEngine:
             ``gconfig.stop_token_ids``.
         pad_token_id: any token; stands where nothing is read.
         max_running: rows decoded together; more requests wait, first come first served.
-        max_tokens: most cells of the cache, rows times tokens of the longest of them, which bounds prompt and
-            answer of each request too; None: no bound. Requests are admitted by what they hold and a good
-            part more (``Row.expected``). Where their answers get longer, the newest wait again, and are read
+        max_tokens: most cells of the cache, rows times tokens of the longest of them, which bounds prompt
+            and answer of each request too; None: no bound. Requests are admitted by what they hold and a
+            good part more (``Row.expected``). Where answers get longer, the newest wait again, to be read
             anew later.
         tokenizer: needed for ``stop_texts``.
         version: of the weights.

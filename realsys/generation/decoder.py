@@ -105,9 +105,9 @@ _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class FastForward:
     """Forward passes of a module for which ``fast_path_obstacle`` is None; shapes as in attention.py.
 
-    On a GPU, it reads the module's weights in place. On a CPU it holds copies of some (fused projections, and
-    what linear.py packs): ``reload`` after they changed. ``quantize`` keeps all linear weights as copies
-    of eight bits a number.
+    On a GPU it reads the module's weights in place. On a CPU it holds copies of some (fused projections,
+    and what linear.py packs): ``reload`` after they changed. ``quantize`` keeps all linear weights as
+    copies of eight bits a number.
 
     Args:
         as_on_gpu: for tests; None: by the device.

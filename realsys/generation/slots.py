@@ -311,7 +311,8 @@ class FastSlots:
     def _columns(self, num_rows: int, length: int, width: int, *, fresh: bool) -> int:
         """How many tokens of each row to read at a time."""
         if not self.forward.fused:
-            return max(1, _READ_SCORES // (num_rows * self.forward.num_heads * width))
+            scores = num_rows * self.forward.num_heads * width
+            return max(1, _READ_SCORES // scores)
         most = max(1, self._read_tokens // num_rows)
         if fresh and length <= most:
             return length

@@ -44,8 +44,8 @@ class HeldModel:
         cpu_offload: shards and optimizer are in CPU memory also while it computes.
         offload: the whole copy is in CPU memory while it does not compute.
         max_tokens_per_mb: None has no limit.
-        max_cache_tokens: kept while it generates; None: as many as ``max_tokens_per_mb`` must fit, and on a GPU
-            it takes what is left.
+        max_cache_tokens: kept while it generates; None: as many as ``max_tokens_per_mb`` must fit, and on a
+            GPU it takes what is left.
     """
 
     shape: ModelShape

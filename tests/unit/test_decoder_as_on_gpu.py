@@ -1,4 +1,4 @@
-"""What the fast path does on a GPU, on this CPU: fused attention for texts, weights in place, fewer bands."""
+"""What the fast path does on a GPU, done here: fused attention for texts, weights in place, few bands."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Log-probs of sampler and trainer in bfloat16, where attention scores are large: as far off as each other."""
+"""Log-probs of sampler and trainer in bfloat16 where attention scores are large: equally far off."""
 
 import pytest
 import torch
