@@ -127,7 +127,7 @@ class FastForward:
         config: Any = module.config
         backbone: Any = module.model
         self.module: Any = module
-        self.num_heads = config.num_attention_heads
+        self.num_heads: int = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim: int = backbone.layers[0].self_attn.head_dim
         self.eps = config.rms_norm_eps
