@@ -25,7 +25,7 @@ from realsys.generation.prefix import PrefixCache
 _READ_TOKENS = 4096
 READ_TOKENS_FUSED = 8192
 _READ_SCORES = 1 << 24  # numbers in its attention scores
-_READ_MASK = 1 << 28  # and in the mask of fused attention
+_READ_MASK = 1 << 26  # and in the mask of fused attention
 READ_CELLS = (
     4  # cells that the rows of a pass have, known beginnings included, for each of its tokens
 )

@@ -252,7 +252,7 @@ class EmbeddedEngine:
 
     def _max_tokens(self) -> int | None:
         """As set; else, on a GPU, what fits beside new weights that come while these are in use."""
-        if self.settings.max_tokens is not None or not next(self._module.parameters()).is_cuda:
+        if self.settings.max_tokens is not None or not _on_gpu(self._module):
             return self.settings.max_tokens
         staged = sum(p.numel() * p.element_size() for p in self._module.parameters())
         return room_on_gpu(
@@ -289,6 +289,10 @@ class EmbeddedEngine:
             self._ended.set()
 
         self._loop.call_soon_threadsafe(tell)
+
+
+def _on_gpu(module: nn.Module) -> bool:
+    return next(module.parameters()).is_cuda
 
 
 def _submit(engine: ContinuousEngine, request: GenerationRequest) -> bool:

@@ -16,6 +16,9 @@ from realsys.generation.continuous import ContinuousEngine
 from realsys.generation.engine import generate
 from realsys.generation.requests import GenerationRequest
 from realsys.generation.slots import grown
+from realsys.serving import embedded
+from realsys.serving.embedded import EmbeddedEngine
+from realsys.serving.embedded_settings import EmbeddedSettings
 
 VOCABULARY = 40
 # While the cache changes one of the four layers is there twice; positions are whole lines of 16.
@@ -218,3 +221,28 @@ def test_whose_bound_it_is(module):
     assert _cache_tokens(module, None, 3) is None
     with pytest.raises(ConfigError, match="max_cache_tokens is 0"):
         MicroBatchSpec(max_cache_tokens=0)
+
+
+def test_a_server_on_a_gpu_leaves_room_for_the_weights_that_come(module, monkeypatch):
+    asked = []
+
+    def room(module, *, num_rows, kept):
+        asked.append((num_rows, kept))
+        return 777
+
+    monkeypatch.setattr(embedded, "room_on_gpu", room)
+    module = module.float()
+    weights = sum(4 * p.numel() for p in module.parameters())
+
+    def bound(max_tokens, *, on_gpu):
+        settings = EmbeddedSettings(max_tokens=max_tokens, max_running=5, prefix_bytes=1000)
+        server = EmbeddedEngine(
+            module, eos_token_ids=(), pad_token_id=0, settings=settings, fetch=None
+        )
+        monkeypatch.setattr(embedded, "_on_gpu", lambda module: on_gpu)
+        return server._max_tokens()
+
+    assert bound(None, on_gpu=False) is None
+    assert bound(99, on_gpu=True) == 99
+    assert bound(None, on_gpu=True) == 777
+    assert asked == [(5, weights + 1000)]

@@ -19,7 +19,7 @@ from transformers import (
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, size
+from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, size, usable_bytes
 from launcher.plan_view import allocation_rows, memory_rows
 from launcher.resolve import resolve
 from realsys.api.allocation import CallAllocation
@@ -439,3 +439,12 @@ def test_an_evaluation_counts_its_answers_and_in_an_asynchronous_run_its_whole_w
         config = config_of(replace(run, actor=more))
         larger = memory_of_experiment(config, TINY)[0].calls["evaluation of actor@0"]
         assert larger["cache"] > terms["cache"] > 0
+
+
+def test_a_process_has_memory_of_its_own_on_a_gpu():
+    """Context and communicators were in no plan: a worker of several copies has gigabytes of them."""
+    alone = usable_bytes(80 * 2**30, workers=1, copies=3)
+    assert alone == 0.96 * 80 * 2**30 - 2**30 / 2
+    several = [usable_bytes(80 * 2**30, workers=8, copies=n) for n in (1, 3)]
+    assert alone - several[0] == 2 * 300 * 2**20
+    assert several[0] - several[1] == 2 * 300 * 2**20
