@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelBackendAbstraction
 from realsys.api.options import ModelOptions
@@ -27,6 +28,13 @@ def compute_dtype(*roles: ModelOptions, gpus: float) -> str:
     """
     given = [role.dtype for role in roles if role.dtype is not None]
     return given[0] if given else ("bfloat16" if gpus else "float32")
+
+
+def mb_spec_of(options: ModelOptions) -> MicroBatchSpec:
+    """How a role's calls are cut, and how many tokens are kept while it generates."""
+    return MicroBatchSpec(
+        max_tokens_per_mb=options.max_tokens_per_mb, max_cache_tokens=options.max_cache_tokens
+    )
 
 
 def backend_of(options: ModelOptions, *, trained: bool) -> ModelBackendAbstraction:

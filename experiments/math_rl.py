@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from experiments.backend_args import backend_of, compute_dtype, replica_backend_of
+from experiments.backend_args import (
+    backend_of,
+    compute_dtype,
+    mb_spec_of,
+    replica_backend_of,
+)
 from experiments.evaluation import EvaluationOptions
 from experiments.layout_checks import (
     batch_problems,
@@ -362,7 +367,7 @@ class MathRLExperiment(Experiment):
             held_out=self._held_out,
             reward=self.reward,
             gen=self.ppo.gen,
-            mb_spec=MicroBatchSpec(max_tokens_per_mb=self.actor.max_tokens_per_mb),
+            mb_spec=mb_spec_of(self.actor),
         )
         return (evaluator,)
 
@@ -524,14 +529,13 @@ class MathRLExperiment(Experiment):
         self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any
     ) -> MFCDef:
         """A call on copy 0 of ``role``; ``more`` are further fields."""
-        limit = None if role in RULES else getattr(self, role).max_tokens_per_mb
         return MFCDef(
             name=name,
             n_seqs=self.dataset.train_bs_n_seqs,
             interface_type=ModelInterfaceType(kind),
             interface_impl=interface,
             model_name=ModelName(role),
-            mb_spec=MicroBatchSpec(max_tokens_per_mb=limit),
+            mb_spec=MicroBatchSpec() if role in RULES else mb_spec_of(getattr(self, role)),
             n_minibatches=self.ppo.ppo_n_minibatches if kind == "train_step" else 1,
             **more,
         )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.backend_args import backend_of, compute_dtype
+from experiments.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.layout_checks import held_out_problems, layout_problems_of
 from experiments.math_files import (
     absolute,
@@ -23,7 +23,6 @@ from experiments.math_files import (
 from experiments.placement import RoleModel, place_models
 from experiments.worker_resources import cpus_of_worker, mem_of_worker
 from realsys.api.allocation import CallAllocation
-from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment, ExperimentConfig
@@ -217,7 +216,7 @@ class SFTMathExperiment(Experiment):
             interface_impl=ModelInterfaceAbstraction("sft"),
             model_name=ModelName("model"),
             input_keys=("packed_input_ids", "prompt_mask"),
-            mb_spec=MicroBatchSpec(max_tokens_per_mb=self.model.max_tokens_per_mb),
+            mb_spec=mb_spec_of(self.model),
         )
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,

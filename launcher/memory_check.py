@@ -22,7 +22,11 @@ from realsys.planner.memory_of_workers import WorkerMemory, memory_of_experiment
 from realsys.planner.memory_words import GiB, MiB, advice, largest, size
 
 PROCESS_MIB = 600  # a worker's libraries, without any model
-RESERVE = 0.04  # of a GPU: its context, and what the allocator can't use
+RESERVE = 0.04  # of a GPU: what the allocator can't use
+# Assumed, not measured: a process's CUDA context with its kernels, and one NCCL communicator's buffers
+# (4 MiB a channel and direction by NCCL's defaults, some tens of channels).
+CONTEXT = 512 * MiB
+COMMUNICATOR = 300 * MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,17 @@ def gpu_bytes(cluster: ClusterSpec, scheduling: Scheduling) -> float | None:
     return None if size is None else size * min(1.0, scheduling.gpu)
 
 
+def usable_bytes(limit: float, *, workers: int, copies: int) -> float:
+    """Of a GPU, for models and calls: less what the process takes by itself.
+
+    Args:
+        workers: that talk to one another; one alone needs no communicators.
+        copies: of models on a worker, each with a group of its own beside everybody's.
+    """
+    groups = 1 + copies if workers > 1 else 0
+    return limit * (1 - RESERVE) - CONTEXT - groups * COMMUNICATOR
+
+
 def _gpu_size(partition: PartitionSpec, gpu_type: str | None) -> float | None:
     if partition.gpu_memory_gib is not None:
         return partition.gpu_memory_gib * GiB
@@ -90,12 +105,16 @@ def scheduling_of(phase: PhasePlan) -> Scheduling:
 def memory_problems(memory: Mapping[str, list[WorkerGroup]]) -> Iterator[ConfigError]:
     """Workers whose models do not fit."""
     for phase, groups in memory.items():
+        workers = sum(len(group.workers) for group in groups)
         for group in groups:
-            usable = None if group.limit is None else group.limit * (1 - RESERVE)
-            if usable is not None and group.memory.bytes > usable:
+            if group.limit is None:
+                continue
+            copies = len(group.memory.copies)
+            usable = usable_bytes(group.limit, workers=workers, copies=copies)
+            if group.memory.bytes > usable:
                 yield ConfigError(
                     f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
-                    f"of GPU memory each, {size(usable)} of {size(group.limit or 0)} can be used: "
+                    f"of GPU memory each, {size(usable)} of {size(group.limit)} can be used: "
                     + "; ".join(
                         f"{name} {size(n)}"
                         for name, n in largest(group.memory, group.memory.peak_call)

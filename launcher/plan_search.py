@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher import output
-from launcher.memory_check import RESERVE, gpu_bytes, scheduling_of
+from launcher.memory_check import gpu_bytes, scheduling_of, usable_bytes
 from launcher.predictions import (
     Figures,
     figures_for,
@@ -51,7 +51,10 @@ def memory_limit(plan: LaunchPlan, device: Device | None) -> float | None:
     whole = (
         device.memory_bytes if device else gpu_bytes(plan.cluster, scheduling_of(plan.phases[-1]))
     )
-    return whole * (1 - RESERVE) if whole else None
+    config = plan.phases[-1].config
+    roles = {call.role for call in config.model_rpcs}
+    workers = len(config.model_worker)
+    return usable_bytes(whole, workers=workers, copies=len(roles)) if whole else None
 
 
 def propose(

@@ -26,20 +26,26 @@ class MicroBatchSpec:
     At least ``n_mbs`` pieces, and as many more as it takes to keep each under
     ``max_tokens_per_mb`` tokens. The sequences of an id stay together where they fit, else they are
     parted; a single longer sequence makes a piece of its own.
+
+    Attributes:
+        max_cache_tokens: whose keys and values are kept while answers are made (one whole answer's at the
+            least). None: on a GPU as many as its free memory holds, on a CPU ``max_tokens_per_mb``.
     """
 
     n_mbs: int = 1
     max_tokens_per_mb: int | None = None
+    max_cache_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.n_mbs < 1:
             raise ConfigError(f"n_mbs is {self.n_mbs}", where="mb_spec.n_mbs", fix="use 1 or more")
-        if self.max_tokens_per_mb is not None and self.max_tokens_per_mb < 1:
-            raise ConfigError(
-                f"max_tokens_per_mb is {self.max_tokens_per_mb}",
-                where="mb_spec.max_tokens_per_mb",
-                fix="use 1 or more tokens, or none for no limit",
-            )
+        for name in ("max_tokens_per_mb", "max_cache_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(
+                    f"{name} is {value}",
+                    where=f"mb_spec.{name}",
+                    fix="use 1 or more tokens, or none for no limit",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,6 +133,13 @@ class ModelOptions:
         unit="tokens",
         ge=1,
     )
+    max_cache_tokens: int | None = option(
+        None,
+        "tokens kept while answers are made, in evaluations too; none: on a GPU what its free memory "
+        "holds, on a CPU max_tokens_per_mb",
+        unit="tokens",
+        ge=1,
+    )
     recompute: bool = option(False, "compute activations again in the backward pass")
     cpu_offload: bool = option(
         False, "keep shards and optimizer in CPU memory while training (backend fsdp)"

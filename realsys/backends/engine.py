@@ -41,6 +41,7 @@ from realsys.data_plane.answers_layout import INPUT, answer_row, answers_sample
 from realsys.data_plane.packing import Run
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.generation.cache_room import ROWS_OF_GPU, room_on_gpu
 from realsys.generation.engine import GenerationResult, generate
 from realsys.generation.sampling import row_seed
 from realsys.models.answer_ends import end_token_ids
@@ -287,18 +288,21 @@ def answer_prompts(
         eos_token_ids=end_token_ids(tokenizer, getattr(module, "generation_config", None)),
         pad_token_id=tokenizer.pad_token_id or 0,
         row_seeds=torch.tensor(seeds, dtype=torch.int64),
-        max_batch=_rows_that_fit(prompts, gconfig, mb_spec),
+        max_batch=ROWS_OF_GPU if device.type == "cuda" else None,
+        max_tokens=_cache_tokens(module, mb_spec, len(asked)),
     )
     rows = list(map(answer_row, asked, result.tokens, result.logprobs))
     groups = [rows[i : i + gconfig.n] for i in range(0, len(rows), gconfig.n)]
     return answers_sample(input_.ids, groups, result.truncated, metadata=input_.meta.metadata)
 
 
-def _rows_that_fit(
-    prompts: Sequence[Tensor], gconfig: GenerationHyperparameters, mb_spec: MicroBatchSpec | None
-) -> int | None:
-    """How many rows to decode together so that their cache stays under the micro-batch's tokens."""
-    if mb_spec is None or mb_spec.max_tokens_per_mb is None:
-        return None
-    longest = max(map(len, prompts), default=0) + gconfig.max_new_tokens
-    return max(1, mb_spec.max_tokens_per_mb // longest)
+def _cache_tokens(module: nn.Module, mb_spec: MicroBatchSpec | None, num_rows: int) -> int | None:
+    """Tokens to keep of the answers that are decoded together: not a matter of the trainer's micro-batch.
+
+    On a CPU, where a step of few rows costs little more than their share, it is by default.
+    """
+    if mb_spec is not None and mb_spec.max_cache_tokens is not None:
+        return mb_spec.max_cache_tokens
+    if next(module.parameters()).is_cuda:
+        return room_on_gpu(module, num_rows=num_rows)
+    return None if mb_spec is None else mb_spec.max_tokens_per_mb

@@ -29,6 +29,9 @@ from realsys.param_realloc.layouts import (
 GiB = 1 << 30
 KNOWN_BACKENDS = ("fsdp", "megatron", "inference")
 _FLOAT32 = 4
+# As realsys/generation says, which no planner imports: torch comes with it.
+READ_TOKENS = 8192
+ROWS_OF_GPU = 1024
 
 Terms = Mapping[str, float]  # what → bytes
 
@@ -45,6 +48,8 @@ class HeldModel:
         cpu_offload: shards and optimizer are in CPU memory also while it computes.
         offload: the whole copy is in CPU memory while it does not compute.
         max_tokens_per_mb: None has no limit.
+        max_cache_tokens: kept while it generates; None: as many as ``max_tokens_per_mb`` must fit, and on a
+            GPU it takes what is left.
     """
 
     shape: ModelShape
@@ -58,6 +63,7 @@ class HeldModel:
     cpu_offload: bool = False
     offload: bool = False
     max_tokens_per_mb: int | None = None
+    max_cache_tokens: int | None = None
 
     @property
     def item_bytes(self) -> int:
@@ -245,15 +251,21 @@ def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> di
     # Backend fsdp answers a slot's prompts on each of its processes, the others deal them.
     ranks = topo.data if model.backend == "fsdp" else topo.world_size
     rows = math.ceil(sizes.sequences / ranks)
-    if model.max_tokens_per_mb is not None:
-        rows = max(1, min(rows, model.max_tokens_per_mb // sizes.length))
+    bound = model.max_cache_tokens or model.max_tokens_per_mb
+    tokens = rows * sizes.length
+    if bound is not None:
+        tokens = min(tokens, max(bound, sizes.length))
+        # Rows are admitted by what they hold: more of them while they are short.
+        rows = min(rows, max(1, tokens // (sizes.prompt_tokens + 1)))
     shape, item = model.shape, model.item_bytes
     cache = 2 * shape.num_layers * shape.kv_size * item  # keys and values of a token
-    prefill = rows * sizes.prompt_tokens * layer_activation_bytes(shape, 1, item)
+    # Texts are read some at a time, into a cache of their own (realsys/generation/slots.py).
+    read = min(rows * sizes.prompt_tokens, max(READ_TOKENS, sizes.prompt_tokens))
+    layer_twice = 1 + 1 / shape.num_layers  # while the cache grows
     return {
-        "cache": rows * sizes.length * cache,
-        "activations": prefill,
-        "logits": rows * shape.vocab_size * (item + 2 * _FLOAT32),
+        "cache": tokens * cache * layer_twice,
+        "reading prompts": read * (cache + layer_activation_bytes(shape, 1, item)),
+        "logits": min(rows, ROWS_OF_GPU) * shape.vocab_size * (item + 2 * _FLOAT32),
     }
 
 

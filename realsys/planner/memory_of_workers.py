@@ -248,6 +248,7 @@ def _held(
         cpu_offload=bool(args.get("cpu_offload")),
         offload=any(isinstance(hook, OffloadHook) for c in calls for hook in c.post_hooks),
         max_tokens_per_mb=None if None in limits else max(n for n in limits if n is not None),
+        max_cache_tokens=max((c.mb_spec.max_cache_tokens or 0 for c in calls), default=0) or None,
     )
 
 

@@ -10,7 +10,8 @@ TOLD = 3  # terms, and what to do about each
 ADVICE = {
     "activations": "lower max_tokens_per_mb, or recompute=true",
     "logits": "lower max_tokens_per_mb",
-    "cache": "lower max_tokens_per_mb",
+    "cache": "lower max_cache_tokens, or max_tokens_per_mb where that is not set",
+    "reading prompts": "shorter prompts (dataset.max_prompt_len)",
     "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
     "average": "leave ref_ema_eta out, or compute the reference in float32, which is its own average",
     "whole copy": "generate on a copy of its own, in the layout d<n>t1p1 of an allocation",

@@ -49,8 +49,8 @@ CAN = """
 mem_per_model_worker tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
 exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps
 exp_ctrl.ckpt_freq_secs exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps
-exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb dataset.max_prompt_len ppo.gen.max_new_tokens
-rollout.flush_request_timeout rollout.max_concurrent_rollouts rollout.max_in_flight
+exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb ROLE.max_cache_tokens dataset.max_prompt_len
+ppo.gen.max_new_tokens rollout.flush_request_timeout rollout.max_concurrent_rollouts rollout.max_in_flight
 rollout.new_tokens_per_chunk rollout.rollout_request_timeout rollout.dump_limit_gib
 rollout.mem_per_server rollout.cpus_per_worker rollout.mem_per_worker evaluator.batch_size
 evaluator.max_tries evaluator.retry_s evaluator.poll_s evaluator.mem wandb.mode wandb.project

@@ -19,7 +19,7 @@ from transformers import (
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems
+from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, usable_bytes
 from launcher.plan_view import allocation_rows, memory_rows
 from launcher.resolve import resolve
 from realsys.api.allocation import CallAllocation
@@ -270,12 +270,21 @@ def test_fsdp_gathers_a_small_model_in_one_piece(monkeypatch):
     assert "whole gradients" not in found
 
 
-def test_the_cache_holds_as_many_rows_as_a_micro_batch_has_room_for():
+def test_the_cache_holds_as_many_tokens_as_it_may():
     model = HeldModel(shape=SHAPE, max_tokens_per_mb=None)
-    of_a_token = 2 * 4 * 32 * 4  # keys and values, layers, kv heads × width, bytes
+    # Keys and values, layers, kv heads × width, bytes; one of four layers twice while it grows.
+    of_a_token = 2 * 4 * 32 * 4 * 1.25
     assert passing(model, ONE, 0, GENERATE, SIZES)["cache"] == 64 * 32 * of_a_token
-    few = replace(model, max_tokens_per_mb=100)  # three rows of 32
-    assert passing(few, ONE, 0, GENERATE, SIZES)["cache"] == 3 * 32 * of_a_token
+    few = replace(model, max_tokens_per_mb=100)
+    assert passing(few, ONE, 0, GENERATE, SIZES)["cache"] == 100 * of_a_token
+    own = replace(few, max_cache_tokens=160)
+    assert passing(own, ONE, 0, GENERATE, SIZES)["cache"] == 160 * of_a_token
+    one = replace(few, max_cache_tokens=8)  # a whole answer's at the least
+    assert passing(one, ONE, 0, GENERATE, SIZES)["cache"] == 32 * of_a_token
+    assert (
+        passing(own, ONE, 0, GENERATE, SIZES)["logits"]
+        > passing(few, ONE, 0, GENERATE, SIZES)["logits"]
+    )
     assert passing(model, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 32 * 32 * of_a_token
     dealt = replace(model, backend="megatron")
     assert passing(dealt, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 16 * 32 * of_a_token
@@ -464,3 +473,12 @@ def test_an_evaluation_counts_its_answers_and_in_an_asynchronous_run_its_whole_w
         config = config_of(replace(run, actor=more))
         larger = memory_of_experiment(config, TINY)[0].calls["evaluation of actor@0"]
         assert larger["cache"] > terms["cache"] > 0
+
+
+def test_a_process_has_memory_of_its_own_on_a_gpu():
+    """Context and communicators were in no plan: a worker of several copies has gigabytes of them."""
+    alone = usable_bytes(80 * 2**30, workers=1, copies=3)
+    assert alone == 0.96 * 80 * 2**30 - 2**30 / 2
+    several = [usable_bytes(80 * 2**30, workers=8, copies=n) for n in (1, 3)]
+    assert alone - several[0] == 2 * 300 * 2**20
+    assert several[0] - several[1] == 2 * 300 * 2**20
