@@ -4,7 +4,8 @@
 
 Supervised fine-tuning from random weights, on the questions of sft-math without slips: for each seed in
 float32 on one process, in bfloat16 on one, and on two. Held-out questions are answered greedily by the
-weights that compute. In each seed the three must be within 3 points of each other, and have learned.
+weights that compute. Means over the seeds must be within 3 points of each other, and each run have learned:
+seeds alone differ by several points in either type.
 tests/unit/test_masters.py shows on few steps that as many weights move.
 """
 
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -113,13 +115,20 @@ def learn(dtype: str, ranks: int, seed: int, steps: int) -> dict[str, Any]:
     return found
 
 
+def means_of(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean accuracy over the seeds, by type and number of processes."""
+    by_way: dict[str, list[float]] = {}
+    for run in runs:
+        by_way.setdefault(f"{run['dtype']} d{run['ranks']}", []).append(run["accuracy"])
+    return {way: fmean(found) for way, found in by_way.items()}
+
+
 def problems_of(runs: list[dict[str, Any]]) -> list[str]:
     """What did not hold."""
     found = [f"it did not learn: {run}" for run in runs if run["accuracy"] < LEARNED]
-    for seed in sorted({run["seed"] for run in runs}):
-        mine = [run["accuracy"] for run in runs if run["seed"] == seed]
-        if max(mine) - min(mine) > MOST_APART:
-            found.append(f"with seed {seed} accuracies are {mine}")
+    means = means_of(runs)
+    if max(means.values()) - min(means.values()) > MOST_APART:
+        found.append(f"means over the seeds are {means}")
     return found
 
 
@@ -146,6 +155,7 @@ def main() -> int:
         "minutes": round((time.time() - began) / 60, 1),
         "ok": not problems,
         "problems": problems,
+        "mean_accuracy": {way: round(mean, 4) for way, mean in means_of(runs).items()},
         "runs": runs,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

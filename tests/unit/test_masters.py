@@ -20,6 +20,7 @@ from realsys.backends import sharding
 from realsys.backends.averages import Averages
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.inference import InferenceBackend
+from realsys.backends.megatron.backend import inference_engine
 from realsys.backends.recompute import recompute_layers
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
@@ -27,6 +28,7 @@ from realsys.interfaces.sft import next_token_loss
 from realsys.models.build import hf_causal_lm, hf_critic
 from realsys.models.hf import load_causal_lm
 from realsys.param_realloc.boxes import Box
+from realsys.param_realloc.disk import write_part
 from realsys.param_realloc.layouts import held_dtype
 from realsys.param_realloc.realloc import Reallocator
 from realsys.param_realloc.realloc_plan import plan_realloc, sent_dtypes
@@ -285,6 +287,24 @@ def test_an_average_moves_by_steps_that_half_precision_can_t_hold(tiny_policy, d
         assert torch.equal(computing[name], x.to(getattr(torch, dtype))), name
 
 
+def test_an_average_over_cut_weights_moves_too(tiny_policy):
+    """Megatron's windows into its fused parameters, as a reference with tensor axes has them."""
+    engine = inference_engine(hf_causal_lm(path=str(tiny_policy), dtype="bfloat16", **COMPANY))
+    engine.keep_averages()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    start = [view.clone() for _, view in engine.held_weights()[name]]
+    for _ in range(100):
+        for (_, view), x in zip(engine.held_weights()[name], start, strict=True):
+            write(view, 1.02 * x, 0.01)
+        engine.weights_changed()
+    held = [view for _, view in engine.held_weights()[name]]
+    for x, view in zip(start, held, strict=True):
+        way = ((view - x) / (0.02 * x)).mean()
+        assert float(way) == pytest.approx(1 - 0.99**100, abs=2e-3)
+    computing = dict(engine.whole_module().named_parameters())[name]
+    assert torch.equal(computing, torch.cat(held).bfloat16())
+
+
 def test_an_average_is_parked_with_its_model(tiny_policy):
     engine = averaged(tiny_policy, "bfloat16")
     held = [view for parts in engine.held_weights().values() for _, view in parts]
@@ -344,6 +364,17 @@ def test_rounding_is_only_what_the_plan_says():
     for rounded in ({}, {"v": "float32"}, {"w": "float64"}):
         with pytest.raises(InternalError, match=r"w is torch\.float32, the plan sends torch\.bf"):
             check(rounded)
+
+
+def test_rounding_through_files_is_refused_as_well(tmp_path):
+    layout, box = ({"w": (Box.whole((4,)),)},), Box.whole((4,))
+    views = {"w": [(box, torch.tensor([0.1, 0.2, 0.3, 0.4]))]}
+    asked = plan_realloc(
+        [], layout, [0], layout, [1], dtype={"w": "bfloat16"}, rounded={"w": "float32"}
+    )
+    assert write_part(asked, 0, views, tmp_path) is not None
+    with pytest.raises(InternalError, match=r"w is torch\.float32, the plan sends torch\.bf"):
+        write_part(replace(asked, rounded={}), 0, views, tmp_path)
 
 
 def test_a_copy_that_computes_in_half_precision_takes_masters_and_says_so(monkeypatch):
