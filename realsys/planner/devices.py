@@ -4,8 +4,7 @@ Peaks are those of the makers' data sheets: dense bfloat16, float32 outside of t
 rounds no float32 product to TF32 unless told to), memory, NVLink one way, and one 400 Gb/s (A100:
 200 Gb/s) adapter a GPU. What a run gets of them is ``Efficiency``: rough, and the same for all.
 
-Sources: NVIDIA A100 80GB SXM (nvidia-a100-datasheet, 2022), H100 SXM (h100-datasheet, 2023), H200 SXM
-(h200-datasheet, 2024), HGX B200 (blackwell datasheet, 2025: of eight GPUs, divided by eight).
+Sources: NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM (the H100's chip) and HGX B200 (one GPU).
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def value_loss(values, mb):
     return (values - mb.data["packed_input_ids"] / VOCABULARY).square().mean()
 
 
-def train(engine, sample, *, critic, max_tokens=25):
-    # The second data rank cuts its share into more micro-batches than the first has.
+def train(engine, sample, *, critic, max_tokens=15):
+    # The second data rank cuts its share, and a group in it, into more micro-batches than the first has.
     return engine.train_batch(
         sample,
         loss_fn=value_loss if critic else next_token_loss,
