@@ -54,7 +54,9 @@ class Rendezvous:
         import torch.distributed as dist
 
         if self._by != "tcp":
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(
+                mode=0o700, parents=True, exist_ok=True
+            )  # FileStore makes files of 0644
             path = str(self._folder / name)
             return dist.FileStore(path, self._num_workers)  # type: ignore[attr-defined]
         if self._tcp is None:

@@ -59,6 +59,12 @@ def test_a_file_opens_no_port_and_one_worker_needs_no_store(tmp_path):
     assert rendezvous("tcp", 1, tmp_path).endpoint == ""
 
 
+def test_nobody_else_reads_the_file(tmp_path):
+    """Ids that NCCL's processes know one another by stand in it."""
+    rendezvous("file", 0, tmp_path).store("main")
+    assert (tmp_path / "meet").stat().st_mode & 0o777 == 0o700
+
+
 def test_the_store_listens_on_the_workers_address_and_port_range_only(tmp_path):
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
