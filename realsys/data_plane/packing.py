@@ -13,15 +13,6 @@ from typing import NamedTuple
 
 from realsys.api.errors import ConfigError, DataError
 
-# 256 MiB of float32, and a few times that while they are computed with. So large that a GPU should multiply
-# a chunk of rows by the head as fast as all; by reckoning, none was asked.
-LOGITS_AT_ONCE = 2**26
-
-
-def logits_at_once(vocab_size: int) -> int:
-    """Rows whose logits may exist at a time."""
-    return max(1, LOGITS_AT_ONCE // vocab_size)
-
 
 class Run(NamedTuple):
     """Neighbouring sequences of one id of a batch: those from ``start`` up to ``stop``."""

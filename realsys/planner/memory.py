@@ -15,8 +15,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from realsys.api.data import logits_at_once
 from realsys.api.model import ModelInterfaceType, ProcessTopology
-from realsys.data_plane.packing import logits_at_once
 from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
 from realsys.param_realloc.layouts import (
     FSDP_VOCABULARY,

@@ -18,6 +18,7 @@ from transformers import (
     Qwen3ForTokenClassification,
 )
 
+from realsys.api import data
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -32,7 +33,6 @@ from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.inference import InferenceBackend
 from realsys.backends.lora import exchange_name
 from realsys.backends.sharding import full_weight
-from realsys.data_plane import packing
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
@@ -149,7 +149,7 @@ def whole_weights(engine):
 
 def rank_main(world_rank, folder):
     store = join(world_rank, 4, folder)
-    packing.LOGITS_AT_ONCE = 4 * VOCABULARY  # unlike the one process that they are compared with
+    data.LOGITS_AT_ONCE = 4 * VOCABULARY  # unlike the one process that they are compared with
     made = {}
     for _, layout, workers, _ in CASES:
         if (layout, workers) not in made:

@@ -40,7 +40,7 @@ def plan_of(**settings):
     experiment = PPOMathExperiment(**settings)
     cluster = ClusterSpec(file_root="/tmp/root")
     return resolve(
-        "ppo-math", experiment, cluster=cluster, trial_name="a", user="ada", machine_gpus=8
+        "ppo-math", experiment, cluster=cluster, trial_name="a", user="ada", machine_gpus=lambda: 8
     )
 
 

@@ -22,6 +22,7 @@ from experiments.ppo_math_async import PPOMathAsyncExperiment
 from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, usable_bytes
 from launcher.plan_view import allocation_rows, memory_rows
 from launcher.resolve import resolve
+from realsys.api import data
 from realsys.api.allocation import CallAllocation
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError
@@ -29,7 +30,6 @@ from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.api.options import LORA_TARGETS
 from realsys.api.plan import LaunchPlan
 from realsys.api.scheduling import Scheduling
-from realsys.data_plane import packing
 from realsys.models.shape import ModelShape, shape_of
 from realsys.param_realloc.layouts import fsdp_layout, layout_problems, megatron_layout
 from realsys.planner import memory
@@ -219,7 +219,7 @@ def test_early_stages_keep_more_micro_batches_and_the_last_has_the_logits():
 
 
 def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):
-    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 32 * 96)
+    monkeypatch.setattr(data, "LOGITS_AT_ONCE", 32 * 96)
 
     def logits(limit: int, **changes: object) -> float:
         model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=limit)

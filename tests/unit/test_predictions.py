@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 
 from realsys.algorithms.predictions import Predictions, next_token_logprobs, nothing_of
+from realsys.api import data
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     FinetuneSpec,
@@ -27,7 +28,6 @@ from realsys.api.plain import to_plain
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.group_of_one import group_of_one
 from realsys.backends.packed_attention import predict_packed, run_packed
-from realsys.data_plane import packing
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.sft import SFTInterface
@@ -39,7 +39,7 @@ SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
 
 def at_once(monkeypatch: pytest.MonkeyPatch, rows: int, vocabulary: int = VOCABULARY) -> None:
     """So many rows of logits may exist at a time."""
-    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", rows * vocabulary)
+    monkeypatch.setattr(data, "LOGITS_AT_ONCE", rows * vocabulary)
 
 
 # ---- numbers -----------------------------------------------------------------------------------

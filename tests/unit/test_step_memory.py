@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from realsys.algorithms import logprobs
 from realsys.algorithms.predictions import Predictions
+from realsys.api import data
 from realsys.api.model import (
     FinetuneSpec,
     Model,
@@ -25,7 +26,6 @@ from realsys.api.model import (
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.inference import InferenceBackend
-from realsys.data_plane import packing
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.policy_objective import PolicyObjective
 from realsys.interfaces.ppo_experience import PPOSettings
@@ -128,7 +128,7 @@ def planned(length: int, dtype: torch.dtype, *, recompute: bool) -> tuple[dict[s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [32, 96, 256])
 def test_a_step_keeps_what_the_planner_says(monkeypatch, length, dtype):
-    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 16 * VOCABULARY)
+    monkeypatch.setattr(data, "LOGITS_AT_ONCE", 16 * VOCABULARY)
     terms, head = planned(length, dtype, recompute=False)
     found = saved_bytes(length, dtype, layers=LAYERS, recompute=False)
     assert found == pytest.approx(terms["activations"] + head, rel=0.1)
@@ -139,7 +139,7 @@ def test_a_step_keeps_what_the_planner_says(monkeypatch, length, dtype):
 def test_a_step_that_recomputes_keeps_inputs_of_layers_and_has_one_layer(
     monkeypatch, length, dtype
 ):
-    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 16 * VOCABULARY)
+    monkeypatch.setattr(data, "LOGITS_AT_ONCE", 16 * VOCABULARY)
     terms, head = planned(length, dtype, recompute=True)
     found = saved_bytes(length, dtype, layers=LAYERS, recompute=True)
     few, more = (saved_bytes(length, dtype, layers=n, recompute=False) for n in (1, 2))
@@ -177,7 +177,7 @@ class Live(TorchDispatchMode):
 @pytest.mark.parametrize("train_entropy", [False, True])
 def test_the_head_takes_no_more_than_the_planner_says(monkeypatch, length, dtype, train_entropy):
     """And not much less, at tokens of one chunk, of four and of sixteen."""
-    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 256 * VOCABULARY)
+    monkeypatch.setattr(data, "LOGITS_AT_ONCE", 256 * VOCABULARY)
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 128 * VOCABULARY)  # half, as they are
     draw = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, dtype=dtype)
