@@ -28,7 +28,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     'report': ('--cluster', '--json'),
     'experiments': ('--import', '--json'),
     'clusters': ('--json', '--write'),
-    'doctor': ('--cluster', '--json', '--partition'),
+    'doctor': ('--cluster', '--gpu', '--json', '--nodelist', '--nodes', '--partition', '--with-gloo'),
     'image': ('--cluster', '--json', '--timeout'),
     'etcd': ('--cluster', '--json', '--user'),
     'completion': (),
