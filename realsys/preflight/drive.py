@@ -24,7 +24,6 @@ from realsys.api.cluster import ClusterSpec
 from realsys.preflight.records import Seen, StepSeen, able, other_lines, records
 from realsys.preflight.rounds import (
     HELD_S,
-    STARTS_S,
     Wanted,
     hold_request,
     look_request,
@@ -123,10 +122,10 @@ def examine(
     runner = _Runner(place, environ, goes_on, note)
     holder = None
     if wanted.lock and len(wanted.nodes) > 1:
-        limit_s = HELD_S + STARTS_S
+        limit_s = HELD_S + wanted.starts_s
         holder = runner.start("hold", wanted.nodes[:1], hold_request(wanted), limit_s)
         runner.wait(holder, until=lambda: any(r["what"] == "held" for r in holder.records()))
-    looked = runner.run("look", wanted.nodes, look_request(wanted), wanted.look_s + STARTS_S)
+    looked = runner.run("look", wanted.nodes, look_request(wanted), wanted.look_s + wanted.starts_s)
     if holder is not None:
         runner.end(holder)
     told = {str(r["node"]): r for r in looked if r["what"] == "node"}
@@ -137,7 +136,7 @@ def examine(
     for turn, groups in enumerate(rounds):
         here = [node for group in groups for node in group]
         request = reduce_request(wanted, groups, told, turn)
-        runner.run(f"reduce {turn}", here, request, wanted.reduce_s + STARTS_S)
+        runner.run(f"reduce {turn}", here, request, wanted.reduce_s + wanted.starts_s)
     return Seen(records=tuple(runner.records), steps=tuple(runner.steps))
 
 

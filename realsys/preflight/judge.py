@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from realsys.preflight.records import Seen, able, number, smi_rows
-from realsys.preflight.rounds import STARTS_S, Wanted, bus_bandwidth
+from realsys.preflight.rounds import Wanted, bus_bandwidth
 from realsys.slurm.hostlist import compress
 
 K = TypeVar("K")
@@ -203,11 +203,11 @@ class _Found:
                 its_own = [line for line in said if re.search(rf"\b{re.escape(node)}\b", line)]
                 words = (its_own or said)[-1:] or ["it said nothing"]
                 against[node] = (
-                    f"no answer in {self.wanted.look_s + STARTS_S:.0f} s ({words[0][:200]})"
+                    f"no answer in {self.wanted.look_s + self.wanted.starts_s:.0f} s ({words[0][:200]})"
                 )
             elif node not in ended:
                 against[node] = (
-                    f"began, and was not done after {self.wanted.look_s + STARTS_S:.0f} s"
+                    f"began, and was not done after {self.wanted.look_s + self.wanted.starts_s:.0f} s"
                 )
         fix = "look at that node: is its driver hanging (dmesg), is the image there?"
         return _check("nodes", f"{len(ended)} answered: {compress(sorted(ended))}", against, fix)

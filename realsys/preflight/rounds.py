@@ -15,7 +15,7 @@ from typing import Any
 LOOK_S = 240  # the first import of torch from a busy file system alone may take a minute or two
 REDUCE_S = 150
 HELD_S = 60  # for the node that is to hold the lock
-STARTS_S = 60  # beyond its limit, for srun and an image to start a step and to end it
+STARTS_S = 60
 MOST_ROUNDS = 3  # of pairs
 GPU_BYTES, CPU_BYTES = 512 << 20, 4 << 20  # of one all-reduce, as one rank has them
 
@@ -32,6 +32,8 @@ class Wanted:
         lock: a file on the file root; "" if locks are not tried.
         interface, ports: as in the site file.
         environment: variables of the site.
+        look_s, reduce_s: what a node may take by itself, and for an all-reduce with others.
+        starts_s: beyond these, for srun and an image to start a step and to end it.
     """
 
     nodes: tuple[str, ...]
@@ -45,6 +47,7 @@ class Wanted:
     environment: Mapping[str, str] = field(default_factory=dict)
     look_s: float = LOOK_S
     reduce_s: float = REDUCE_S
+    starts_s: float = STARTS_S
 
     @property
     def num_bytes(self) -> int:
@@ -56,8 +59,8 @@ class Wanted:
         """All of it, if everything hangs."""
         several = len(self.nodes) > 1
         rounds = len(pair_rounds(self.nodes)) + (len(self.nodes) > 2)
-        held_s = HELD_S + STARTS_S if several else 0
-        return held_s + self.look_s + STARTS_S + rounds * (self.reduce_s + STARTS_S)
+        held_s = HELD_S + self.starts_s if several else 0
+        return held_s + self.look_s + self.starts_s + rounds * (self.reduce_s + self.starts_s)
 
 
 def program() -> str:
@@ -67,7 +70,7 @@ def program() -> str:
 
 def hold_request(wanted: Wanted) -> dict[str, Any]:
     """For the node that holds the lock."""
-    return {"stage": "hold", "lock": wanted.lock, "limit_s": wanted.look_s + STARTS_S}
+    return {"stage": "hold", "lock": wanted.lock, "limit_s": wanted.look_s + wanted.starts_s}
 
 
 def look_request(wanted: Wanted) -> dict[str, Any]:
