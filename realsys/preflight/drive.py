@@ -120,6 +120,14 @@ def examine(
         note: gets each step's command line before it starts.
     """
     runner = _Runner(place, environ, goes_on, note)
+    try:
+        _examine(runner, wanted)
+    finally:
+        runner.end_all()
+    return Seen(records=tuple(runner.records), steps=tuple(runner.steps))
+
+
+def _examine(runner: _Runner, wanted: Wanted) -> None:
     holder = None
     if wanted.lock and len(wanted.nodes) > 1:
         limit_s = HELD_S + wanted.starts_s
@@ -137,7 +145,6 @@ def examine(
         here = [node for group in groups for node in group]
         request = reduce_request(wanted, groups, told, turn)
         runner.run(f"reduce {turn}", here, request, wanted.reduce_s + wanted.starts_s)
-    return Seen(records=tuple(runner.records), steps=tuple(runner.steps))
 
 
 @dataclass
@@ -166,6 +173,7 @@ class _Runner:
     note: Callable[[list[str]], None]
     records: list[Mapping[str, Any]] = field(default_factory=list)
     steps: list[StepSeen] = field(default_factory=list)
+    _open: list[_Step] = field(default_factory=list)
 
     def run(
         self, name: str, nodes: Sequence[str], request: Mapping[str, Any], limit_s: float
@@ -195,6 +203,7 @@ class _Runner:
         step = _Step(
             StepSeen(name=name, nodes=tuple(nodes), begun=time.time(), limit_s=limit_s), process
         )
+        self._open.append(step)
         threading.Thread(target=step.listen, name=f"preflight {name}", daemon=True).start()
         return step
 
@@ -209,6 +218,7 @@ class _Runner:
 
     def end(self, step: _Step) -> list[dict[str, Any]]:
         """Ends what still runs, and keeps what was said."""
+        self._open.remove(step)
         deadline = time.monotonic() + ENDS_S
         if step.process.poll() is None:
             step.process.terminate()
@@ -224,6 +234,11 @@ class _Runner:
         said = tuple(other_lines(line for _, line in list(step.lines))[-5:])
         self.steps.append(replace(step.seen, said=said))
         return found
+
+    def end_all(self) -> None:
+        """What an error has left."""
+        for step in list(self._open):
+            self.end(step)
 
 
 def _is_read(step: _Step) -> bool:

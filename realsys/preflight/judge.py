@@ -63,7 +63,9 @@ def judge(wanted: Wanted, seen: Seen) -> list[Check]:
     checks = [found.answered()]
     if wanted.device == "cuda":
         checks.append(found.driver())
-    checks += [found.gpus(), found.ecc(), found.clocks(), found.shm(), found.limits()]
+    if wanted.device == "cuda" or wanted.gpus or any(found.smi("before").values()):
+        checks += [found.gpus(), found.ecc(), found.clocks()]
+    checks += [found.shm(), found.limits()]
     if len(wanted.nodes) > 1:
         checks += [found.lock(), found.skew()]
     checks += [found.matmul(), found.inside()]

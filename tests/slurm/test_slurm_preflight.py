@@ -1,5 +1,7 @@
-"""`realsys doctor --gpu` and the check at a job's start, on the real Slurm: gloo in the place of NCCL, and a
-program in the place of nvidia-smi that says what NVIDIA's would."""
+"""`realsys doctor --gpu` and the check at a job's start, on the real Slurm.
+
+gloo stands in for NCCL, and for nvidia-smi a program that says what NVIDIA's would.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,14 @@ import functools
 from pathlib import Path
 
 import pytest
+from real_trials import SMALL_PPO, explain
 from slurm_trials import SlurmTrials
 
 from launcher.clusters import find_cluster
 from launcher.slurm import gpu_job
 from launcher.slurm.gpu_job import GpuQuestion, gpu_findings
+from launcher.trial_state import State
+from realsys.api.trial import ExitMarker, PreflightRecord, read_record
 from realsys.preflight.rounds import Wanted
 
 # Knows no event reasons, as drivers before 535: it is asked again by their older names.
@@ -23,7 +28,8 @@ fields=${1#--query-*=}
 case "$1" in
 *clocks_event_reasons*) f=$(echo "$fields" | tr , '\\n' | grep clocks_event | head -1)
   echo "Field \\"$f\\" is not a valid field to query."; exit 2 ;;
---query-remapped-rows=*) echo "$fields"; for i in 0 1 2 3 4 5 6 7; do echo "GPU-$i, 0, 0, 0, 0"; done; exit ;;
+--query-remapped-rows=*) echo "$fields"
+  for i in 0 1 2 3 4 5 6 7; do echo "GPU-$i, 0, 0, 0, 0"; done; exit ;;
 esac
 echo "$fields"
 for i in 0 1 2 3 4 5 6 7; do
@@ -39,10 +45,10 @@ done
 """
 
 
-def put_nvidia_smi(folder: Path) -> str:
+def put_nvidia_smi(folder: Path, text: str = NVIDIA_SMI) -> str:
     """A line of a site's set-up that finds it."""
     folder.mkdir()
-    (folder / "nvidia-smi").write_text(NVIDIA_SMI)
+    (folder / "nvidia-smi").write_text(text)
     (folder / "nvidia-smi").chmod(0o755)
     return f"export PATH={folder}:$PATH"
 
@@ -68,3 +74,30 @@ def test_the_doctor_measures_nodes_and_names_those_that_are_ill(
     for name in ("matmul", "all-reduce in a node", "all-reduce of pairs", "all-reduce of all"):
         assert "says nothing of GPUs" in found[name].what, found[name]
     assert list(slurm_trials.file_root.glob(".realsys-doctor-*")) == []
+
+
+def test_a_job_that_begins_on_an_ill_node_goes_on_without_it(
+    slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """With requeue; the workers of the first start never ran. The second finds its node well."""
+    ill = NVIDIA_SMI.replace("= n2", "= n1")
+    slurm_trials.write_spec(
+        setup=[put_nvidia_smi(tmp_path / "bin", ill)], slurm={"preflight": "stop", "requeue": True}
+    )
+    words = [*SMALL_PPO, "exp_ctrl.benchmark_steps=1", f"actor.path={tiny_policy}"]
+    files = slurm_trials.launch("ppo-math", "f", *words)
+    view = slurm_trials.wait(files, timeout_s=240)
+    assert view.state is State.COMPLETED, explain(files, view)
+    first, second = files.all_attempts()
+    marker = read_record(ExitMarker, first.exit)
+    assert marker is not None
+    assert marker.first_failure is not None
+    assert (marker.first_failure.worker, marker.first_failure.host) == ("preflight", "n1")
+    assert marker.first_failure.why == (
+        "GPU memory: GPU 5: 3 uncorrected ECC errors since the driver was loaded (failed the preflight)"
+    )
+    assert not (first.logs / "srun-model_worker.log").exists()
+    told = read_record(PreflightRecord, second.preflight)
+    assert told is not None
+    assert told.ill == {}
+    assert {c["name"] for c in told.checks} >= {"nodes", "GPU memory", "all-reduce in a node"}
