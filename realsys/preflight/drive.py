@@ -158,8 +158,9 @@ class _Step:
     def listen(self) -> None:
         """On a thread of its own, until the step's end."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append((time.time(), line.rstrip("\n")))
+        with self.process.stdout as stdout:
+            for line in stdout:
+                self.lines.append((time.time(), line.rstrip("\n")))
 
     def records(self) -> list[dict[str, Any]]:
         return [{**record, "step": self.seen.name} for record in records(list(self.lines))]

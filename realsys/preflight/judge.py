@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from realsys.preflight.records import Seen, able, number, smi_rows
@@ -48,6 +48,7 @@ class Check:
     Attributes:
         ok: None if it could not be made.
         against: node → what speaks against it; empty where no node is to blame.
+        is_own: a fault of a node itself, though all may have it: a broken GPU.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Check:
     what: str
     fix: str = ""
     against: Mapping[str, str] = field(default_factory=dict)
+    is_own: bool = False
 
 
 def judge(wanted: Wanted, seen: Seen) -> list[Check]:
@@ -75,13 +77,19 @@ def judge(wanted: Wanted, seen: Seen) -> list[Check]:
 
 
 def to_leave_out(checks: Iterable[Check], nodes: Collection[str]) -> dict[str, str]:
-    """Node → why, for those that others can do without. None where all are alike: then it is the site."""
+    """Node → why, for those to do without. What speaks against all of them is the site's fault, if it is
+    none of their own."""
+    bad = [check for check in checks if check.ok is False]
+    told = _told_by(bad)
+    return told if set(nodes) - set(told) else _told_by(check for check in bad if check.is_own)
+
+
+def _told_by(checks: Iterable[Check]) -> dict[str, str]:
     told: dict[str, str] = {}
     for check in checks:
-        if check.ok is False:
-            for node, why in check.against.items():
-                told.setdefault(node, f"{check.name}: {why}")
-    return told if set(nodes) - set(told) else {}
+        for node, why in check.against.items():
+            told.setdefault(node, f"{check.name}: {why}")
+    return told
 
 
 def slow(rates: Mapping[K, float], *, below: float) -> dict[K, tuple[float, float]]:
@@ -298,7 +306,8 @@ class _Found:
             return Check(
                 "GPU memory", None, f"not checked: {why}", "is ECC on? nvidia-smi -q -d ECC"
             )
-        return _check("GPU memory", f"no uncorrected errors on {told} GPUs", against, fix)
+        well = f"no uncorrected errors on {told} GPUs"
+        return replace(_check("GPU memory", well, against, fix), is_own=True)
 
     def clocks(self) -> Check:
         against, told = {}, 0
@@ -314,7 +323,9 @@ class _Found:
             why = "the GPUs do not tell" if any(before.values()) else self.smi_error
             return Check("GPU clocks", None, f"not checked: {why}", "nvidia-smi -q -d PERFORMANCE")
         fix = "ask the site about cooling and power of that node; until then leave it out"
-        return _check("GPU clocks", f"{told} GPUs are not held back", against, fix)
+        return replace(
+            _check("GPU clocks", f"{told} GPUs are not held back", against, fix), is_own=True
+        )
 
     def shm(self) -> Check:
         sizes = {node: int(r["shm"][0]) for node, r in self.looked.items()}
