@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -206,7 +206,7 @@ class _Found:
 
     def answered(self) -> Check:
         ended = {str(r["node"]) for r in self.of("end", step="look")}
-        against = {}
+        against: dict[str, str] = {}
         said = [line for step in self.seen.steps if step.name == "look" for line in step.said]
         for node in self.wanted.nodes:
             if node not in self.looked:
@@ -223,7 +223,8 @@ class _Found:
         return _check("nodes", f"{len(ended)} answered: {compress(sorted(ended))}", against, fix)
 
     def driver(self) -> Check:
-        told, against, unknown = self.of("torch"), {}, False
+        told = self.of("torch")
+        against: dict[str, str] = {}
         drivers = {
             node: rows[0].get("driver_version", "")
             for node, rows in self.smi("before").items()
@@ -252,7 +253,8 @@ class _Found:
         return _check("driver and torch", "; ".join(words), against, fix)
 
     def gpus(self) -> Check:
-        rows, against = self.smi("before"), {}
+        rows = self.smi("before")
+        against: dict[str, str] = {}
         if not any(rows.values()):
             fix = "is the driver on the nodes, and in the image (--nv, NVIDIA's hook)?"
             return Check("GPUs", None, f"not checked: {self.smi_error}", fix)
@@ -288,7 +290,8 @@ class _Found:
         return ""
 
     def ecc(self) -> Check:
-        against, told = {}, 0
+        against: dict[str, str] = {}
+        told = 0
         remapped = {
             (str(r["node"]), row.get("gpu_uuid", "")): row
             for r in self.of("smi")
@@ -310,7 +313,8 @@ class _Found:
         return replace(_check("GPU memory", well, against, fix), is_own=True)
 
     def clocks(self) -> Check:
-        against, told = {}, 0
+        against: dict[str, str] = {}
+        told = 0
         before, load = self.smi("before"), self.smi("load")
         for node in self.looked:
             for row in load.get(node) or before.get(node) or []:
@@ -338,7 +342,7 @@ class _Found:
         return _check("/dev/shm", f"{min(sizes.values()) / 2**30:.1f} GiB or more", against, fix)
 
     def limits(self) -> Check:
-        against = {}
+        against: dict[str, str] = {}
         for node, r in self.looked.items():
             locked, files = r["memlock"][0], r["nofile"][1]
             if r["infiniband"] and 0 <= locked < LEAST_MEMLOCK:
@@ -383,7 +387,7 @@ class _Found:
 
     def skew(self) -> Check:
         begun = {step.name: step.begun for step in self.seen.steps}
-        against = {}
+        against: dict[str, str] = {}
         for r in self.seen.records:
             ahead, behind = r["at"] - r["heard"], begun[r["step"]] - r["at"]
             if max(ahead, behind) > MOST_SKEW_S:
@@ -441,7 +445,7 @@ class _Found:
         fix = (
             "compare their cables, switches and NCCL's words (NCCL_DEBUG=INFO); leave the node out"
         )
-        against = {}
+        against: dict[str, str] = {}
         if rates:
             below = BELOW[self.wanted.device]
             for node, (rate, median) in slow(best, below=below).items():
@@ -575,7 +579,7 @@ def _check(name: str, well: str, against: Mapping[str, str], fix: str) -> Check:
 
 def _span(rates: Iterable[float], words: Any) -> str:
     """The least and the most."""
-    found: Iterator[float] | list[float] = sorted(rates)
+    found = sorted(rates)
     low_high = list(dict.fromkeys(words(rate) for rate in (found[:1] + found[-1:])))
     return " to ".join(low_high) if low_high else "no number"
 
