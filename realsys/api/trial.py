@@ -290,6 +290,12 @@ class Failure:
     secondary: bool = False  # only says that somebody else was missing
     resume_with: str = ""  # NAME=VALUE for a resume that gets past it
 
+    @property
+    def who(self) -> str:
+        """``model_worker/3 (pid 4242 on n1)``; without a pid where it is the node's fault."""
+        pid = f"pid {self.pid} " if self.pid else ""
+        return f"{self.worker} ({pid}on {self.host})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRecord:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from real_trials import SMALL_PPO, explain
+from slurm_daemons import wait_until
 from slurm_trials import SlurmTrials
 
 from launcher.clusters import find_cluster
 from launcher.slurm import gpu_job
 from launcher.slurm.gpu_job import GpuQuestion, gpu_findings
+from launcher.status import trial_view
 from launcher.trial_state import State
 from realsys.api.trial import ExitMarker, PreflightRecord, read_record
 from realsys.preflight.rounds import Wanted
@@ -86,7 +88,12 @@ def test_a_job_that_begins_on_an_ill_node_goes_on_without_it(
     )
     words = [*SMALL_PPO, "exp_ctrl.benchmark_steps=1", f"actor.path={tiny_policy}"]
     files = slurm_trials.launch("ppo-math", "f", *words)
-    view = slurm_trials.wait(files, timeout_s=240)
+    wait_until(  # between its first end and the requeue it is a failed one
+        lambda: len(files.all_attempts()) > 1,
+        lambda: explain(files, trial_view(files)),
+        timeout_s=120,
+    )
+    view = slurm_trials.wait(files, timeout_s=120)
     assert view.state is State.COMPLETED, explain(files, view)
     first, second = files.all_attempts()
     marker = read_record(ExitMarker, first.exit)
