@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from realsys.preflight.records import Seen, able, number, smi_rows
+from realsys.preflight.records import Seen, able, number, own_rows, smi_rows
 from realsys.preflight.rounds import Wanted, bus_bandwidth
 from realsys.slurm.hostlist import compress
 
@@ -186,8 +186,13 @@ class _Found:
         return {str(r["node"]): r for r in self.of("node")}
 
     def smi(self, when: str) -> dict[str, list[dict[str, str]]]:
-        """Node → a row a GPU."""
-        return {str(r["node"]): smi_rows(r["gpus"]) for r in self.of("smi") if r["when"] == when}
+        """Node → a row for each of our GPUs."""
+        visible = {node: r["visible"] for node, r in self.looked.items()}
+        return {
+            str(r["node"]): own_rows(smi_rows(r["gpus"]), visible.get(str(r["node"])))
+            for r in self.of("smi")
+            if r["when"] == when
+        }
 
     @property
     def smi_error(self) -> str:
@@ -274,10 +279,10 @@ class _Found:
             return (errors or ["nvidia-smi lists none"])[0]
         visible = self.looked[node]["visible"]
         given = len(visible.split(",")) if visible else 0
-        if self.wanted.gpus and len(rows) < self.wanted.gpus:
-            return f"nvidia-smi lists {len(rows)}, the site file says {self.wanted.gpus}"
-        if self.wanted.device == "cuda" and self.wanted.gpus and given and given < self.wanted.gpus:
+        if self.wanted.device == "cuda" and 0 < given < self.wanted.gpus:
             return f"Slurm gave {given}, the site file says {self.wanted.gpus}"
+        if len(rows) < self.wanted.gpus:
+            return f"nvidia-smi lists {len(rows)}, the site file says {self.wanted.gpus}"
         type_ = _TYPE.search((self.wanted.gpu_type or "").lower())
         for row in rows:
             name = row.get("name", "")

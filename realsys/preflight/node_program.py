@@ -393,7 +393,10 @@ def rank(job: dict[str, Any]) -> None:
     cuda = job["device"] == "cuda"
     if job["matmul"]:
         put("@doing CUDA")
-        put("@tell " + json.dumps({"what": "torch", **torch_facts(torch, cuda)}))
+        facts = torch_facts(torch, cuda)
+        put("@tell " + json.dumps({"what": "torch", **facts}))
+        if "error" in facts:
+            raise RuntimeError(facts["error"])
     if cuda:
         torch.cuda.set_device(0)
     if job["matmul"]:

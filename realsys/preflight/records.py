@@ -88,6 +88,16 @@ def smi_rows(text: str) -> list[dict[str, str]]:
     return found
 
 
+def own_rows(rows: list[dict[str, str]], visible: str | None) -> list[dict[str, str]]:
+    """Those of the GPUs that are ours by CUDA_VISIBLE_DEVICES: nvidia-smi knows nothing of it, and lists
+    those of other jobs, too, where Slurm does not hide them. All, where it can't be told."""
+    entries = [entry.strip() for entry in (visible or "").split(",") if entry.strip()]
+    if not entries or len(rows) <= len(entries):
+        return rows
+    mine = [row for row in rows if row.get("index") in entries or row.get("uuid") in entries]
+    return mine or rows
+
+
 def number(row: Mapping[str, str], field: str) -> float | None:
     """A number of a row, whether or not its unit was left out; None if it is not told."""
     match = re.match(r"-?\d+(\.\d+)?", row.get(field, ""))

@@ -8,13 +8,18 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from launcher import verbs_site
+from launcher.job.allocation import JobRequest, allocate
 from launcher.slurm.gpu_job import GpuQuestion, gpu_findings, gpu_request, outliers
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
+from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.api.trial import ExitMarker, Result
 from realsys.preflight import node_program, records, rounds
 from realsys.preflight.drive import Place, examine, place_of
@@ -28,7 +33,7 @@ from realsys.preflight.judge import (
     to_leave_out,
     too_old,
 )
-from realsys.preflight.records import Seen, StepSeen, able, number, smi_rows
+from realsys.preflight.records import Seen, StepSeen, able, number, own_rows, smi_rows
 from realsys.preflight.rounds import Wanted, bus_bandwidth, pair_rounds, reduce_request
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor.preflight import failures
@@ -629,3 +634,65 @@ def test_a_broken_gpu_is_its_nodes_though_there_is_no_other_node() -> None:
     assert list(to_leave_out(checks, one.nodes).values()) == [
         "GPU memory: GPU 3: 2 uncorrected ECC errors since the driver was loaded"
     ]
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        ("2,5", ["2", "5"]),
+        ("GPU-00000003-0000-4000-8000-0000000000aa", ["3"]),
+        ("MIG-5a0c", list("01234567")),  # it can't be told
+        (None, list("01234567")),
+        ("0,1,2,3,4,5,6,7", list("01234567")),
+    ],
+)
+def test_gpus_of_other_jobs_on_the_node_are_not_judged(
+    visible: str | None, indices: list[str]
+) -> None:
+    assert [row["index"] for row in own_rows(smi_rows(smi("h100")), visible)] == indices
+
+
+def test_a_job_beside_a_broken_gpu_that_is_not_its_own_runs() -> None:
+    half = replace(WANTED, nodes=("n1",), gpus=4, processes=4)
+    others = everything({"n1": looked("n1", gpus="ecc", visible="4,5,6,7")}, [])
+    assert bad(others, half) == {}
+    ours = everything({"n1": looked("n1", gpus="ecc", visible="0,1,2,3")}, [])
+    assert list(bad(ours, half)) == ["GPU memory"]
+
+
+def scheduled() -> dict[str, Any]:
+    group = TasksGroup(count=1, scheduling=Scheduling(cpu=1))
+    return {"main": ExperimentScheduling(master_worker=group, model_worker=group)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "site", "planned"),
+    [
+        (None, "off", "off"),
+        (None, "warn", "warn"),
+        ("stop", "warn", "stop"),
+        ("off", "stop", "off"),
+    ],
+)
+def test_a_launchs_preflight_wins_over_the_sites(
+    asked: str | None, site: str, planned: str
+) -> None:
+    spec = replace(SPEC, slurm=replace(SPEC.slurm, preflight=site))
+    request = JobRequest(preflight=asked)
+    found = allocate(scheduled(), spec, request, trial="t/1", now=datetime(2026, 11, 23))
+    assert found.job is not None, found.problems
+    assert found.job.preflight == planned
+
+
+def test_a_word_that_is_no_preflight() -> None:
+    request = JobRequest(preflight="stopp")
+    found = allocate(scheduled(), SPEC, request, trial="t/1", now=datetime(2026, 11, 23))
+    (problem,) = found.problems
+    assert (problem.what, problem.fix) == ("no preflight 'stopp'", "did you mean 'stop'?")
+
+
+def test_options_of_the_measurement_belong_to_it() -> None:
+    with pytest.raises(typer.BadParameter, match="belong to --gpu"):
+        verbs_site.doctor(nodes=2)
+    with pytest.raises(typer.BadParameter, match="this machine is one node"):
+        verbs_site.doctor(cluster="local", gpu=True, nodes=2)
