@@ -137,7 +137,7 @@ def gpu_troubles(row: Mapping[str, str], rows: Mapping[str, str]) -> list[str]:
     Args:
         row, rows: of --query-gpu and --query-remapped-rows.
     """
-    found = []
+    found: list[str] = []
     wrong = number(row, "ecc.errors.uncorrected.volatile.total")
     if wrong:
         found.append(f"{wrong:.0f} uncorrected ECC errors since the driver was loaded")
@@ -151,7 +151,7 @@ def gpu_troubles(row: Mapping[str, str], rows: Mapping[str, str]) -> list[str]:
 
 def slowdowns(row: Mapping[str, str]) -> list[str]:
     """Why a GPU runs slower than it could, of the reasons that are a fault."""
-    found = []
+    found: list[str] = []
     for name, words in _SLOWDOWNS.items():
         told = {
             row.get(f"{kind}.{name}")

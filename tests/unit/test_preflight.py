@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -529,6 +530,7 @@ class version: cuda = None
 __version__ = "9"
 def __getattr__(name):
     import os, time
+    with open(os.environ.get("PIDS", os.devnull), "a") as told: told.write(f"{os.getpid()}\\n")
     if os.environ["HANGS"] == "yes": time.sleep(600)
     raise RuntimeError("torch says no")
 """
@@ -696,3 +698,34 @@ def test_options_of_the_measurement_belong_to_it() -> None:
         verbs_site.doctor(nodes=2)
     with pytest.raises(typer.BadParameter, match="this machine is one node"):
         verbs_site.doctor(cluster="local", gpu=True, nodes=2)
+
+
+def test_a_stop_that_is_asked_meanwhile_ends_the_step(tmp_path: Path) -> None:
+    """What was seen until then comes back, and nothing of it runs on."""
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    pids = tmp_path / "pids"
+    wanted = Wanted(nodes=("here",), device="cpu", processes=2, look_s=60.0)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "HANGS": "yes", "PIDS": str(pids)}
+    asked: list[list[str]] = []
+    seen = examine(
+        wanted,
+        Place(by_srun=False, command=(sys.executable,)),
+        environ,
+        goes_on=lambda: not pids.exists() or len(pids.read_text().split()) < 2,
+        note=asked.append,
+    )
+    assert len(asked) == 1
+    assert [step.is_late for step in seen.steps] == [False]
+    assert next(r["what"] for r in seen.records) == "node"
+    deadline = time.monotonic() + 20  # killed is not yet gone
+    while left := [p for p in map(int, pids.read_text().split()) if is_running(p)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Not as a zombie that nobody has asked after."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
