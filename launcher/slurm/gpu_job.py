@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import realsys
-from launcher.machine_gpus import machine_gpus
 from launcher.slurm.commands import run_slurm, said
 from launcher.slurm.findings import Finding
 from launcher.slurm.node_job import QUEUE_S, site_request
@@ -30,6 +29,7 @@ from realsys.preflight.judge import Check, judge, to_leave_out
 from realsys.preflight.records import Seen, StepSeen
 from realsys.preflight.rounds import Wanted
 from realsys.slurm.hostlist import compress, expand
+from realsys.worker.machine_gpus import machine_gpus
 
 GPU_NODES = "GPU nodes"  # the finding where there is no other
 MIB_A_PROCESS = 4096  # of host memory: torch, CUDA's context, NCCL's buffers
