@@ -49,7 +49,9 @@ def test_every_experiment_has_a_row():
         name
         for name in registry.names("experiment")  # other tests may have added theirs
         if experiment_type(name).__module__.startswith("experiments.")
-        and not issubclass(experiment_type(name), KnownResult)  # as long as the data that they are given
+        and not issubclass(
+            experiment_type(name), KnownResult
+        )  # as long as the data that they are given
     }
 
 
