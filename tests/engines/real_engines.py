@@ -12,6 +12,8 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,8 @@ def served(
         "model_path": str(first.path),
         "backend_args": {"python": str(python), **CPU[kind]},
     }
-    with server_process(tmp_path_factory.mktemp(kind), config) as (url, _):
+    held = [str(first.path), str(second.path)]
+    with server_process(tmp_path_factory.mktemp(kind), config, held=held) as (url, _):
         yield Served(
             url=url,
             key=KEY,
@@ -75,19 +78,56 @@ def served(
             position=False,
             seeds=kind == "vllm",
             stop_texts=False,
+            in_memory=True,
         )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_real(name: str, served: Served, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["served"]
+    with noted(kind, name):
+        asyncio.run(run_case(name, served))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "weights" in name])
+def test_real_through_a_folder(name: str, served: Served, request: pytest.FixtureRequest) -> None:
+    """What is left for engines that can't read our memory: the trainers' folder."""
+    kind = request.node.callspec.params["served"]
+    with noted(kind, f"{name}, folder"):
+        asyncio.run(run_case(name, replace(served, in_memory=False)))
+
+
+def test_real_without_any_folder(served: Served, request: pytest.FixtureRequest) -> None:
+    """No file of the new weights is there, nor of those that it started with."""
+    kind = request.node.callspec.params["served"]
+    models = [served.first.path, served.second.path]
+    assert all(model.logprobs([5], [9]) for model in (served.first, served.second))  # read
+    weights = [file for path in models for file in path.glob("*.safetensors")]
+    assert len(weights) == 2
+    with noted(kind, "new_weights_are_used, no file"):
+        for file in weights:
+            _empty(file)
+        asyncio.run(run_case("new_weights_are_used", served))
+
+
+def _empty(file: Path) -> None:
+    """Leaves the header, by which weights are checked, and the file's length: all numbers are 0."""
+    with file.open("r+b") as stream:
+        start, size = 8 + int.from_bytes(stream.read(8), "little"), file.stat().st_size
+        stream.truncate(start)
+        stream.truncate(size)
+
+
+@contextmanager
+def noted(kind: str, case: str) -> Iterator[None]:
+    """Writes down how the case went."""
     began_s, outcome = time.monotonic(), "fails"
     try:
-        asyncio.run(run_case(name, served))
+        yield
         outcome = "passes"
     finally:
         if path := os.environ.get("REALSYS_ENGINE_RESULTS"):
-            line = {"engine": kind, "case": name, "outcome": outcome}
+            line = {"engine": kind, "case": case, "outcome": outcome}
             with open(path, "a") as file:
                 file.write(json.dumps({**line, "seconds": time.monotonic() - began_s}) + "\n")
 

@@ -66,6 +66,7 @@ async def fronted_by(kind: str, folder: Path) -> AsyncIterator[tuple[FrontedEngi
         "name": "generation_server/0",
         "log": folder / "child.log",
         "guard": _as_it_is,
+        "fetch": _nothing,
     }
     engine: FrontedEngine
     engine = VLLMEngine(**common) if kind == "vllm" else SGLangEngine(**common, scratch=folder)

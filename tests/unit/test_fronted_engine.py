@@ -18,8 +18,12 @@ from realsys.serving.api import (
     Sampling,
     WeightSource,
 )
-from realsys.serving.engines import Answer
+from realsys.serving.engines import Answer, Fetched
 from realsys.serving.fronted import FrontedEngine
+
+
+def _nobody(source: WeightSource) -> Fetched:
+    raise AssertionError("nothing is fetched for a folder")
 
 
 class SlowChild(FrontedEngine):
@@ -28,10 +32,12 @@ class SlowChild(FrontedEngine):
     kind = "slow"
 
     def __init__(self, model_path: str) -> None:
-        super().__init__(model_path=model_path, backend_args={}, version=0)
+        super().__init__(model_path=model_path, backend_args={}, fetch=_nobody, version=0)
         self.loaded, self.resumed = asyncio.Event(), 0
 
-    async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
+    async def _load(
+        self, path: str, version: int, *, keep_caches: bool, timeout_s: float
+    ) -> None:
         await self.loaded.wait()
 
     async def _pause(self, mode: PauseMode) -> None: ...
