@@ -1,8 +1,8 @@
 """A generation server without a trial, for tests and benchmarks: ``python -m engines.serve``.
 
 Reads one line of JSON, ``{"key", "log", "scratch", "held", "config": {fields of GenerationServer}}``,
-prints its URL and ends when its standard input does. ``held``: folders that it reads at its start, and gives
-the engine later as if they came from trainers.
+prints its URL and ends when its standard input does. ``held``: folders that it reads at its start, and
+gives the engine later as if they came from trainers.
 """
 
 from __future__ import annotations
