@@ -178,7 +178,7 @@ def readable_by(python: str, place: Place) -> bool:
 
 def _bytes_of(x: Tensor) -> memoryview:
     flat = x.detach().contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data
 
 
 def _write(fd: int, data: bytes | memoryview) -> None:

@@ -13,6 +13,7 @@ import torch
 from real_trials import make_policy
 from safetensors.torch import load_file
 
+from experiments.rollouts import RolloutOptions
 from realsys.api.errors import ConfigError, RealsysError, WaitTimeout, WorkerLost
 from realsys.api.transfer_time import SLOWEST_BYTES_PER_S
 from realsys.serving import fronted
@@ -276,3 +277,12 @@ def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
     with pytest.raises(ConfigError, match="can't read weights that its front has fetched"):
         asyncio.run(engine.update_weights(FROM_TRAINERS))
     assert engine.heard == []
+
+
+@pytest.mark.parametrize("through", ["stream", "disk"])
+@pytest.mark.parametrize("backend", ["sglang", "vllm"])
+def test_a_plan_lets_each_engine_have_weights_either_way(backend: str, through: str) -> None:
+    """A folder was the only way, and had to be asked for."""
+    options = RolloutOptions(server_backend=backend, weights_through=through)
+    assert list(options.problems()) == []
+    assert RolloutOptions(server_backend=backend).weights_through == "stream"
