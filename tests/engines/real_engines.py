@@ -140,11 +140,23 @@ def test_the_pages_example_trains(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/generation_servers.md").read_text()
     (example,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if "vllm" in b]
     assert "/path/to/vllm/" in example
-    config = tmp_path / "vllm.yaml"
-    config.write_text(example.replace("/path/to/vllm", str(ENVIRONMENTS / "vllm")))
+    trains(tmp_path, example.replace("/path/to/vllm", str(ENVIRONMENTS / "vllm")))
+
+
+def test_sglang_trains(tmp_path: Path) -> None:
+    """Weights of real trainers, in pieces of each, to a SGLang that answers meanwhile."""
+    args = {"python": str(ENVIRONMENTS / "sglang/bin/python"), **CPU["sglang"]}
+    rollout = {"server_backend": "sglang", "flush_request_timeout": 300, "server_args": args}
+    trains(tmp_path, json.dumps({"rollout": rollout}))  # JSON is YAML
+
+
+def trains(tmp_path: Path, config: str) -> None:
+    """Three steps with these settings, and no folder of weights after the first."""
+    file = tmp_path / "engine.yaml"
+    file.write_text(config)
     trials = Trials(tmp_path / "root")
     short = ("exp_ctrl.benchmark_steps=3", "sft.dataset.train_size=960")
-    words = ("launch", "ppo-math-async", "--config", str(config), *short)
+    words = ("launch", "ppo-math-async", "--config", str(file), *short)
     try:
         done = trials.run(*words, timeout_s=800)
     finally:
@@ -154,3 +166,9 @@ def test_the_pages_example_trains(tmp_path: Path) -> None:
     files = trials.files("ppo-math-async", "run1")
     rows = [row for row in read_metrics(files.phase(files.root).metrics) if "rollout/reward" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]
+    assert not list(files.root.rglob("version-0*")), "weights went through the shared file system"
+    (log,) = files.root.glob("attempts/*/logs/generation_server-0.log")
+    taken = re.findall(r"weights taken version=(\d+) .* bytes=(\d+)", log.read_text())
+    assert [int(version) for version, _ in taken] == sorted({int(version) for version, _ in taken})
+    assert len(taken) >= 2
+    assert all(int(num_bytes) > 0 for _, num_bytes in taken)
