@@ -215,10 +215,12 @@ class FrontedEngine(abc.ABC):
         self._paused = mode
 
     async def resume(self) -> None:
+        self._check()  # one with half of new weights stays paused
         await self._resume()
         self._paused, self._stands = None, False
 
     async def update_weights(self, source: WeightSource) -> WeightsTaken:
+        self._check()
         began_s = time.perf_counter()
         if source.path:
             # A folder that they can't read, or of another model, ends them.

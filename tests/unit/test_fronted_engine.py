@@ -44,6 +44,7 @@ class SlowChild(FrontedEngine):
 
     def __init__(self, model_path: str) -> None:
         super().__init__(model_path=model_path, backend_args={}, fetch=_nobody, version=0)
+        self._child = cast(ChildServer, SimpleNamespace(check=dict))  # it runs
         self.loaded, self.resumed = asyncio.Event(), 0
 
     async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
@@ -118,7 +119,6 @@ class Taker(SlowChild):
     def __init__(self, model_path: str, fetch: Fetch) -> None:
         super().__init__(model_path)
         self._fetch = fetch
-        self._child = cast(ChildServer, SimpleNamespace(check=dict))
         self.heard: list[str] = []
         self.fails: list[str] = []
         self.folder, self.deadline_s = "", 0.0
@@ -132,7 +132,7 @@ class Taker(SlowChild):
     async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
         self.folder, self.deadline_s = path, timeout_s
         (file,) = Path(path).iterdir()
-        assert file.is_symlink(), "no disk holds them"
+        assert file.is_symlink() == (self._place is Place.MEMORY)
         self.taken = load_file(file)
         self.say("load")
 
@@ -159,9 +159,14 @@ def taker(tmp_path: Path, **changed: torch.Tensor) -> Taker:
 FROM_TRAINERS = WeightSource(version=5, parts=(WeightPart(endpoint="tcp://trainer", name="w"),))
 
 
-def test_it_stands_still_only_while_it_takes_weights_from_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", Place)
+def test_it_stands_still_only_while_it_takes_weights_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
     """A folder was gathered, written and read: 30 s and more of a step, all paused."""
     engine = taker(tmp_path)
+    monkeypatch.setattr(fronted, "readable_by", lambda _, asked: asked is place)
+    engine._find_place()
 
     async def main() -> WeightsTaken:
         return await engine.update_weights(FROM_TRAINERS)
@@ -203,7 +208,8 @@ def test_an_engine_with_half_of_the_weights_makes_no_token_and_is_started_again(
         assert engine.heard == ["fetch", "pause", "load"], "it is not resumed"
         assert not Path(engine.folder).exists()
         request = GenerateRequest(rid="r", input_ids=(4,), sampling=Sampling())
-        for call in (engine.ended(), engine.info(), anext(engine.generate(request, stream=False))):
+        calls = [engine.ended(), engine.info(), engine.resume()]
+        for call in (*calls, anext(engine.generate(request, stream=False))):
             with pytest.raises(WorkerLost, match="while it took version 5 of the weights: no ans"):
                 await call
 
