@@ -31,7 +31,6 @@ ROLLOUT_KEYS = (
     "rewards",
 )
 MADE_BY_ROLLOUTS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
-TO_FOLDER_ONLY = ("sglang", "vllm")  # engines that read new weights from a folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +126,6 @@ class RolloutOptions:
                 f"generation servers are to compute on {device}, and their tasks have no GPU",
                 where=f"{path}server_args.device and {path}gpus_per_server",
                 fix=f"set {path}gpus_per_server=1 (then they compute there by themselves)",
-            )
-        if self.server_backend in TO_FOLDER_ONLY and self.weights_through != "disk":
-            yield ConfigError(
-                f"{self.server_backend} servers read new weights from a folder",
-                where=f"{path}weights_through",
-                fix=f"use {path}weights_through=disk",
             )
         if self.weights_through == "disk" and (self.delta or self.wire_dtype):
             yield ConfigError(

@@ -15,8 +15,7 @@ from realsys.data_plane.tensor_client import TensorClient
 from realsys.generation_server.engine import make_engine
 from realsys.serving.api import WeightSource
 from realsys.serving.app import generation_app
-from realsys.serving.embedded import Fetched
-from realsys.serving.engines import ServedEngine
+from realsys.serving.engines import Fetched, ServedEngine
 from realsys.serving.listener import HttpsListener
 from realsys.serving.secret import bearer_key
 from realsys.transport.keys import TrialKeypairs
@@ -68,7 +67,7 @@ def _gpus(runner: WorkerRunner) -> float:
 
 
 def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], Fetched]:
-    """What an embedded engine gets new weights with."""
+    """What an engine gets new weights with."""
 
     def fetch(source: WeightSource) -> Fetched:
         before = receiver.num_bytes
