@@ -166,6 +166,7 @@ class WeightReceiver:
             timeout_s=max(0.0, deadline_s - time.monotonic()),
             in_flight=self._in_flight,
             silence_s=self._silence_s,
+            take=self._memory.take,
         )
         for source, (x,) in stream:
             self.num_bytes += x.numel() * x.element_size()
