@@ -41,7 +41,7 @@ from realsys.data_plane.tensor_store import TensorStore
 from realsys.param_realloc.boxes import Box
 from realsys.serving.api import WeightPart, WeightSource
 from realsys.transport.keys import TrialKeypairs
-from realsys.weight_sync.giving import who_gives_what, wire_dtypes
+from realsys.weight_sync.giving import who_gives_what
 from realsys.weight_sync.manifest import KEY, decode_manifest
 from realsys.weight_sync.publisher import WeightPublisher
 from realsys.weight_sync.receiver import WeightReceiver
@@ -106,7 +106,7 @@ def give(link: Connection, network: str, mib: int, keypairs: TrialKeypairs) -> N
     ).start()
     weights = bench_weight_sync.weights_of(mib)
     layout = ({w.name: (Box.whole(w.shape),) for w in weights},)
-    giving = who_gives_what(layout, [0], dtypes=wire_dtypes(weights, held="bfloat16"))
+    giving = who_gives_what(layout, [0], dtypes={w.name: "bfloat16" for w in weights})
     publisher = WeightPublisher(store, giving, model="m", worker=0)
     engine = bench_weight_sync.Engine(weights)
     listener = socket.create_server((GIVER, 0))

@@ -6,9 +6,9 @@ changed goes to other memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,13 @@ class Held:
         return checksum(self.bytes_of(part, given).numpy()) == given.checksum
 
 
+class Memory(Protocol):
+    """What weights are put together in."""
+
+    def take(self, num_bytes: int) -> Tensor:
+        """uint8 ``[num_bytes]`` in host memory; what is in it is anything."""
+
+
 class Assembly:
     """The weights of one version while they come.
 
@@ -57,7 +64,7 @@ class Assembly:
     """
 
     def __init__(
-        self, weights: Collection[WholeWeight], kept: Mapping[str, Tensor], memory: WarmMemory
+        self, weights: Collection[WholeWeight], kept: Mapping[str, Tensor], memory: Memory
     ) -> None:
         self._dtypes = {w.name: w.dtype for w in weights}
         self.weights: dict[str, Tensor] = {}
@@ -95,10 +102,9 @@ class Assembly:
         return Bucket(tuple(p for p, _ in new), tuple(o for _, o in new), bucket.num_bytes)
 
 
-def _new(weight: WholeWeight, memory: WarmMemory) -> Tensor:
+def _new(weight: WholeWeight, memory: Memory) -> Tensor:
     dtype: torch.dtype = getattr(torch, weight.dtype)
-    num_bytes = math.prod(weight.shape) * dtype.itemsize
-    return memory.take(num_bytes).view(dtype).view(weight.shape)
+    return memory.take(weight.num_bytes).view(dtype).view(weight.shape)
 
 
 def _views(weights: Mapping[str, Tensor], names: Collection[str]) -> Views:
