@@ -10,8 +10,11 @@ this needs root. In turn, in each round, on the same bytes:
 - *channel*: ``TensorClient.stream`` of all buckets by the sealed stream (AES-256-GCM) into memory that is
   there already; requests and headers under CURVE count, checksums and putting together do not;
 - *fetch*: ``WeightReceiver.fetch``, what a generation server does: lists, sealed buckets, their checksums,
-  whole tensors by name in host memory; nothing of an earlier version is taken over;
-- *publish and fetch*: with the trainer's copy and checksums before it.
+  whole tensors by name in host memory that its neighbours can read; nothing of an earlier version is taken
+  over;
+- *publish and fetch*: with the trainer's copy and checksums before it;
+- *a second server* of the same host, afterwards: it gets the same tensors from the first, and nothing over
+  the network.
 
 Prints medians, and the median of the rounds' ratios to bare TCP in the same round.
 """
@@ -42,6 +45,7 @@ from realsys.param_realloc.boxes import Box
 from realsys.serving.api import WeightPart, WeightSource
 from realsys.transport.keys import TrialKeypairs
 from realsys.weight_sync.giving import who_gives_what
+from realsys.weight_sync.host_share import HostShare
 from realsys.weight_sync.manifest import KEY, decode_manifest
 from realsys.weight_sync.publisher import WeightPublisher
 from realsys.weight_sync.receiver import WeightReceiver
@@ -54,7 +58,7 @@ MIB = 1 << 20
 GIVER, TAKER = "10.213.7.1", "10.213.7.2"
 CLONE_NEWNET = 0x40000000
 WHO: dict[str, Any] = {"trial": "bench/1", "attempt": 1}
-WAYS = ("bare TCP", "channel", "fetch", "publish and fetch")
+WAYS = ("bare TCP", "channel", "fetch", "publish and fetch", "a second server")
 
 
 @contextmanager
@@ -97,7 +101,7 @@ def give(link: Connection, network: str, mib: int, keypairs: TrialKeypairs) -> N
     torch.set_num_threads(1)
     store = TensorStore()
     server = TensorServer(
-        *(TensorStore(),),
+        TensorStore(),
         name="model_worker/0",
         published={KEY: store},
         keypairs=keypairs,
@@ -136,7 +140,11 @@ def take(link: Connection, to_giver: Connection, network: str, mib: int, rounds:
         # Both are on this machine in truth: what is measured is the way between hosts.
         return TensorClient(endpoints, keypairs=keypairs, may_share=False, **WHO)
 
-    receiver, single = WeightReceiver(client), client((endpoint,))
+    def share(fetch: Any) -> HostShare:
+        return HostShare(keypairs, attempt="1", fetch=fetch)
+
+    receiver, second = (WeightReceiver(client, share=share) for _ in range(2))
+    single = client((endpoint,))
     memory = WarmMemory()
     target = memoryview(np.ones(mib * MIB, np.uint8))
     for version in range(1, rounds + 2):
@@ -165,14 +173,20 @@ def take(link: Connection, to_giver: Connection, network: str, mib: int, rounds:
         found = receiver.fetch(WeightSource(version=version, parts=(part,)), timeout_s=120)
         took_s["fetch"] = time.perf_counter() - began_s
         took_s["publish and fetch"] = published_s + took_s["fetch"]
+        began_s = time.perf_counter()
+        same = second.fetch(WeightSource(version=version, parts=(part,)), timeout_s=120)
+        took_s["a second server"] = time.perf_counter() - began_s
+        assert second.num_bytes == 0
+        assert all(float(x.view(-1)[-1]) == float(same[n].view(-1)[-1]) for n, x in found.items())
         expected = -1.0 if version % 2 else 1.0
         assert all(float(x.view(-1)[-1]) == expected for x in found.values())
         assert sum(x.numel() * x.element_size() for x in found.values()) == num_bytes
-        del found
+        del found, same
         if version > 1:  # the first one warms up
             link.send((num_bytes, took_s))
     to_giver.send(None)
     receiver.close()
+    second.close()
     single.close()
 
 
