@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from realsys.data_plane.sealed_receiver import WholeLanding
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore
@@ -163,7 +164,10 @@ def take(link: Connection, to_giver: Connection, network: str, mib: int, rounds:
         rows = [given.row for given in decode_manifest(listed.numpy().tobytes()).buckets]
         began_s = time.perf_counter()
         for _ in single.stream(
-            [(0, KEY, (row,)) for row in rows], timeout_s=120, in_flight=3, take=memory.take
+            [(0, KEY, (row,)) for row in rows],
+            timeout_s=120,
+            in_flight=3,
+            land=lambda source, num_bytes: WholeLanding(memory.take(num_bytes)),
         ):
             pass
         took_s["channel"] = time.perf_counter() - began_s

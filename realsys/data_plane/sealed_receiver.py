@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -30,6 +30,30 @@ from realsys.data_plane.transfer_messages import SealedBytes
 from realsys.transport.codec import ProtocolError
 
 CONNECT_S = 10.0
+
+
+class Landing(Protocol):
+    """Where the bytes of a message go; used by the thread of its stream."""
+
+    def room(self, offset: int, num_bytes: int) -> memoryview | None:
+        """Where these bytes of the message are to be written; None: not in one piece, ``landed`` gets them."""
+
+    def landed(self, offset: int, frame: memoryview) -> None:
+        """These bytes have come and are as they were sent; in order. ``frame`` is used again afterwards,
+        where ``room`` gave none."""
+
+
+class WholeLanding:
+    """All bytes into one tensor (contiguous, in host memory)."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._bytes = bytes_of(x)
+
+    def room(self, offset: int, num_bytes: int) -> memoryview | None:
+        return self._bytes[offset : offset + num_bytes]
+
+    def landed(self, offset: int, frame: memoryview) -> None:
+        pass
 
 
 class Arrived(NamedTuple):
@@ -62,7 +86,7 @@ class SealedReceiver:
     ) -> None:
         self.stream = offer.stream
         self._arrived, self._next = arrived, 0
-        self._wanted: SimpleQueue[tuple[bytes, SealedBytes, torch.Tensor] | None] = SimpleQueue()
+        self._wanted: SimpleQueue[tuple[bytes, SealedBytes, Landing] | None] = SimpleQueue()
         self._opener = FrameOpener(offer.key)
         try:
             self._socket = tcp.create_connection(
@@ -80,7 +104,7 @@ class SealedReceiver:
         self._thread = threading.Thread(target=self._main, name=f"sealed from {name}", daemon=True)
         self._thread.start()
 
-    def expect(self, ticket: bytes, coming: SealedBytes, out: torch.Tensor) -> None:
+    def expect(self, ticket: bytes, coming: SealedBytes, out: Landing) -> None:
         """Reads the next message into ``out``, and says that it is there by ``ticket``.
 
         Raises:
@@ -109,29 +133,33 @@ class SealedReceiver:
             self._socket.close()
 
     def _serve(self) -> None:
-        scratch = memoryview(bytearray(FRAME_BYTES + TAG_BYTES))
+        self._sealed = memoryview(bytearray(FRAME_BYTES + TAG_BYTES))
+        self._plain = memoryview(bytearray(FRAME_BYTES))
         failure: Arrived | None = None
         while (item := self._wanted.get()) is not None:
             ticket, coming, out = item
             if failure is None:
-                failure = self._read(coming, bytes_of(out), scratch)
+                failure = self._read(coming, out)
             said = Arrived(self.stream) if failure is None else failure
             self._arrived(said._replace(ticket=ticket))
             del item, out
 
-    def _read(self, coming: SealedBytes, out: memoryview, scratch: memoryview) -> Arrived | None:
+    def _read(self, coming: SealedBytes, out: Landing) -> Arrived | None:
         """A message into ``out``; what went wrong, or None."""
-        for offset in range(0, len(out), FRAME_BYTES):
-            frame = out[offset : offset + FRAME_BYTES]
-            sealed = scratch[: len(frame) + TAG_BYTES]
+        for offset in range(0, coming.num_bytes, FRAME_BYTES):
+            length = min(FRAME_BYTES, coming.num_bytes - offset)
+            sealed = self._sealed[: length + TAG_BYTES]
             try:
                 if not self._receive(sealed):
                     return Arrived(self.stream, cut="the peer closed the connection")
             except OSError as error:
                 return Arrived(self.stream, cut=str(error))
-            place = place_of(coming.number, offset, len(out))
+            room = out.room(offset, length)
+            frame = self._plain[:length] if room is None else room
+            place = place_of(coming.number, offset, coming.num_bytes)
             if not self._opener.open(sealed, place, frame):
                 return Arrived(self.stream, forged=True)
+            out.landed(offset, frame)
         return None
 
     def _receive(self, out: memoryview) -> bool:

@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 import zmq
 
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
-from realsys.data_plane.sealed_receiver import Arrived, SealedReceiver
+from realsys.data_plane.sealed_receiver import Arrived, Landing, SealedReceiver, WholeLanding
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.shared_memory import SegmentMaps, host_name
 from realsys.data_plane.tensor_bytes import joined
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 LOOK_MS = 500  # how often one who waits looks whether it was given up
 MAX_STREAMS = 4  # that are opened to one peer in one call: connections may be cut, but not again and again
 
-Take = Callable[[int], torch.Tensor]  # bytes → as many, uint8
+Land = Callable[[Source, int], Landing | None]  # source, bytes → where they go
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 
@@ -126,19 +126,20 @@ class TensorClient:
         timeout_s: float,
         in_flight: int,
         silence_s: float | None = None,
-        take: Take | None = None,
-    ) -> Iterator[tuple[Source, list[torch.Tensor]]]:
+        land: Land | None = None,
+    ) -> Generator[tuple[Source, list[torch.Tensor]], None, None]:
         """Each source with its rows, as they come; stays a source ahead of who works on them.
 
         Args:
             timeout_s: for all of them. in_flight: so many at most are asked of a peer at a time.
             silence_s: raises sooner, when nothing has come from anybody for so long.
-            take: gives the memory for what comes by a stream; none: new memory.
+            land: says where what comes by a stream goes; such a source comes without rows, as they are there.
+                None, or where it gives none: in new memory.
         Raises:
             WaitTimeout, RemoteError: as ``fetch_all``.
         """
         return self._answers(
-            sources, timeout_s, in_flight=in_flight, silence_s=silence_s, take=take
+            sources, timeout_s, in_flight=in_flight, silence_s=silence_s, land=land
         )
 
     def put(self, worker: int, sample: SequenceSample, *, timeout_s: float) -> None:
@@ -195,14 +196,14 @@ class TensorClient:
         *,
         in_flight: int | None = None,
         silence_s: float | None = None,
-        take: Take | None = None,
-    ) -> Iterator[tuple[Source, list[torch.Tensor]]]:
+        land: Land | None = None,
+    ) -> Generator[tuple[Source, list[torch.Tensor]], None, None]:
         later: dict[int, deque[Source]] = {}  # not asked for yet, by peer
         for source in sources:
             later.setdefault(source[0], deque()).append(source)
         firsts = [s for of_peer in later.values() for s in _taken(of_peer, in_flight)]
         waiting = {self._ask(source): source for source in firsts}
-        coming: dict[bytes, tuple[TensorReply, torch.Tensor]] = {}  # by streams
+        coming: dict[bytes, tuple[TensorReply, torch.Tensor | None]] = {}  # by streams
         opened: Counter[int] = Counter()  # streams, by peer
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -221,7 +222,7 @@ class TensorClient:
                 else:
                     header = self._header(source, answer)
                     if header.sealed is not None and self._has_stream(source[0], header):
-                        coming[request_id] = header, self._expect(source, request_id, header, take)
+                        coming[request_id] = header, self._expect(source, request_id, header, land)
                         continue
                     if header.offer is not None:
                         self._open(source, request_id, header, opened, until_s)
@@ -284,30 +285,29 @@ class TensorClient:
             os.eventfd_write(self._wake, 1)
 
     def _expect(
-        self, source: Source, request_id: bytes, header: TensorReply, take: Take | None
-    ) -> torch.Tensor:
-        """The memory into which the rows of an answer come from now on."""
+        self, source: Source, request_id: bytes, header: TensorReply, land: Land | None
+    ) -> torch.Tensor | None:
+        """The memory into which the rows of an answer come from now on; None if the caller gave it."""
         worker, _, ids = source
         sealed = header.sealed
         assert sealed is not None, "asked by the caller"
         dtype, shape = checked_layout(header, num_rows=len(ids), num_bytes=sealed.num_bytes)
+        if land is not None and (landing := land(source, sealed.num_bytes)) is not None:
+            self._streams[worker].expect(request_id, sealed, landing)
+            return None
         try:
-            whole = (
-                torch.empty(sealed.num_bytes, dtype=torch.uint8)
-                if take is None
-                else take(sealed.num_bytes)
-            )
+            whole = torch.empty(shape, dtype=dtype)
         except (RuntimeError, MemoryError) as error:
             raise ProtocolError(
                 f"{sealed.num_bytes} bytes are announced: {error}",
                 where=self.names[worker],
                 fix="ask for less at a time, or give this worker more memory",
             ) from error
-        self._streams[worker].expect(request_id, sealed, whole)
-        return whole.view(dtype).view(shape)
+        self._streams[worker].expect(request_id, sealed, WholeLanding(whole))
+        return whole
 
     def _arrived(
-        self, source: Source, header: TensorReply, whole: torch.Tensor, arrived: Arrived
+        self, source: Source, header: TensorReply, whole: torch.Tensor | None, arrived: Arrived
     ) -> list[torch.Tensor] | None:
         """Rows that came by a stream; None where the connection was cut and they must be asked for again."""
         worker, key, _ = source
@@ -325,8 +325,8 @@ class TensorClient:
         if arrived.cut:
             logger.warning("tensor stream cut peer=%s error=%s", self.names[worker], arrived.cut)
             return None
-        self.num_bytes["socket"] += whole.numel() * whole.element_size()
-        return list(torch.split(whole, list(header.rows)))
+        self.num_bytes["socket"] += header.sealed.num_bytes if header.sealed is not None else 0
+        return [] if whole is None else list(torch.split(whole, list(header.rows)))
 
     def _drop_streams(self, workers: Collection[int]) -> None:
         """Closes streams; what was on its way by them does not come."""

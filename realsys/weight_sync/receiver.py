@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
+from realsys.data_plane.sealed_receiver import Landing
 from realsys.data_plane.shared_arena import arena_bytes
-from realsys.data_plane.tensor_client import TensorClient
+from realsys.data_plane.tensor_client import Land, TensorClient
 from realsys.data_plane.transfer_plan import Source
 from realsys.transport.codec import ProtocolError
 from realsys.weight_sync.adapters import merged
-from realsys.weight_sync.assembly import Assembly, Held, Memory
+from realsys.weight_sync.assembly import Assembly, BucketLanding, Held, Memory
 from realsys.weight_sync.hf_folder import read_folder
 from realsys.weight_sync.host_share import HostShare, WholeVersion
 from realsys.weight_sync.manifest import (
@@ -179,8 +181,22 @@ class WeightReceiver:
         coming: dict[Source, _Wanted] = {
             (at[w.part], KEY, (w.row,)): w for w in wanted if w.way is not Way.HELD
         }
-        for asked, x in self._rows(client, list(coming), deadline_s):
-            self._put(assembly, parts, coming[asked], x)
+        landings: dict[Source, BucketLanding] = {}
+
+        def land(source: Source, num_bytes: int) -> BucketLanding | None:
+            number, given, way = coming[source]
+            found = assembly.landing(parts[number], given) if way is Way.WHOLE else None
+            if found is None or num_bytes != given.num_bytes:
+                return None
+            landings[source] = found
+            return found
+
+        with closing(self._rows(client, list(coming), deadline_s, land)) as rows:
+            for asked, x in rows:
+                if x is None:
+                    landings.pop(asked).check()
+                else:
+                    self._put(assembly, parts, coming[asked], x)
         weights = assembly.weights
         if any(part.keep for part in parts):
             origins = {part.giver: part.origin for part in parts}
@@ -218,26 +234,38 @@ class WeightReceiver:
         self, client: TensorClient, at: Sequence[int], source: WeightSource, deadline_s: float
     ) -> list[Manifest]:
         asked = [(at[i], KEY, (part.name,)) for i, part in enumerate(source.parts)]
-        found = {
-            who: decode_manifest(x.numpy().tobytes())
-            for who, x in self._rows(client, asked, deadline_s)
-        }
+        with closing(self._rows(client, asked, deadline_s)) as rows:
+            found = {
+                who: decode_manifest(x.numpy().tobytes()) for who, x in rows if x is not None
+            }
         return [found[who] for who in asked]
 
     def _rows(
-        self, client: TensorClient, sources: Sequence[Source], deadline_s: float
-    ) -> Iterator[tuple[Source, Tensor]]:
-        """Single rows as they come."""
+        self,
+        client: TensorClient,
+        sources: Sequence[Source],
+        deadline_s: float,
+        land: Land | None = None,
+    ) -> Generator[tuple[Source, Tensor | None], None, None]:
+        """Single rows as they come; None for one that is where ``land`` wanted it."""
+        sizes: dict[Source, int] = {}
+
+        def measured(source: Source, num_bytes: int) -> Landing | None:
+            sizes[source] = num_bytes
+            return land(source, num_bytes) if land is not None else None
+
         stream = client.stream(
             sources,
             timeout_s=max(0.0, deadline_s - time.monotonic()),
             in_flight=self._in_flight,
             silence_s=self._silence_s,
-            take=self._memory.take,
+            land=measured if land is not None else None,
         )
-        for source, (x,) in stream:
-            self.num_bytes += x.numel() * x.element_size()
-            yield source, x
+        with closing(stream):
+            for source, rows in stream:
+                x = rows[0] if rows else None
+                self.num_bytes += sizes[source] if x is None else x.numel() * x.element_size()
+                yield source, x
 
     def _wanted(self, parts: Sequence[Manifest]) -> list[_Wanted]:
         """All buckets. What is said to be here is looked at."""
