@@ -227,9 +227,7 @@ def table(num_bytes: int, rounds: list[dict[str, float]]) -> list[str]:
         rate = num_bytes / statistics.median(took_s[way] for took_s in rounds) / 1e9
         ratios = sorted(took_s["bare TCP"] / took_s[way] for took_s in rounds)
         middle = statistics.median(ratios)
-        lines.append(
-            f"| {way} | {rate:.2f} | {middle:.0%} | {ratios[0]:.0%} … {ratios[-1]:.0%} |"
-        )
+        lines.append(f"| {way} | {rate:.2f} | {middle:.0%} | {ratios[0]:.0%} … {ratios[-1]:.0%} |")
     return lines
 
 

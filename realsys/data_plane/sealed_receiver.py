@@ -36,7 +36,7 @@ class Landing(Protocol):
     """Where the bytes of a message go; used by the thread of its stream."""
 
     def room(self, offset: int, num_bytes: int) -> memoryview | None:
-        """Where these bytes of the message are to be written; None: not in one piece, ``landed`` gets them."""
+        """Where these bytes of the message are to be written; None: in several places, see ``landed``."""
 
     def landed(self, offset: int, frame: memoryview) -> None:
         """These bytes have come and are as they were sent; in order. ``frame`` is used again afterwards,
@@ -57,7 +57,7 @@ class WholeLanding:
 
 
 class Arrived(NamedTuple):
-    """A message is there, or (``cut``) the connection ended before, or (``forged``) it is not as it was sent."""
+    """A message is there, or the connection ended before (``cut``), or it is not as sent (``forged``)."""
 
     stream: bytes
     ticket: bytes = b""

@@ -55,7 +55,7 @@ class SealedStream:
         self.socket: tcp.socket | None = None
 
     def give(self, x: torch.Tensor) -> SealedBytes:
-        """Sends the bytes of ``x`` (uint8, contiguous, in host memory), which nobody may change, in turn."""
+        """Sends ``x`` (uint8, contiguous, in host memory) in its turn; nobody may change it any more."""
         number, self._num_messages = self._num_messages, self._num_messages + 1
         self._waiting.put((number, x))
         return SealedBytes(stream=self.offer.stream, number=number, num_bytes=x.numel())

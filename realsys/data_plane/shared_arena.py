@@ -1,8 +1,8 @@
 """Memory for whole weights that a process fills and others of its host then read where it is.
 
 Beside shared_memory.py, where a slot has one taker: here any number of processes use the same bytes. An
-arena is an anonymous file whose descriptor is handed to each reader (``SCM_RIGHTS``), so it has no name, and
-is gone with the last process that has it. A reader has a flag in its first page, which falls when its last
+arena is an anonymous file whose descriptor is handed to each reader (``SCM_RIGHTS``): it has no name, and is
+gone with the last process that has it. A reader has a flag in its first page, which falls when its last
 tensor is gone; the filler uses the arena again when all flags are down and none of its own tensors is left.
 """
 
@@ -78,7 +78,7 @@ class Arena:
     def offset_of(self, x: torch.Tensor) -> int | None:
         """Where the bytes of a tensor lie in this arena; None if they do not."""
         start = x.data_ptr() - self._address
-        inside = _PAGE <= start and start + x.numel() * x.element_size() <= self.size
+        inside = start >= _PAGE and start + x.numel() * x.element_size() <= self.size
         return start if inside else None
 
     def lend(self, taker: tuple[int, int]) -> int:
@@ -136,8 +136,12 @@ class ArenaPool:
     def lend(
         self, tensors: Sequence[torch.Tensor], taker: tuple[int, int]
     ) -> tuple[list[tuple[Arena, int]], list[tuple[int, int]]] | None:
-        """Lends all arenas that ``tensors`` lie in: each with the taker's flag; and for each tensor which of
-        them, and where in it. None if one lies in none of ours. The caller has the tensors meanwhile."""
+        """Lends the arenas that ``tensors`` lie in, which the caller has meanwhile.
+
+        Returns:
+            Each with the taker's flag; for each tensor which of them, and where in it. None if one lies in
+            none of ours.
+        """
         with self._lock:
             places: list[tuple[Arena, int]] = []
             for x in tensors:

@@ -42,7 +42,9 @@ from realsys.transport.keys import TrialKeypairs
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 500  # how often one who waits looks whether it was given up
-MAX_STREAMS = 4  # that are opened to one peer in one call: connections may be cut, but not again and again
+MAX_STREAMS = (
+    4  # that are opened to one peer in one call: connections may be cut, but not again and again
+)
 
 Land = Callable[[Source, int], Landing | None]  # source, bytes → where they go
 
@@ -133,7 +135,7 @@ class TensorClient:
         Args:
             timeout_s: for all of them. in_flight: so many at most are asked of a peer at a time.
             silence_s: raises sooner, when nothing has come from anybody for so long.
-            land: says where what comes by a stream goes; such a source comes without rows, as they are there.
+            land: says where what comes by a stream goes; such a source comes without rows: they are there.
                 None, or where it gives none: in new memory.
         Raises:
             WaitTimeout, RemoteError: as ``fetch_all``.
@@ -309,7 +311,7 @@ class TensorClient:
     def _arrived(
         self, source: Source, header: TensorReply, whole: torch.Tensor | None, arrived: Arrived
     ) -> list[torch.Tensor] | None:
-        """Rows that came by a stream; None where the connection was cut and they must be asked for again."""
+        """Rows that came by a stream; None where it was cut and they must be asked for again."""
         worker, key, _ = source
         mine = self._streams.get(worker)
         if (arrived.forged or arrived.cut) and mine is not None and mine.stream == arrived.stream:

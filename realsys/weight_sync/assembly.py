@@ -25,7 +25,6 @@ from realsys.weight_sync.manifest import GivenBucket, Manifest, WholeWeight
 from realsys.weight_sync.patches import apply_patch
 from realsys.weight_sync.warm_memory import WarmMemory
 
-
 _OTHER_CHECKSUM = "their checksum is another than when they were published"
 
 

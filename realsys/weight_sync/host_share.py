@@ -1,10 +1,10 @@
 """New weights fetched once a host: one server fetches, the others read what it has put together.
 
 Servers of one host that take the same trainers' weights meet at a Unix socket without a file; its name is
-worked out from the trial's secret. Who binds it first fetches, for all, as long as it lives; the others ask it for a version and get
-descriptors of the memory where the whole, checked weights lie (data_plane/shared_arena.py). When it ends,
-another binds the name. Both ends check that the other is of the same user. Whatever goes wrong here, a
-server fetches for itself: sharing only saves work.
+worked out from the trial's secret. Who binds it first fetches for all, as long as it lives; the others ask
+it for a version and get descriptors of the memory where the whole, checked weights lie (shared_arena.py).
+When it ends, another binds the name. Both ends check that the other is of the same user. Whatever goes wrong
+here, a server fetches for itself: sharing only saves work.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from realsys.api.errors import RealsysError
+from realsys.api.errors import RealsysError, WaitTimeout
 from realsys.data_plane.shared_arena import ArenaPool, LentArena
 from realsys.name_resolve.process_identity import this_process
-from realsys.serving.api import WeightPart, WeightSource
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 
@@ -47,11 +46,25 @@ _PURPOSE = b"realsys weights of a host"
 T = TypeVar("T")
 
 
+class PartSource(msgspec.Struct, frozen=True):
+    """What one trainer gives: the list called ``name`` at its tensor server."""
+
+    endpoint: str
+    name: str
+
+
+class VersionSource(msgspec.Struct, frozen=True):
+    """Where the parts of a version are."""
+
+    version: int
+    parts: tuple[PartSource, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WholeVersion:
-    """A version as it came: base weights and adapters apart. ``scale``: alpha / rank, 0 without adapters."""
+    """A version as it came, base weights and adapters apart. ``scale``: alpha / rank; 0: no adapters."""
 
-    source: WeightSource
+    source: VersionSource
     weights: Mapping[str, Tensor]
     scale: float
 
@@ -59,8 +72,7 @@ class WholeVersion:
 class _Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Of which version; who asks (PID and start), and how long it waits."""
 
-    version: int
-    parts: tuple[WeightPart, ...]
+    source: VersionSource
     timeout_s: float
     pid: int
     start_ticks: int
@@ -109,7 +121,7 @@ class HostShare:
         keypairs: TrialKeypairs,
         *,
         attempt: str,
-        fetch: Callable[[WeightSource, float], WholeVersion],
+        fetch: Callable[[VersionSource, float], WholeVersion],
         silence_s: float = SILENCE_S,
     ) -> None:
         self._secret, self._attempt, self._fetch = keypairs.server_secret, attempt, fetch
@@ -122,7 +134,7 @@ class HostShare:
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="weights for neighbours")
         self._is_over = False
 
-    def from_neighbour(self, source: WeightSource, deadline_s: float) -> WholeVersion | None:
+    def from_neighbour(self, source: VersionSource, deadline_s: float) -> WholeVersion | None:
         """The version, in memory of the server that fetches for this host; None: fetch it yourself."""
         name = self._name_of(source)
         if self._listener is not None and self._name == name:
@@ -144,8 +156,16 @@ class HostShare:
                 except _Ended:
                     logger.info("neighbour that fetched weights ended version=%d", source.version)
                 except (OSError, RealsysError, ValueError, _Refused) as error:
+                    if self._is_over:
+                        break
                     logger.warning("weights not shared version=%d reason=%s", source.version, error)
                     return None
+        if self._is_over:
+            raise WaitTimeout(
+                "given up while another server of this host fetched",
+                where="weights of this host",
+                fix="nothing: this server is ending",
+            )
         return None
 
     def close(self) -> None:
@@ -162,12 +182,13 @@ class HostShare:
 
     # ---- who asks ---------------------------------------------------------------------------
 
-    def _ask(self, connection: unix.socket, source: WeightSource, deadline_s: float) -> WholeVersion:
+    def _ask(
+        self, connection: unix.socket, source: VersionSource, deadline_s: float
+    ) -> WholeVersion:
         me = this_process()
         left_s = deadline_s - time.monotonic()
         asked = _Ask(
-            version=source.version,
-            parts=source.parts,
+            source=source,
             timeout_s=left_s,
             pid=me.pid,
             start_ticks=me.start_ticks,
@@ -189,7 +210,7 @@ class HostShare:
             if self._is_over or time.monotonic() > deadline_s:
                 raise _Refused("it takes too long")
 
-    def _name_of(self, source: WeightSource) -> bytes:
+    def _name_of(self, source: VersionSource) -> bytes:
         """For servers that take the same model from the same trainers."""
         givers = sorted((p.endpoint, p.name.rsplit("/", 2)[0]) for p in source.parts)
         what = hashlib.blake2b(_PURPOSE, key=self._secret, digest_size=24)
@@ -249,7 +270,7 @@ class HostShare:
         connection.settimeout(self._silence_s)
         try:
             asked, _ = _receive(connection, _Ask)
-            source = WeightSource(version=asked.version, parts=asked.parts)
+            source = asked.source
             if _peer(connection)[0] != asked.pid:
                 raise _Refused("it sees other processes")
             whole = self._wait(connection, self._submit(source, asked.timeout_s))
@@ -260,7 +281,7 @@ class HostShare:
         except (_Ended, OSError, RuntimeError) as error:
             logger.info("neighbour got no weights error=%s", error)
 
-    def _submit(self, source: WeightSource, timeout_s: float) -> Future[WholeVersion]:
+    def _submit(self, source: VersionSource, timeout_s: float) -> Future[WholeVersion]:
         return self._fetching.submit(self._fetch, source, timeout_s)
 
     def _wait(self, connection: unix.socket, future: Future[WholeVersion]) -> WholeVersion:
@@ -273,9 +294,7 @@ class HostShare:
                     raise _Refused("it could not be fetched in time") from None
                 _send(connection, beat)
 
-    def _lend(
-        self, connection: unix.socket, whole: WholeVersion, taker: tuple[int, int]
-    ) -> None:
+    def _lend(self, connection: unix.socket, whole: WholeVersion, taker: tuple[int, int]) -> None:
         lent = self.arenas.lend(list(whole.weights.values()), taker)
         if lent is None:
             raise _Refused("its weights are not in memory that can be shared")
@@ -304,7 +323,7 @@ class HostShare:
                     arena.take_back(flag)
 
 
-def _whole(told: _Told, fds: list[int], source: WeightSource) -> WholeVersion:
+def _whole(told: _Told, fds: list[int], source: VersionSource) -> WholeVersion:
     """Tensors over the memory that came; refuses what does not fit."""
     if len(fds) != len(told.arenas):
         raise ProtocolError(

@@ -24,7 +24,7 @@ from realsys.transport.codec import ProtocolError
 from realsys.weight_sync.adapters import merged
 from realsys.weight_sync.assembly import Assembly, BucketLanding, Held, Memory
 from realsys.weight_sync.hf_folder import read_folder
-from realsys.weight_sync.host_share import HostShare, WholeVersion
+from realsys.weight_sync.host_share import HostShare, PartSource, VersionSource, WholeVersion
 from realsys.weight_sync.manifest import (
     KEY,
     GivenBucket,
@@ -81,7 +81,7 @@ class WeightReceiver:
         in_flight: int = IN_FLIGHT,
         silence_s: float = SILENCE_S,
         check_held: bool = True,
-        share: Callable[[Callable[[WeightSource, float], WholeVersion]], HostShare] | None = None,
+        share: Callable[[Callable[[VersionSource, float], WholeVersion]], HostShare] | None = None,
     ) -> None:
         self._make_client, self._in_flight = make_client, in_flight
         self._silence_s, self._check_held = silence_s, check_held
@@ -106,6 +106,12 @@ class WeightReceiver:
         """
         if source.path:
             return read_folder(source.path)
+        parts = tuple(PartSource(part.endpoint, part.name) for part in source.parts)
+        whole = self._turn(VersionSource(source.version, parts), timeout_s)
+        return merged(whole.weights, whole.scale) if whole.scale else whole.weights
+
+    def _turn(self, source: VersionSource, timeout_s: float) -> WholeVersion:
+        """A version, from a neighbour or from trainers."""
         deadline_s = time.monotonic() + timeout_s
         self._take_turn(source, timeout_s)
         try:
@@ -117,9 +123,9 @@ class WeightReceiver:
                 self._held = None
         finally:
             self._lock.release()
-        return merged(whole.weights, whole.scale) if whole.scale else whole.weights
+        return whole
 
-    def _take_turn(self, source: WeightSource, timeout_s: float) -> None:
+    def _take_turn(self, source: VersionSource, timeout_s: float) -> None:
         if not self._lock.acquire(timeout=max(0.0, timeout_s)):
             raise WaitTimeout(
                 f"version {source.version} of the weights: another fetch took over {timeout_s:g} s",
@@ -127,7 +133,7 @@ class WeightReceiver:
                 fix="fetch one version at a time, or allow for both",
             )
 
-    def _for_neighbour(self, source: WeightSource, timeout_s: float) -> WholeVersion:
+    def _for_neighbour(self, source: VersionSource, timeout_s: float) -> WholeVersion:
         """What another server of this host asks for; an older version than the newest is refused."""
         deadline_s = time.monotonic() + timeout_s
         self._take_turn(source, timeout_s)
@@ -144,7 +150,7 @@ class WeightReceiver:
         finally:
             self._lock.release()
 
-    def _whole(self, source: WeightSource, deadline_s: float) -> WholeVersion:
+    def _whole(self, source: VersionSource, deadline_s: float) -> WholeVersion:
         """A version from trainers, or the newest once more."""
         if self._newest is not None and self._newest.source == source:
             return self._newest
@@ -170,7 +176,7 @@ class WeightReceiver:
                 self._client[1].close()
                 self._client = None
 
-    def _fetch(self, source: WeightSource, deadline_s: float) -> WholeVersion:
+    def _fetch(self, source: VersionSource, deadline_s: float) -> WholeVersion:
         client, at = self._client_of(source)
         parts = self._manifests(client, at, source, deadline_s)
         check_parts(parts, version=source.version)
@@ -208,7 +214,7 @@ class WeightReceiver:
         return WholeVersion(source=source, weights=weights, scale=parts[0].adapter_scale)
 
     def _room(self, weights: Sequence[WholeWeight], kept: Collection[str]) -> Memory:
-        """Where the weights that are not kept are put together: where neighbours can read them, if any may."""
+        """Where new weights are put together: where neighbours can read them, if any may."""
         if self._share is None:
             return self._memory
         sizes = [w.num_bytes for w in weights if w.name not in kept]
@@ -218,7 +224,7 @@ class WeightReceiver:
             logger.warning("weights can't be shared with neighbours error=%s", error)
             return self._memory
 
-    def _client_of(self, source: WeightSource) -> tuple[TensorClient, list[int]]:
+    def _client_of(self, source: VersionSource) -> tuple[TensorClient, list[int]]:
         """A client, and each part's place among its endpoints. It stays open for the next version."""
         endpoints = tuple(dict.fromkeys(part.endpoint for part in source.parts))
         if self._client is None or self._client[0] != endpoints:
@@ -231,13 +237,11 @@ class WeightReceiver:
         return client, [endpoints.index(part.endpoint) for part in source.parts]
 
     def _manifests(
-        self, client: TensorClient, at: Sequence[int], source: WeightSource, deadline_s: float
+        self, client: TensorClient, at: Sequence[int], source: VersionSource, deadline_s: float
     ) -> list[Manifest]:
         asked = [(at[i], KEY, (part.name,)) for i, part in enumerate(source.parts)]
         with closing(self._rows(client, asked, deadline_s)) as rows:
-            found = {
-                who: decode_manifest(x.numpy().tobytes()) for who, x in rows if x is not None
-            }
+            found = {who: decode_manifest(x.numpy().tobytes()) for who, x in rows if x is not None}
         return [found[who] for who in asked]
 
     def _rows(
@@ -312,7 +316,7 @@ class WeightReceiver:
             assembly.put(part, wanted.given, x)
 
 
-def _told(error: E, source: WeightSource) -> E:
+def _told(error: E, source: VersionSource) -> E:
     """The same error with what it means for the version."""
     givers = ", ".join(giver_of(part.name) for part in source.parts)
     return type(error)(

@@ -1,4 +1,4 @@
-"""Tensors between hosts by sealed streams: nobody else reads, changes, repeats or holds them up for ever."""
+"""Tensors between hosts by sealed streams: nobody reads, changes, repeats or holds them up for ever."""
 
 import socket as tcp
 import threading
@@ -169,7 +169,9 @@ def test_nobody_in_between_reads_anything(between):
     assert len(someone.seen) == 3 * NUM_FRAMES * SEALED_BYTES
     for x in ROWS.values():
         plain = x.numpy().tobytes()
-        assert not any(plain[i : i + 8] in someone.seen for i in range(0, len(plain), FRAME_BYTES // 4))
+        assert not any(
+            plain[i : i + 8] in someone.seen for i in range(0, len(plain), FRAME_BYTES // 4)
+        )
     assert len(someone.hellos) == 1  # one connection for all
 
 
@@ -243,7 +245,7 @@ def test_bytes_that_stay_away_end_with_the_time(between, change):
     """Held back in the middle, or all of them; the connection stays open."""
     between(lambda number, frames: change(frames) if number == 0 else frames)
     with served() as server, client_of(server) as client:
-        with pytest.raises(WaitTimeout, match="model_worker/0 did not send 'x' in 0.5 s"):
+        with pytest.raises(WaitTimeout, match=r"model_worker/0 did not send 'x' in 0\.5 s"):
             get(client, "a", timeout_s=0.5)
         assert_right(client)
 
@@ -258,7 +260,7 @@ def test_bytes_that_trickle_end_with_the_time(between):
 
     between(trickle)
     with served() as server, client_of(server) as client:
-        with pytest.raises(WaitTimeout, match="model_worker/0 did not send 'x' in 0.5 s"):
+        with pytest.raises(WaitTimeout, match=r"model_worker/0 did not send 'x' in 0\.5 s"):
             get(client, "a", timeout_s=0.5)
         assert_right(client)
 
@@ -350,7 +352,9 @@ def test_a_port_that_is_closed_is_named(monkeypatch):
             raise ConnectionRefusedError(111, "Connection refused")
 
         monkeypatch.setattr(sealed_receiver.tcp, "create_connection", nobody)
-        with pytest.raises(ClusterError, match=r"model_worker/0 gives tensors at 127.0.0.1:\d+, which"):
+        with pytest.raises(
+            ClusterError, match=r"model_worker/0 gives tensors at 127.0.0.1:\d+, which"
+        ):
             get(client, "a")
 
 
@@ -401,5 +405,5 @@ def test_a_server_that_ends_is_waited_for_until_the_time_is_up():
     with served() as server, client_of(server) as client:
         assert_right(client)
         server.stop()
-        with pytest.raises(WaitTimeout, match="model_worker/0 did not send 'x' in 0.5 s"):
+        with pytest.raises(WaitTimeout, match=r"model_worker/0 did not send 'x' in 0\.5 s"):
             get(client, "a", timeout_s=0.5)

@@ -31,7 +31,7 @@ from realsys.transport.codec import ProtocolError
 from realsys.transport.keys import TrialKeypairs
 from realsys.weight_sync import host_share
 from realsys.weight_sync.giving import who_gives_what, wire_dtypes
-from realsys.weight_sync.host_share import HostShare
+from realsys.weight_sync.host_share import HostShare, PartSource, VersionSource
 from realsys.weight_sync.manifest import KEY
 from realsys.weight_sync.publisher import WeightPublisher
 from realsys.weight_sync.receiver import WeightReceiver
@@ -632,13 +632,13 @@ def test_a_name_that_another_user_has_is_left_alone(monkeypatch):
 
 def test_servers_of_other_trainers_or_another_attempt_do_not_meet():
     keypairs = TrialKeypairs.generate()
-    parts = tuple(WeightPart(endpoint=f"tcp://h{n}:1", name=f"actor@0/3/{n}") for n in (0, 1))
+    parts = tuple(PartSource(f"tcp://h{n}:1", f"actor@0/3/{n}") for n in (0, 1))
 
     def name(attempt="1", version=3, parts=parts, keypairs=keypairs):
         share = HostShare(keypairs, attempt=attempt, fetch=lambda *_: None)
-        return share._name_of(WeightSource(version=version, parts=parts))
+        return share._name_of(VersionSource(version, parts))
 
-    later = tuple(WeightPart(endpoint=p.endpoint, name=p.name.replace("/3/", "/4/")) for p in parts)
+    later = tuple(PartSource(p.endpoint, p.name.replace("/3/", "/4/")) for p in parts)
     assert name() == name(version=4, parts=later) == name(parts=parts[::-1])
     others = [name(attempt="2"), name(parts=parts[:1]), name(keypairs=TrialKeypairs.generate())]
     assert len({name(), *others}) == 4
