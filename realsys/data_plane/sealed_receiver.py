@@ -87,12 +87,12 @@ class SealedReceiver:
         self.stream = offer.stream
         self._arrived, self._next = arrived, 0
         self._wanted: SimpleQueue[tuple[bytes, SealedBytes, Landing] | None] = SimpleQueue()
-        self._opener = FrameOpener(offer.key)
         try:
+            self._opener = FrameOpener(offer.key)
             self._socket = tcp.create_connection(
                 (host, offer.port), timeout=max(0.001, min(timeout_s, CONNECT_S))
             )
-        except OSError as error:
+        except (OSError, OverflowError, ValueError) as error:  # also a port or key that can't be
             raise ClusterError(
                 f"{name} gives tensors at {host}:{offer.port}, which can't be reached: {error}",
                 where=f"tcp://{host}:{offer.port}",

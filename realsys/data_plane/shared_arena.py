@@ -1,9 +1,9 @@
 """Memory for whole weights that a process fills and others of its host then read where it is.
 
 Beside shared_memory.py, where a slot has one taker: here any number of processes use the same bytes. An
-arena is an anonymous file whose descriptor is handed to each reader (``SCM_RIGHTS``): it has no name, and is
-gone with the last process that has it. A reader has a flag in its first page, which falls when its last
-tensor is gone; the filler uses the arena again when all flags are down and none of its own tensors is left.
+arena is an anonymous file whose descriptor is handed to each reader (``SCM_RIGHTS``): it has no name, and
+is gone with the last process that has it. A reader has a flag in its first page, which falls when its last
+tensor is gone; the filler uses the arena again once all flags are down and its own tensors are gone.
 """
 
 from __future__ import annotations

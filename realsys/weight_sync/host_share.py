@@ -3,8 +3,8 @@
 Servers of one host that take the same trainers' weights meet at a Unix socket without a file; its name is
 worked out from the trial's secret. Who binds it first fetches for all, as long as it lives; the others ask
 it for a version and get descriptors of the memory where the whole, checked weights lie (shared_arena.py).
-When it ends, another binds the name. Both ends check that the other is of the same user. Whatever goes wrong
-here, a server fetches for itself: sharing only saves work.
+When it ends, another binds the name. Both ends check that the other is of the same user. Whatever goes
+wrong here, a server fetches for itself: sharing only saves work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ class HostShare:
                     return self._ask(connection, source, deadline_s)
                 except _Ended:
                     logger.info("neighbour that fetched weights ended version=%d", source.version)
-                except (OSError, RealsysError, ValueError, _Refused) as error:
+                except Exception as error:  # whatever it is: to fetch for oneself is right
                     if self._is_over:
                         break
                     logger.warning("weights not shared version=%d reason=%s", source.version, error)
@@ -278,7 +278,7 @@ class HostShare:
         except (_Refused, RealsysError) as error:
             with suppress(OSError):
                 _send(connection, encode(_Told(state="refused", why=str(error)[:2000])))
-        except (_Ended, OSError, RuntimeError) as error:
+        except (_Ended, OSError, RuntimeError, CancelledError) as error:
             logger.info("neighbour got no weights error=%s", error)
 
     def _submit(self, source: VersionSource, timeout_s: float) -> Future[WholeVersion]:
