@@ -9,7 +9,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines check format
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines gpu-kit check format
 install: $(VENV)/.installed
 
 ppo-math: install
@@ -46,6 +46,10 @@ test-engines: install
 	tests/engines/env/install sglang .engines/sglang
 	tests/engines/env/install vllm .engines/vllm
 	$(BIN)/python -m pytest --timeout 900 tests/engines/real_engines.py
+
+# On a machine with a GPU: eight minutes, unattended; with what is installed there. Commit the results.
+gpu-kit:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) tests/gpu/kit.py
 
 check: install
 	$(BIN)/ruff format --check .

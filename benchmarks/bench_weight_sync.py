@@ -87,7 +87,7 @@ def trainer(link: Connection, sizes_mib: list[int], keypairs: TrialKeypairs, del
     for mib in sizes_mib:
         weights = weights_of(mib)
         layout = ({w.name: (Box.whole(w.shape),) for w in weights},)
-        giving = who_gives_what(layout, [0], dtypes=wire_dtypes(weights, held="bfloat16"))
+        giving = who_gives_what(layout, [0], dtypes=wire_dtypes(weights, dtype="bfloat16"))
         model = f"m{mib}"
         publisher = WeightPublisher(store, giving, model=model, worker=0, delta=delta)
         made[mib] = Engine(weights), publisher

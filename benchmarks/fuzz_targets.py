@@ -54,6 +54,7 @@ REQUESTS = (
     r.Offload(order=3, call="ref_inf", step=1, model="ref@0"),
     r.SaveModel(order=5, model="actor@0", folder="/tmp/x"),
     r.SaveRecover(order=6, folder="/tmp/x"),
+    r.HashRecover(order=7, file="/tmp/x"),
     r.LoadRecover(order=7, file="/tmp/x"),
 )
 REPLIES = (
@@ -64,6 +65,7 @@ REPLIES = (
     r.Moved(started=1.0, ended=2.0, bytes_sent=3, bytes_received=4),
     r.Evaluated(stats={"actor": {"accuracy": 0.5}}, samples=({"prompt": "1+1", "ok": True},)),
     r.RecoverSaved(file="f", sha256="00", num_bytes=7),
+    r.RecoverHashed(sha256="", why="no file"),
 )
 STATUS = trial.WorkerStatus(state="running", step=3, **{k: WHO[k] for k in ("attempt", "token")})
 RECORD = trial.WorkerRecord(

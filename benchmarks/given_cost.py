@@ -14,6 +14,7 @@ import torch
 
 from experiments.grpo_math import GRPOMathExperiment
 from experiments.placement import RoleModel
+from realsys.algorithms.predictions import Predictions
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackendAbstraction
@@ -30,10 +31,12 @@ class GivenCostEngine(FSDPEngine):
 
     tokens_per_s = 0.0
 
-    def run_module(self, mb: SequenceSample) -> torch.Tensor:
-        """Logits ``[tokens, vocabulary]``, all of them 0."""
+    def run_module(self, mb: SequenceSample) -> Predictions:
+        """From logits all of which are 0."""
         tick()
-        return torch.zeros(len(mb.data[INPUT]), self.module.config.vocab_size)
+        return Predictions.of_logits(
+            torch.zeros(len(mb.data[INPUT]), self.module.config.vocab_size)
+        )
 
     def train_batch(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelBackendAbstraction
 from realsys.api.options import ModelOptions
@@ -13,11 +14,27 @@ from realsys.api.plain import to_plain
 # Which built-in backend takes which setting besides the optimizer; one of your own is given all that
 # differ from their defaults.
 TAKES = {
-    "fsdp": ("cpu_offload", "lora"),
+    "fsdp": ("recompute", "cpu_offload", "lora"),
     "megatron": ("recompute",),
     "inference": ("lora",),
 }
 OPTIONAL = ("recompute", "cpu_offload", "lora")
+
+
+def compute_dtype(*roles: ModelOptions, gpus: float) -> str:
+    """What a role computes in: what the first of ``roles`` says that says anything, itself first.
+
+    A GPU is ten times quicker in bfloat16; CPUs are not, so there it is float32.
+    """
+    given = [role.dtype for role in roles if role.dtype is not None]
+    return given[0] if given else ("bfloat16" if gpus else "float32")
+
+
+def mb_spec_of(options: ModelOptions) -> MicroBatchSpec:
+    """How a role's calls are cut, and how many tokens are kept while it generates."""
+    return MicroBatchSpec(
+        max_tokens_per_mb=options.max_tokens_per_mb, max_cache_tokens=options.max_cache_tokens
+    )
 
 
 def backend_of(options: ModelOptions, *, trained: bool) -> ModelBackendAbstraction:

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-from experiments.backend_args import backend_of, replica_backend_of
+from experiments.backend_args import (
+    backend_of,
+    compute_dtype,
+    mb_spec_of,
+    replica_backend_of,
+)
 from experiments.evaluation import EvaluationOptions
 from experiments.layout_checks import (
     batch_problems,
@@ -49,6 +54,7 @@ from experiments.placement import (
 from experiments.replay import replay_problems, replayed_ledger, replayed_rollouts
 from experiments.rollouts import MADE_BY_ROLLOUTS, ROLLOUT_KEYS, RolloutOptions
 from experiments.sft_math import SFTMathExperiment, math_scheduling
+from experiments.worker_resources import cpus_of_worker, mem_of_worker
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
@@ -169,9 +175,20 @@ class MathRLExperiment(Experiment):
         gt=0,
         le=1,
     )
-    cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
+    cpus_per_model_worker: int | None = option(
+        None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
+    )
     gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
-    mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    mem_per_model_worker: int | None = option(
+        None,
+        "memory of a model worker; none: 8192, with GPUs what its models need beside them",
+        unit="MiB",
+        ge=1,
+    )
+    deterministic: bool | None = option(
+        None,
+        "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
+    )
     tensorboard: bool = option(True, "write TensorBoard files")
     wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
 
@@ -256,8 +273,9 @@ class MathRLExperiment(Experiment):
             "actor.optimizer.lr": self.actor.optimizer.lr,
             "ppo.gen.max_new_tokens": self.ppo.gen.max_new_tokens,
             "dataset.eval_size": self.dataset.eval_size,
-            "mem_per_model_worker": self.mem_per_model_worker,
         }
+        if not self.gpus_per_model_worker:  # else it follows from the model
+            values["mem_per_model_worker"] = self._mem
         if "critic" in self._model_roles:
             critic: ModelOptions = getattr(self, "critic")  # noqa: B009 - a subclass has it
             values["critic.optimizer.lr"] = critic.optimizer.lr
@@ -285,13 +303,26 @@ class MathRLExperiment(Experiment):
         """One master, the model workers that pools and layouts need, and what mode async adds."""
         base = math_scheduling(
             self._allocated.n_workers,
-            cpu=self.cpus_per_model_worker,
+            cpu=self._cpus,
             gpu=self.gpus_per_model_worker,
-            mem=self.mem_per_model_worker,
+            mem=self._mem,
         )
         if self.auto_eval:
             base = self.evaluator.scheduling(base)
         return self.rollout.scheduling(base) if self.has_servers else base
+
+    @property
+    def _cpus(self) -> int:
+        return cpus_of_worker(self.cpus_per_model_worker, gpu=self.gpus_per_model_worker)
+
+    @property
+    def _mem(self) -> int:
+        return mem_of_worker(
+            self.mem_per_model_worker,
+            gpu=self.gpus_per_model_worker,
+            config=self.initial_setup,
+            made_before=self.sft.init.shape(),
+        )
 
     def initial_setup(self) -> ExperimentConfig:
         """Roles on their workers, calls on their copies."""
@@ -313,12 +344,13 @@ class MathRLExperiment(Experiment):
                 datasets=() if self.has_servers else (self._fed_from(prompts),),
                 tokenizer_name_or_path=absolute(self.actor.path),
                 shuffle_dataset=self.dataset.shuffle,
-                num_threads=self.cpus_per_model_worker,
+                num_threads=self._cpus,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,
             max_staleness=0 if self.is_async else self.staleness,
             weights_through=self.weights_through,
+            deterministic=self.deterministic,
             pools=self._allocated.pools,
             replay=replayed_ledger(self.replay_from),
             evaluator=self._evaluators(),
@@ -331,11 +363,11 @@ class MathRLExperiment(Experiment):
         evaluator = self.evaluator.evaluator(
             seed=self.seed,
             role="actor",
-            dtype=self.actor.dtype,
+            dtype=self._dtype("actor"),
             held_out=self._held_out,
             reward=self.reward,
             gen=self.ppo.gen,
-            mb_spec=MicroBatchSpec(max_tokens_per_mb=self.actor.max_tokens_per_mb),
+            mb_spec=mb_spec_of(self.actor),
         )
         return (evaluator,)
 
@@ -354,7 +386,7 @@ class MathRLExperiment(Experiment):
         return {
             "rollout": self.rollout.control(self.staleness, trains=self.trains),
             "generation_server": self.rollout.generation_servers(
-                seed=self.seed, model_path=start, dtype=self.actor.dtype
+                seed=self.seed, model_path=start, dtype=self._dtype("actor")
             ),
             "gserver_manager": (
                 self.rollout.manager(
@@ -481,25 +513,29 @@ class MathRLExperiment(Experiment):
         evaluated = role == "actor" and self.dataset.eval_size > 0
         return RoleModel(
             model=ModelAbstraction(
-                kind, {"path": absolute(options.path or self.actor.path), "dtype": options.dtype}
+                kind,
+                {"path": absolute(options.path or self.actor.path), "dtype": self._dtype(role)},
             ),
             backend=backend_of(options, trained=role != "ref"),
             replica_backend=replica_backend_of(options),
             eval_dataset=self._held_out if evaluated else None,
         )
 
+    def _dtype(self, role: str) -> str:
+        """What a role computes in: policies that differ in it differ in their log-probs."""
+        return compute_dtype(getattr(self, role), self.actor, gpus=self.gpus_per_model_worker)
+
     def _call(
         self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any
     ) -> MFCDef:
         """A call on copy 0 of ``role``; ``more`` are further fields."""
-        limit = None if role in RULES else getattr(self, role).max_tokens_per_mb
         return MFCDef(
             name=name,
             n_seqs=self.dataset.train_bs_n_seqs,
             interface_type=ModelInterfaceType(kind),
             interface_impl=interface,
             model_name=ModelName(role),
-            mb_spec=MicroBatchSpec(max_tokens_per_mb=limit),
+            mb_spec=MicroBatchSpec() if role in RULES else mb_spec_of(getattr(self, role)),
             n_minibatches=self.ppo.ppo_n_minibatches if kind == "train_step" else 1,
             **more,
         )

@@ -66,7 +66,7 @@ class RolloutOptions:
     )
     wire_dtype: str | None = option(
         None,
-        "dtype in which streamed weights travel; none: as they are held",
+        "dtype in which streamed weights travel; none: what the actor computes in",
         choices=("bfloat16", "float32"),
     )
     delta: bool = option(
@@ -122,6 +122,13 @@ class RolloutOptions:
             where = path + ("agent" if kind == "agent" else "env")
             if problem := registry.check(kind, name, where=where):
                 yield problem
+        device = str(self.server_args.get("device", ""))
+        if device.startswith("cuda") and not self.gpus_per_server:
+            yield ConfigError(
+                f"generation servers are to compute on {device}, and their tasks have no GPU",
+                where=f"{path}server_args.device and {path}gpus_per_server",
+                fix=f"set {path}gpus_per_server=1 (then they compute there by themselves)",
+            )
         if self.server_backend in TO_FOLDER_ONLY and self.weights_through != "disk":
             yield ConfigError(
                 f"{self.server_backend} servers read new weights from a folder",

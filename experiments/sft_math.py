@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.backend_args import backend_of
+from experiments.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.layout_checks import held_out_problems, layout_problems_of
 from experiments.math_files import (
     absolute,
@@ -21,8 +21,8 @@ from experiments.math_files import (
     toy_remarks,
 )
 from experiments.placement import RoleModel, place_models
+from experiments.worker_resources import cpus_of_worker, mem_of_worker
 from realsys.api.allocation import CallAllocation
-from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment, ExperimentConfig
@@ -97,9 +97,20 @@ class SFTMathExperiment(Experiment):
         "questions and answers",
     )
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
-    cpus_per_model_worker: int = option(2, "cores and compute threads of a model worker", ge=1)
+    cpus_per_model_worker: int | None = option(
+        None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
+    )
     gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
-    mem_per_model_worker: int = option(8192, "memory of a model worker", unit="MiB", ge=1)
+    mem_per_model_worker: int | None = option(
+        None,
+        "memory of a model worker; none: 8192, with GPUs what its models need beside them",
+        unit="MiB",
+        ge=1,
+    )
+    deterministic: bool | None = option(
+        None,
+        "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
+    )
     tensorboard: bool = option(True, "write TensorBoard files")
     wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
 
@@ -147,8 +158,9 @@ class SFTMathExperiment(Experiment):
         """The toy's defaults on a real model; how many questions were looked at."""
         values = {
             "model.optimizer.lr": self.model.optimizer.lr,
-            "mem_per_model_worker": self.mem_per_model_worker,
         }
+        if not self.gpus_per_model_worker:  # else it follows from the model
+            values["mem_per_model_worker"] = self._mem
         yield from toy_remarks(self.model.path, values, given)
         yield from sampled_remarks(self.dataset, self.model.path)
 
@@ -163,21 +175,32 @@ class SFTMathExperiment(Experiment):
         """One master, as many model workers as the model's layout has processes."""
         return math_scheduling(
             self._topo.world_size,
-            cpu=self.cpus_per_model_worker,
+            cpu=self._cpus,
             gpu=self.gpus_per_model_worker,
-            mem=self.mem_per_model_worker,
+            mem=self._mem,
+        )
+
+    @property
+    def _cpus(self) -> int:
+        return cpus_of_worker(self.cpus_per_model_worker, gpu=self.gpus_per_model_worker)
+
+    @property
+    def _mem(self) -> int:
+        return mem_of_worker(
+            self.mem_per_model_worker, gpu=self.gpus_per_model_worker, config=self.initial_setup
         )
 
     def initial_setup(self) -> ExperimentConfig:
         """One model, one call."""
         data = {**dataset_args(self.dataset), "max_answer_len": self.max_answer_len}
+        dtype = compute_dtype(self.model, gpus=self.gpus_per_model_worker)
         if self.model.path is None:
             model = ModelAbstraction(
-                "tiny_llama", {"dtype": self.model.dtype, "seed": self.seed, **to_plain(self.init)}
+                "tiny_llama", {"dtype": dtype, "seed": self.seed, **to_plain(self.init)}
             )
         else:
             model = ModelAbstraction(
-                "hf_causal_lm", {"path": absolute(self.model.path), "dtype": self.model.dtype}
+                "hf_causal_lm", {"path": absolute(self.model.path), "dtype": dtype}
             )
         role = RoleModel(
             model=model,
@@ -193,12 +216,13 @@ class SFTMathExperiment(Experiment):
             interface_impl=ModelInterfaceAbstraction("sft"),
             model_name=ModelName("model"),
             input_keys=("packed_input_ids", "prompt_mask"),
-            mb_spec=MicroBatchSpec(max_tokens_per_mb=self.model.max_tokens_per_mb),
+            mb_spec=mb_spec_of(self.model),
         )
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,
             model_rpcs=(train,),
             dataset_keys=("packed_input_ids", "prompt_mask"),
+            deterministic=self.deterministic,
             model_worker=place_models(
                 self._places,
                 {"model": role},
@@ -207,7 +231,7 @@ class SFTMathExperiment(Experiment):
                 datasets=(DatasetAbstraction("math_sft", {**data, "split": "train"}),),
                 tokenizer_name_or_path=absolute(self.model.path),
                 shuffle_dataset=self.dataset.shuffle,
-                num_threads=self.cpus_per_model_worker,
+                num_threads=self._cpus,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,

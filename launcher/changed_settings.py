@@ -101,6 +101,7 @@ ALLOWED: tuple[Rule, ...] = (
     Rule(f"{_MAIN}.evaluator.*.gconfig.max_new_tokens"),
     # How much is in memory, or under way, at a time; how long it may take.
     Rule(f"{_MAIN}.model_rpcs.*.mb_spec.max_tokens_per_mb"),
+    Rule(f"{_MAIN}.model_rpcs.*.mb_spec.max_cache_tokens"),
     *(
         Rule(f"{_MAIN}.rollout_worker.*.{name}")
         for name in (
@@ -116,7 +117,14 @@ ALLOWED: tuple[Rule, ...] = (
     Rule(f"{_MAIN}.master_worker.*.rollout.max_in_flight"),
     *(
         Rule(f"{_MAIN}.evaluator.*.{name}")
-        for name in ("batch_size", "poll_s", "max_tries", "retry_s", "mb_spec.max_tokens_per_mb")
+        for name in (
+            "batch_size",
+            "poll_s",
+            "max_tries",
+            "retry_s",
+            "mb_spec.max_tokens_per_mb",
+            "mb_spec.max_cache_tokens",
+        )
     ),
     # Where metrics go.
     Rule(f"{_MAIN}.tensorboard"),

@@ -1,13 +1,14 @@
-"""Whether the models of a plan fit their GPUs: an estimate against the site file's sizes (pure).
+"""Whether the models of a plan fit their GPUs and their hosts: estimates against what tasks have (pure).
 
-Too large is refused: such a run would end in "CUDA out of memory" minutes after it left the queue. Where
-the size of a GPU is not known nothing is compared. Formulas: realsys/planner/memory.py.
+Too large for a GPU is refused: such a run would end in "CUDA out of memory" minutes after it left the
+queue. Where the size of a GPU is not known nothing is compared. Too large for a task's host memory is a
+warning. Formulas: realsys/planner/memory.py and host_memory.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from realsys.api.allocation import workers_text
 from realsys.api.cluster import ClusterSpec, PartitionSpec
@@ -15,11 +16,17 @@ from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.planner.devices import device_of
+from realsys.planner.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory import Terms
 from realsys.planner.memory_of_workers import WorkerMemory, memory_of_experiment, model_shapes
+from realsys.planner.memory_words import GiB, MiB, advice, largest, size
 
-GiB, MiB = 1 << 30, 1 << 20
 PROCESS_MIB = 600  # a worker's libraries, without any model
-RESERVE = 0.04  # of a GPU: its context, and what the allocator can't use
+RESERVE = 0.04  # of a GPU: what the allocator can't use
+# Assumed, not measured: a process's CUDA context with its kernels, and one NCCL communicator's buffers
+# (4 MiB a channel and direction by NCCL's defaults, some tens of channels).
+CONTEXT = 512 * MiB
+COMMUNICATOR = 300 * MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +36,8 @@ class WorkerGroup:
     workers: tuple[int, ...]
     memory: WorkerMemory
     limit: float | None
+    host: Terms = field(default_factory=dict)  # of a worker with a GPU: what it needs beside it
+    host_limit: float = 0.0
 
 
 def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
@@ -36,13 +45,21 @@ def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
     found: dict[str, list[WorkerGroup]] = {}
     made = None
     for phase in plan.phases:
-        limit = gpu_bytes(plan.cluster, scheduling_of(phase))
+        scheduling = scheduling_of(phase)
+        limit = gpu_bytes(plan.cluster, scheduling)
         groups: dict[str, list[int]] = {}
         memory = memory_of_experiment(phase.config, made)
+        host = host_memory_of_experiment(phase.config, made) if scheduling.gpu else {}
         for worker, needs in memory.items():
-            groups.setdefault(repr(needs), []).append(worker)
+            groups.setdefault(repr((needs, host.get(worker))), []).append(worker)
         found[phase.name] = [
-            WorkerGroup(workers=tuple(workers), memory=memory[workers[0]], limit=limit)
+            WorkerGroup(
+                workers=tuple(workers),
+                memory=memory[workers[0]],
+                limit=limit,
+                host=host.get(workers[0], {}),
+                host_limit=scheduling.mem * MiB,
+            )
             for workers in groups.values()
         ]
         if phase.publish is not None:
@@ -57,6 +74,17 @@ def gpu_bytes(cluster: ClusterSpec, scheduling: Scheduling) -> float | None:
         return None
     size = _gpu_size(cluster.partitions[name], scheduling.gpu_type)
     return None if size is None else size * min(1.0, scheduling.gpu)
+
+
+def usable_bytes(limit: float, *, workers: int, copies: int) -> float:
+    """Of a GPU, for models and calls: less what the process takes by itself.
+
+    Args:
+        workers: that talk to one another; one alone needs no communicators.
+        copies: of models on a worker, each with a group of its own beside everybody's.
+    """
+    groups = 1 + copies if workers > 1 else 0
+    return limit * (1 - RESERVE) - CONTEXT - groups * COMMUNICATOR
 
 
 def _gpu_size(partition: PartitionSpec, gpu_type: str | None) -> float | None:
@@ -77,20 +105,27 @@ def scheduling_of(phase: PhasePlan) -> Scheduling:
 def memory_problems(memory: Mapping[str, list[WorkerGroup]]) -> Iterator[ConfigError]:
     """Workers whose models do not fit."""
     for phase, groups in memory.items():
+        workers = sum(len(group.workers) for group in groups)
         for group in groups:
-            usable = None if group.limit is None else group.limit * (1 - RESERVE)
-            if usable is not None and group.memory.bytes > usable:
+            if group.limit is None:
+                continue
+            copies = len(group.memory.copies)
+            usable = usable_bytes(group.limit, workers=workers, copies=copies)
+            if group.memory.bytes > usable:
                 yield ConfigError(
                     f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
-                    f"of GPU memory each, {size(usable)} of {size(group.limit or 0)} can be used: "
-                    + "; ".join(f"{name} {size(n)}" for name, n in _largest(group.memory)),
+                    f"of GPU memory each, {size(usable)} of {size(group.limit)} can be used: "
+                    + "; ".join(
+                        f"{name} {size(n)}"
+                        for name, n in largest(group.memory, group.memory.peak_call)
+                    ),
                     where=f"phase {phase}, layouts of its roles",
-                    fix=_fix(group.memory),
+                    fix=advice(largest(group.memory, group.memory.peak_call)[:2]),
                 )
 
 
 def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
-    """CPU workers that need more than their tasks ask for, and workers that hold nothing."""
+    """Workers that need more of their hosts than their tasks ask for, and workers that hold nothing."""
     for phase in plan.phases:
         scheduling = scheduling_of(phase)
         for group in memory[phase.name]:
@@ -101,40 +136,14 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"{needs:,.0f} MiB, their tasks have {scheduling.mem}; raise "
                     f"mem_per_model_worker or lower max_tokens_per_mb"
                 )
+            if sum(group.host.values()) > group.host_limit:
+                terms = sorted(group.host.items(), key=lambda part: -part[1])
+                yield (
+                    f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
+                    f"{size(sum(group.host.values()))} of their host's memory, their tasks have "
+                    f"{size(group.host_limit)}: {', '.join(f'{what} {size(n)}' for what, n in terms)}; "
+                    f"raise mem_per_model_worker to {host_mib(group.host)}, or leave it out"
+                )
         idle = [i for i, worker in enumerate(phase.config.model_worker) if not worker.shards]
         if idle:
             yield f"phase {phase.name}: model workers {workers_text(idle)} hold no model"
-
-
-def _largest(memory: WorkerMemory) -> list[tuple[str, float]]:
-    """What the bytes are made of, largest first."""
-    parts = {
-        f"{what} of {name}": n for name, terms in memory.copies.items() for what, n in terms.items()
-    }
-    call = memory.peak_call
-    parts |= {f"{what} in {call}": n for what, n in memory.calls.get(call, {}).items()}
-    return sorted(parts.items(), key=lambda part: -part[1])
-
-
-def _fix(memory: WorkerMemory) -> str:
-    """What would help with the two largest parts."""
-    advice = {
-        "activations": "lower max_tokens_per_mb, or recompute=true (backend megatron)",
-        "logits": "lower max_tokens_per_mb",
-        "cache": "lower max_tokens_per_mb",
-        "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
-        "whole copy": "generate on a copy of its own, in the layout d<n>t1p1 of an allocation",
-        "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
-        "whole gradients": "raise max_tokens_per_mb until a minibatch is one piece, or train adapters",
-        "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",
-    }
-    words = [name.partition(" of ")[0].partition(" in ")[0] for name, _ in _largest(memory)[:2]]
-    found = dict.fromkeys(advice[word] for word in words if word in advice)
-    return "; ".join(found) or "cut the models over more GPUs"
-
-
-def size(num_bytes: float) -> str:
-    """``3.1 GiB``, ``12 MiB``."""
-    if num_bytes >= GiB / 10:
-        return f"{num_bytes / GiB:.1f} GiB"
-    return f"{num_bytes / MiB:.1f} MiB" if num_bytes < 10 * MiB else f"{num_bytes / MiB:.0f} MiB"

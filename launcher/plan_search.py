@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from launcher import output
-from launcher.memory_check import RESERVE, gpu_bytes, scheduling_of, size
+from launcher.memory_check import gpu_bytes, scheduling_of, usable_bytes
 from launcher.predictions import (
     Figures,
     figures_for,
@@ -22,6 +22,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.planner.devices import DEVICES, Device
 from realsys.planner.gantt import gantt
 from realsys.planner.memory_limit import memory_of_plans
+from realsys.planner.memory_words import size
 from realsys.planner.placed import degrees_of, model_made_before, placed, refusal
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of
@@ -50,7 +51,10 @@ def memory_limit(plan: LaunchPlan, device: Device | None) -> float | None:
     whole = (
         device.memory_bytes if device else gpu_bytes(plan.cluster, scheduling_of(plan.phases[-1]))
     )
-    return whole * (1 - RESERVE) if whole else None
+    config = plan.phases[-1].config
+    roles = {call.role for call in config.model_rpcs}
+    workers = len(config.model_worker)
+    return usable_bytes(whole, workers=workers, copies=len(roles)) if whole else None
 
 
 def propose(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.memory_check import WorkerGroup, size
+from launcher.memory_check import WorkerGroup
 from realsys.api.allocation import workers_text
 from realsys.api.experiment import ExperimentConfig
 from realsys.observability.graph_picture import hooks_text
+from realsys.planner.memory_words import size
 from realsys.planner.placed import allocation_of
 
-ALLOCATION_HEAD = ("call", "copy", "backend", "layout", "workers", "pool", "around it")
+ALLOCATION_HEAD = ("call", "copy", "backend", "dtype", "layout", "workers", "pool", "around it")
 MEMORY_HEAD = ("workers", "what", "bytes", "of which")
 
 
 def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
-    """A row a call: copy, backend, layout, workers, the smallest pool that has them, its hooks."""
+    """A row a call: copy, backend, what it computes in, layout, workers, the smallest pool that has them,
+    its hooks.
+    """
     backends = {
-        shard.id.model_name: shard.backend.type_
+        shard.id.model_name: (shard.backend.type_, str(shard.model.args.get("dtype", "")))
         for worker in config.model_worker
         for shard in worker.shards
     }
@@ -30,7 +33,7 @@ def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
             (
                 call.name,
                 str(call.model_name),
-                backends[call.model_name],
+                *backends[call.model_name],
                 str(place.topology),
                 workers_text(place.workers),
                 min(inside, key=lambda pool: len(config.pools[pool]), default=""),
@@ -54,4 +57,8 @@ def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
             first = ""
         of = "" if group.limit is None else f"of {size(group.limit)}"
         rows.append((first, "together", size(memory.bytes), of))
+        if group.host:
+            words = ", ".join(f"{what} {size(n)}" for what, n in group.host.items())
+            needs = f"of {size(group.host_limit)}: {words}"
+            rows.append(("", "host memory", size(sum(group.host.values())), needs))
     return rows

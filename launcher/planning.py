@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from launcher import places
 from launcher.clusters import check_store, check_writable, find_cluster, missing_secrets
 from launcher.dependencies import dependency_on
 from launcher.job_options import JobOptions
-from launcher.machine_gpus import machine_gpus
 from launcher.option_tree import paths
 from launcher.overrides import defaults_of, put_on, read_settings
 from launcher.resolve import resolve
@@ -32,6 +32,7 @@ from realsys.api.experiment import Experiment
 from realsys.api.options import option
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import trial_dir
+from realsys.worker.machine_gpus import machine_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,9 @@ class Planner:
             user=self._user,
             imports=self._imports,
             machine_cpus=len(os.sched_getaffinity(0)),
-            machine_gpus=machine_gpus(os.environ),
+            machine_gpus=None
+            if self.on_slurm
+            else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
             given=applied.origins,
             earlier=problems,
             scheduling=launch.options.scheduling,

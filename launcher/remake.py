@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from launcher.changed_settings import (
 from launcher.dependencies import dependency_on
 from launcher.job.allocation import JobRequest
 from launcher.job_options import JobOptions
-from launcher.machine_gpus import machine_gpus
 from launcher.overrides import Applied, put_on, read_settings
 from launcher.planning import LaunchSettings, experiment_type
 from launcher.problems import collected, flat, raise_all
@@ -42,6 +42,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
 from realsys.api.trial import TrialFiles, TrialRecord
+from realsys.worker.machine_gpus import machine_gpus
 
 MANY = 3  # differences that are told
 OF_A_START_ONLY = ("--begin", "--after")
@@ -175,7 +176,9 @@ class _Maker:
                 user=plan.user,
                 imports=plan.imports,
                 machine_cpus=len(os.sched_getaffinity(0)),
-                machine_gpus=machine_gpus(os.environ) if now else None,
+                machine_gpus=partial(machine_gpus, {**os.environ, **plan.cluster.env_vars})
+                if now
+                else None,
                 scheduling=scheduling,
                 request=request,
                 now=datetime.now(),
@@ -324,7 +327,11 @@ def _of_job(plan: LaunchPlan, job: JobOptions) -> dict[str, tuple[Any, Any]]:
     if plan.job is None:
         return {}
     old = plan.job
-    former = {"layout": old.layout.value, "requeue": old.requeue}
+    former = {
+        "layout": old.layout.value,
+        "requeue": old.requeue,
+        "preflight": old.preflight,
+    }
     found = {}
     for name in (*former, "begin", "deadline", "after"):
         value = getattr(job, name)
@@ -346,6 +353,7 @@ def _request(plan: LaunchPlan, job: JobOptions, layout: str | None) -> JobReques
         dependency=dependency_on(job.after) if job.after else None,
         after=job.after,
         requeue=old.requeue if job.requeue is None else job.requeue,
+        preflight=job.preflight or old.preflight,
     )
 
 

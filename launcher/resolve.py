@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -32,6 +31,9 @@ from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.api.trial import trial_dir
+from realsys.slurm.gpus import tasks_per_gpu
+from realsys.worker.environment import COMPUTING
+from realsys.worker.local_gpus import gpus_needed
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64
@@ -47,7 +49,7 @@ def resolve(
     user: str,
     imports: Sequence[str] = (),
     machine_cpus: int | None = None,
-    machine_gpus: int | None = None,
+    machine_gpus: Callable[[], int] | None = None,
     given: Collection[str] = (),
     earlier: Sequence[ConfigError] = (),
     scheduling: SchedulingOptions | None = None,
@@ -63,7 +65,8 @@ def resolve(
         cluster: with an absolute file root (launcher/clusters.py).
         imports: files (absolute) and modules that every worker imports.
         machine_cpus: cores of this machine; a local run that asks for more gets a warning.
-        machine_gpus: GPUs of this machine; a local run that asks for more is refused.
+        machine_gpus: counts the GPUs of this machine, which may take seconds; a local run that asks for
+            more is refused.
         given: paths of the settings that the user made.
         earlier: problems found while reading the settings, reported together with ours.
         scheduling: what the user wants of the groups besides what the experiment says.
@@ -225,22 +228,59 @@ def scheduling_problems(
 
 
 def gpu_problems(
-    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: int | None
+    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: Callable[[], int] | None
 ) -> Iterator[ConfigError]:
-    """Tasks on this machine with GPUs that it does not have. Elsewhere the worker looks itself."""
-    if cluster.scheduler != "local" or machine_gpus is None:
-        return
+    """GPUs that model workers can't use, and more than this machine has. Elsewhere the worker looks."""
     for phase in phases:
-        for kind, group in phase.scheduling.groups().items():
-            needed = math.ceil(group.scheduling.gpu)
-            if needed > machine_gpus:
-                yield ConfigError(
-                    f"a {kind.value} of phase {phase.name} asks for {group.scheduling.gpu:g} GPUs, and "
-                    f"{f'{machine_gpus} are' if machine_gpus else 'none is'} here",
-                    where=f"scheduling.{kind.value}.gpu on cluster {cluster.name!r}, this machine",
-                    fix="leave the GPUs out to compute on the CPU, or name a site that has them "
-                    "(--cluster; `realsys clusters` lists them)",
-                )
+        yield from _more_than_one_gpu(phase)
+        yield from _shared_gpus(phase)
+        if cluster.scheduler != "local" or machine_gpus is None:
+            continue
+        needed = gpus_needed(phase.scheduling)
+        here = machine_gpus() if needed else 0
+        if needed > here:
+            groups = phase.scheduling.groups().items()
+            asked = ", ".join(
+                f"{kind.value} {group.count} × {group.scheduling.gpu:g}"
+                for kind, group in groups
+                if group.scheduling.gpu
+            )
+            yield ConfigError(
+                f"the workers of phase {phase.name} ask for {needed} GPU{'s' * (needed != 1)} together "
+                f"({asked}), and {here or 'none'} {'is' if here < 2 else 'are'} here",
+                where=f"scheduling of phase {phase.name} on cluster {cluster.name!r}, this machine",
+                fix="ask for fewer, leave the GPUs out to compute on the CPU, or name a site that has them "
+                "(--cluster; `realsys clusters` lists them)",
+            )
+
+
+def _more_than_one_gpu(phase: PhasePlan) -> Iterator[ConfigError]:
+    """Tasks that would leave all but one of their GPUs idle."""
+    for kind, group in phase.scheduling.groups().items():
+        embedded = all(s.backend_type == "embedded" for s in phase.config.generation_server)
+        if kind == WorkerType.GENERATION_SERVER and not embedded:
+            continue  # SGLang and vLLM cut a model over several
+        if kind in COMPUTING and group.scheduling.gpu > 1:
+            name = kind.value.replace("_", " ")
+            what = f"an {name}" if name[0] in "aeiou" else f"a {name}"
+            yield ConfigError(
+                f"{what} computes on one GPU, and {group.scheduling.gpu:g} are asked for each",
+                where=f"scheduling.{kind.value}.gpu of phase {phase.name}",
+                fix=f"use 1, and more {name}s for more GPUs",
+            )
+
+
+def _shared_gpus(phase: PhasePlan) -> Iterator[ConfigError]:
+    group = phase.scheduling.model_worker
+    gpus = group.scheduling.gpu
+    sharing = tasks_per_gpu(gpus) if gpus else 0
+    if sharing > 1 and group.count > 1:
+        yield ConfigError(
+            f"with {gpus:g} GPUs each, {sharing} of {group.count} model workers would share one, over "
+            "which NCCL can't join them",
+            where="scheduling.model_worker.gpu",
+            fix="use 1, or one model worker",
+        )
 
 
 def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:

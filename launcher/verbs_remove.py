@@ -29,11 +29,11 @@ def rm(
 ) -> int:
     """Remove trials that are over, with their checkpoints, logs and keys; asks first."""
     from launcher import output
-    from launcher.memory_check import size
     from launcher.remove import remove
     from launcher.trials import trial_name
     from launcher.verbs_sweep import NAMED_AT_MOST, agrees
     from realsys.api.errors import RealsysError
+    from realsys.planner.memory_words import size
 
     if (trial is None) == (older_than is None):
         raise typer.BadParameter("give either a TRIAL or --older-than TIME")

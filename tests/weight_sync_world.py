@@ -87,7 +87,7 @@ class Trainers:
         giving = who_gives_what(
             layout,
             self.workers,
-            dtypes=wire_dtypes(weights_of(layout), held=held, wire=wire),
+            dtypes=wire_dtypes(weights_of(layout), dtype=held, wire=wire),
         )
         self.giving = giving
         self.publishers = [

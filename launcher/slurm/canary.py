@@ -52,16 +52,31 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def shared(root: str, name: str) -> dict[str, Any]:
     """What the login node's file says, and whether we could write ours; an error's text if not."""
-    found: dict[str, Any] = {"read": None, "wrote": False, "error": ""}
+    found: dict[str, Any] = {"read": None, "wrote": False, "error": "", "locks": ""}
     try:
         with open(os.path.join(root, name + ".login")) as file:
             found["read"] = file.read()
         with open(os.path.join(root, name + ".node"), "w") as file:
             file.write(found["read"][::-1])
         found["wrote"] = True
+        found["locks"] = locks(os.path.join(root, name + ".login"))
     except OSError as error:
         found["error"] = str(error)
     return found
+
+
+def locks(path: str) -> str:
+    """What becomes of a lock that the login node holds: "kept", "free", or an error's text."""
+    import fcntl
+
+    try:
+        with open(path, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return "free"
+    except BlockingIOError:
+        return "kept"
+    except OSError as error:
+        return str(error)
 
 
 def store(wanted: dict[str, Any]) -> list[str]:
@@ -124,7 +139,7 @@ def ports(wanted: list[int]) -> list[int]:
 
 
 def addresses() -> list[list[str]]:
-    """[name, IPv4 address] of every interface that has one, see netdevice(7)."""
+    """[name, address] of every interface that has one: IPv4, see netdevice(7), then IPv6."""
     import fcntl
     import struct
 
@@ -138,6 +153,14 @@ def addresses() -> list[list[str]]:
                 found.append([name, socket.inet_ntoa(reply[20:24])])
             except OSError:
                 continue
+    try:
+        with open("/proc/net/if_inet6") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        lines = []
+    for address, _, _, scope, _, name in lines:
+        if scope == "00":  # counts beyond one cable
+            found.append([name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))])
     return found
 
 

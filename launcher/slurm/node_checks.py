@@ -26,7 +26,8 @@ def names(job: NodeJob) -> list[str]:
 
 
 def _of_host(job: NodeJob) -> list[str]:
-    needed = ["shared file root", "name resolution there", "clock", "ports"]
+    needed = ["shared file root"] + ["locks"] * (job.spec.rendezvous == "file")
+    needed += ["name resolution there", "clock", "ports"]
     needed += ["interface"] if job.spec.interface else []
     return needed + (["runtime there"] if job.spec.container.runtime != "none" else [])
 
@@ -68,6 +69,8 @@ def _host_findings(
     job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]
 ) -> Iterator[Finding]:
     yield _shared(job, report["shared"])
+    if job.spec.rendezvous == "file":
+        yield _locks(report["shared"].get("locks", ""))
     yield there_finding(job.spec, report["store"])
     yield _clock(seen["host"], report)
     yield from kernel_there(report)
@@ -107,6 +110,19 @@ def _shared(job: NodeJob, shared: Mapping[str, Any]) -> Finding:
     if not shared.get("seen_back"):
         return Finding(name, False, f"what the node wrote in {root} is not seen here", fix)
     return Finding(name, True, f"{root}: each side sees what the other writes")
+
+
+def _locks(found: str) -> Finding:
+    """Of a lock that this host held meanwhile (flock): model workers meet by a file that they lock."""
+    if found == "kept":
+        return Finding("locks", True, "a lock of this host holds on the node")
+    if not found:
+        return Finding("locks", None, "not checked: the file was not seen", "see shared file root")
+    what = (
+        "a lock of this host does not hold on the node" if found == "free" else f"no locks: {found}"
+    )
+    fix = "mount the file root with flock (Lustre: flock, not localflock), or set rendezvous: tcp"
+    return Finding("locks", False, what, fix)
 
 
 def _clock(host: Seen, report: Mapping[str, Any]) -> Finding:

@@ -4,7 +4,8 @@ Shapes: N packed tokens, V vocabulary. The trainer must divide by the temperatur
 sampled with, otherwise the importance ratio of an unchanged policy is not 1.
 
 Work goes through the rows in chunks, so that without gradients at most one chunk of float32
-logits exists beside the (often bfloat16) original.
+logits exists beside the (often bfloat16) original. With gradients each chunk's is kept: whose rows are
+many takes predictions.py.
 """
 
 from __future__ import annotations
@@ -96,26 +97,6 @@ def _mean_under_softmax(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
     total = weight.sum(dim=1, keepdim=True)
     p = weight / total
     return p, (p * z).sum(dim=1, keepdim=True), total.log()
-
-
-def next_token_logprobs(
-    logits: torch.Tensor,
-    packed_input_ids: torch.Tensor,
-    lengths: Sequence[int],
-    *,
-    temperature: float = 1.0,
-) -> torch.Tensor:
-    """float32 ``[N]``: at position t of a sequence, log p(token t | tokens before t).
-
-    Position 0 of every sequence, which nothing predicts, is 0.
-
-    Args:
-        logits: ``[N, V]``; row t predicts the token at t + 1, as causal models put it out.
-        packed_input_ids: int64 ``[N]``.
-        lengths: of the packed sequences; they add up to N.
-    """
-    next_ids = packed_input_ids.roll(-1)  # the label at a sequence's end is dropped by the shift
-    return shift_to_next_token(gather_logprobs(logits, next_ids, temperature=temperature), lengths)
 
 
 def shift_to_next_token(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

@@ -67,6 +67,12 @@ class SlurmSpec:
     rendezvous_seconds: int = option(
         900, "layout split: how long the first job waits for the others", ge=1, unit="s"
     )
+    preflight: str = option(
+        "off",
+        "check nodes, GPUs and the network between them before a job's workers start; warn: tell what is "
+        "wrong; stop: end the run, or with requeue go on without the nodes that are ill",
+        choices=("off", "warn", "stop"),
+    )
     gpu_binding: str = option(
         "visible",
         "visible: tasks of a node can reach each other's GPUs (CUDA IPC, NVLink), each is told its own; "
@@ -132,6 +138,13 @@ class ClusterSpec:
         "how long a run goes on while its store (name_resolve) does not answer, before it ends itself",
         ge=30,
         unit="s",
+    )
+    rendezvous: str = option(
+        "file",
+        "where model workers meet to form process groups. file: in the trial's folder, whose file system "
+        "must keep locks (flock) between nodes; tcp: at a port of the first one, which does not ask who "
+        "connects",
+        choices=("file", "tcp"),
     )
     cpu_image: str | None = option(None, "container image of workers without a GPU")
     gpu_image: str | None = option(None, "container image of workers with a GPU")

@@ -18,27 +18,43 @@ from typing import Any
 
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 
+# 256 MiB of float32, and a few times that while they are computed with. So large that a GPU should multiply
+# a chunk of rows by the head as fast as all; by reckoning, none was asked.
+LOGITS_AT_ONCE = 2**26
+
+
+def logits_at_once(vocab_size: int) -> int:
+    """Rows whose logits may exist at a time."""
+    return max(1, LOGITS_AT_ONCE // vocab_size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchSpec:
     """How an engine cuts one batch into micro-batches.
 
     At least ``n_mbs`` pieces, and as many more as it takes to keep each under
-    ``max_tokens_per_mb`` tokens (a single longer sequence makes a piece of its own).
+    ``max_tokens_per_mb`` tokens. The sequences of an id stay together where they fit, else they are
+    parted; a single longer sequence makes a piece of its own.
+
+    Attributes:
+        max_cache_tokens: whose keys and values are kept while answers are made (one whole answer's at the
+            least). None: on a GPU as many as its free memory holds, on a CPU ``max_tokens_per_mb``.
     """
 
     n_mbs: int = 1
     max_tokens_per_mb: int | None = None
+    max_cache_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.n_mbs < 1:
             raise ConfigError(f"n_mbs is {self.n_mbs}", where="mb_spec.n_mbs", fix="use 1 or more")
-        if self.max_tokens_per_mb is not None and self.max_tokens_per_mb < 1:
-            raise ConfigError(
-                f"max_tokens_per_mb is {self.max_tokens_per_mb}",
-                where="mb_spec.max_tokens_per_mb",
-                fix="use 1 or more tokens, or none for no limit",
-            )
+        for name in ("max_tokens_per_mb", "max_cache_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(
+                    f"{name} is {value}",
+                    where=f"mb_spec.{name}",
+                    fix="use 1 or more tokens, or none for no limit",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +166,39 @@ class SequenceMeta:
             metadata={k: tuple(v[i] for i in indices) for k, v in self.metadata.items()},
         )
 
+    def pieces_per_id(self) -> tuple[tuple[int, ...], ...]:
+        """For each id the tokens of its sequences (of the longest key), which may be parted.
+
+        A key with one piece for several sequences belongs to all of them and does not count. Where
+        keys disagree about how many there are, they are one here: such an id is never parted.
+        """
+        return tuple(
+            _pieces([per_id[i] for per_id in self.seqlens.values()]) for i in range(len(self.ids))
+        )
+
+    def parted(self, runs: Sequence[tuple[int, int, int]]) -> SequenceMeta:
+        """An id for each of ``runs`` (id's index, first sequence, the one behind the last), in order.
+
+        A run that is not all of ``q-7`` is called ``q-7[2:5]``. A key with one piece an id goes whole
+        with each of its runs, as metadata do.
+        """
+        num = [len(pieces) for pieces in self.pieces_per_id()]
+
+        def name(i: int, a: int, b: int) -> str:
+            return self.ids[i] if b - a == num[i] else f"{self.ids[i]}[{a}:{b}]"
+
+        def piece(pieces: tuple[int, ...], i: int, a: int, b: int) -> tuple[int, ...]:
+            return pieces[a:b] if len(pieces) == num[i] else pieces
+
+        return replace(
+            self,
+            ids=tuple(name(*run) for run in runs),
+            seqlens={
+                k: tuple(piece(v[run[0]], *run) for run in runs) for k, v in self.seqlens.items()
+            },
+            metadata={k: tuple(v[i] for i, _, _ in runs) for k, v in self.metadata.items()},
+        )
+
     def index_of(self, ids: Sequence[str]) -> list[int]:
         """Positions of ``ids`` in this batch. Raises DataError for an id that is not here."""
         position = {name: i for i, name in enumerate(self.ids)}
@@ -213,3 +262,14 @@ class SequenceMeta:
                     where=f"batch with keys {sorted(self.seqlens)}",
                     fix=did_you_mean(key, self.seqlens),
                 )
+
+
+def _pieces(by_key: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Tokens of each sequence of one id, given the lengths of its pieces under each key."""
+    if not by_key:
+        return (1,)
+    num = max(map(len, by_key))
+    if any(len(pieces) not in (1, num) for pieces in by_key):
+        return (max(map(sum, by_key)),)
+    of_sequences = [pieces for pieces in by_key if len(pieces) == num]
+    return tuple(map(max, zip(*of_sequences, strict=True)))

@@ -48,6 +48,16 @@ class OffloadHook:
 Hook = ParamReallocHook | OffloadHook
 
 
+def averaged_models(calls: Iterable[MFCDef]) -> frozenset[ModelName]:
+    """Models that hooks keep a moving average in."""
+    return frozenset(
+        hook.target or call.model_name
+        for call in calls
+        for hook in (*call.pre_hooks, *call.post_hooks)
+        if isinstance(hook, ParamReallocHook) and hook.eta < 1
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MFCDef:
     """One model function call: a node of the graph.

@@ -18,6 +18,7 @@ The class says who must act::
      ├─ WaitTimeout          a deadline passed; says who was missing
      ├─ RemoteError          a request failed on another worker; carries that worker's traceback
      ├─ WorkerLost           a process died or was cut off
+     ├─ OutOfMemory          the user: a GPU is too small for what the settings ask of it
      ├─ StaleAttempt         the sender belongs to an attempt that was superseded (fencing)
      ├─ CheckpointError      a checkpoint is torn, unreadable or of another shape
      ├─ DataError            a data set or a sample is wrong
@@ -143,6 +144,10 @@ class RemoteError(RealsysError):
 
 class WorkerLost(RealsysError):
     """A worker process ended or was cut off while it was needed."""
+
+
+class OutOfMemory(RealsysError):
+    """A GPU has no memory left for what it was to compute."""
 
 
 class StaleAttempt(RealsysError):

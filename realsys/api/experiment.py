@@ -63,6 +63,7 @@ class ExperimentConfig:
     those who read a plan; ``weights_through`` is ``memory`` or ``disk``: how copies are filled.
     With ``rollout`` the datapoints come from rollout workers, not from a data set on model workers.
     ``replay`` is the ledger of an earlier run: each step trains on the datapoints of that run's step.
+    ``deterministic``: equal runs give equal bits, on a GPU too; None: on the CPU they do.
     """
 
     exp_ctrl: ExperimentSaveEvalControl
@@ -80,6 +81,7 @@ class ExperimentConfig:
     weights_through: str = "memory"
     rollout: RolloutControl | None = None
     replay: str | None = None
+    deterministic: bool | None = None
     pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resolved: Resolution | None = None
 

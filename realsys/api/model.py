@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from realsys.models.shape import ModelShape, Weight
     from realsys.param_realloc.boxes import Box, Layout
 
-LossFn = Callable[["torch.Tensor", "SequenceSample"], Any]
+# The first argument is a language model's ``Predictions`` (realsys.algorithms), or a critic's values.
+LossFn = Callable[[Any, "SequenceSample"], Any]
 LossWeightFn = Callable[["SequenceSample"], float]
 
 
@@ -221,6 +222,13 @@ class ModuleSource(abc.ABC):
     def empty(self) -> Any:
         """The whole module with weights that hold nothing yet: another layout will fill them."""
 
+    def skeleton(self, dtype: str | None = None) -> Any:
+        """The whole module whose weights have shapes but no memory; ``read_into`` fills what is cut of it.
+
+        None where the module can only be loaded whole. ``dtype``: of the weights, if not the source's.
+        """
+        return None
+
     @abc.abstractmethod
     def config(self) -> Any:
         """The Hugging Face ``PretrainedConfig``."""
@@ -232,6 +240,12 @@ class ModuleSource(abc.ABC):
         ``score.weight`` and ``score.bias`` of a critic that starts from a language model are 0.
         Raises KeyError for a weight that is not there.
         """
+
+    def read_into(
+        self, view: torch.Tensor, name: str, start: tuple[int, ...], stop: tuple[int, ...]
+    ) -> None:
+        """As ``read``, into ``view``: on its device and in its type, whatever ``dtype`` is."""
+        view.copy_(self.read(name, start, stop))
 
     @abc.abstractmethod
     def weights(self) -> tuple[Weight, ...]:
@@ -248,7 +262,9 @@ class Model:
 
     ``module`` is a ``torch.nn.Module`` or a ``ModuleSource`` until a backend's ``initialize`` has
     replaced it by a ``PipelinableEngine``. ``filled`` False: the weights come from another copy,
-    nothing is to be loaded.
+    nothing is to be loaded. ``dtype`` is what it computes in; ``trains`` and ``averaged`` (it follows
+    another copy's weights) decide with the backend in what type it holds them
+    (``ModelBackend.held_dtype``).
     """
 
     name: ModelName
@@ -263,6 +279,8 @@ class Model:
     groups: ParallelGroups = field(default_factory=ParallelGroups)
     base_seed: int = 1
     filled: bool = True
+    trains: bool = True
+    averaged: bool = False
 
     def inc_version(self) -> None:
         """Counts one update of the weights."""
@@ -328,9 +346,11 @@ class PipelinableEngine(abc.ABC):
         """One optimizer step on ``input_``.
 
         Args:
-            loss_fn: (model output ``[tokens, …]``, micro-batch) → mean loss over the micro-batch's
-                weight (scalar tensor), or (loss, stats) with stats a dict of scalar tensors that are
-                averaged by weight.
+            loss_fn: (model output, micro-batch) → mean loss over the micro-batch's weight (scalar
+                tensor), or (loss, stats) with stats a dict of scalar tensors that are averaged by
+                weight. The output is a critic's values ``[tokens]``; of a language model it is
+                ``Predictions``, which makes log-probabilities and logits of the rows asked for. A
+                micro-batch may have some of the sequences of an id (``SequenceSample.microbatches``).
             loss_weight_fn: micro-batch → its weight (number of loss tokens).
             token_normalize_scope: ``global`` divides by the weight of all data-parallel ranks,
                 ``dp`` by this rank's own.
@@ -356,15 +376,15 @@ class PipelinableEngine(abc.ABC):
         input_: SequenceSample,
         *,
         mb_spec: MicroBatchSpec | None = None,
-        post_hook: Callable[[torch.Tensor, SequenceSample], torch.Tensor] | None = None,
+        post_hook: Callable[[Any, SequenceSample], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Model output ``[tokens, …]`` in input order, no gradients.
+        """Model output ``[tokens, …]`` in input order, no gradients: values, or logits.
 
         A language model's logits at the last token of a sequence, which predict nothing that is
-        there, may be any numbers, here and where a loss is given logits.
+        there, may be any numbers, here and in ``Predictions``.
 
-        ``post_hook`` (output, micro-batch) → reduced output runs on each micro-batch before they
-        are joined, so that logits of the whole batch never exist at once.
+        ``post_hook`` (output as a loss gets it, micro-batch) → ``[tokens, …]`` runs on each
+        micro-batch before they are joined, so that logits of the whole batch never exist at once.
         """
 
     @abc.abstractmethod
@@ -392,7 +412,8 @@ class PipelinableEngine(abc.ABC):
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, torch.Tensor]]]:
         """What this process holds of the model: Hugging Face name → (box of the whole tensor, a view).
 
-        Writing to a view changes the weight; the view has the box's shape. Tied weights are named once.
+        Writing to a view changes the weight; the view has the box's shape and the type that
+        ``ModelBackend.held_dtype`` says. Tied weights are named once.
         """
         raise NotImplementedError(f"{type(self).__name__} can't exchange weights")
 
@@ -434,6 +455,16 @@ class ModelBackend(abc.ABC):
         Must agree with what ``PipelinableEngine.held_weights`` gives. Needed by weight reallocation.
         """
         raise NotImplementedError(f"{type(self).__name__} can't tell its layout")
+
+    def held_dtype(
+        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
+    ) -> str:
+        """The type of ``PipelinableEngine.held_weights`` of a model that computes in ``dtype``.
+
+        Args:
+            averaged: the model follows another copy's weights. weight: which one, where types differ.
+        """
+        return dtype
 
     def destroy(self, model: Model) -> None:
         """Frees what the backend holds for ``model``."""

@@ -111,8 +111,11 @@ class ModelOptions:
     """One role's model: where it comes from, how it is held and trained."""
 
     path: str | None = option(None, "Hugging Face directory; none takes the experiment's default")
-    dtype: str = option(
-        "float32", "of weights and activations", choices=("float32", "bfloat16", "float64")
+    dtype: str | None = option(
+        None,
+        "what it computes in; what trains is held in float32 where that is bfloat16. None: as the actor, "
+        "and the actor in bfloat16 on GPUs, in float32 on CPUs",
+        choices=("float32", "bfloat16", "float64"),
     )
     backend: str = option("fsdp", "registered training backend")
     parallel: str | None = option(
@@ -124,11 +127,20 @@ class ModelOptions:
     optimizer: OptimizerOptions = option(OptimizerOptions(), "AdamW and its schedule")
     lora: LoRAOptions = option(LoRAOptions(), "adapters alone train (backend fsdp)")
     max_tokens_per_mb: int | None = option(
-        16384, "largest micro-batch; none for no limit", unit="tokens", ge=1
+        16384,
+        "largest micro-batch; answers to one question are parted where they don't fit, an answer never; "
+        "none for no limit",
+        unit="tokens",
+        ge=1,
     )
-    recompute: bool = option(
-        False, "compute activations again in the backward pass (backend megatron)"
+    max_cache_tokens: int | None = option(
+        None,
+        "tokens kept while answers are made, in evaluations too; none: on a GPU what its free memory "
+        "holds, on a CPU max_tokens_per_mb",
+        unit="tokens",
+        ge=1,
     )
+    recompute: bool = option(False, "compute activations again in the backward pass")
     cpu_offload: bool = option(
         False, "keep shards and optimizer in CPU memory while training (backend fsdp)"
     )

@@ -67,6 +67,8 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo-math-async": "experiments.ppo_math_async:PPOMathAsyncExperiment",
         "ppo-math-detached": "experiments.ppo_math_detached:PPOMathDetachedExperiment",
         "ppo-math-split": "experiments.ppo_math_split:PPOMathSplitExperiment",
+        "qwen2.5-0.5b-gsm8k": "experiments.known_results:QwenGSM8K",
+        "qwen2.5-7b-dapo": "experiments.known_results:QwenDAPO",
         "sft-math": "experiments.sft_math:SFTMathExperiment",
     },
 }

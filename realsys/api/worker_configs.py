@@ -256,7 +256,7 @@ class RolloutControl:
             too old is made again.
         max_in_flight: most prompts given out at a time; None: as many as the staleness allows.
         weights_through: ``stream`` (from process to process) or ``disk``.
-        wire_dtype: in which streamed weights travel; empty: as they are held.
+        wire_dtype: in which streamed weights travel; empty: in what the model computes in.
         delta: stream what changed since the version before, where that is little.
         update_steps: the servers get every so-many-th version.
         makers: of a detached run; none: every rollout worker uses every server.

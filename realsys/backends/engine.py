@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     GenerationHyperparameters,
@@ -30,22 +31,25 @@ from realsys.api.progress import tick
 from realsys.backends import lora
 from realsys.backends.cpu_linear import multiply_by_onednn
 from realsys.backends.data_parallel import DataParallel
+from realsys.backends.loading import save_streamed
 from realsys.backends.offload import Parkable
-from realsys.backends.packed_attention import can_pack, run_packed
+from realsys.backends.packed_attention import can_pack, predict_packed, run_packed
 from realsys.backends.sharding import boxes, local_shard, plain_copy, settle
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.answers_layout import INPUT, answer_row, answers_sample
+from realsys.data_plane.packing import Run
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.generation.cache_room import ROWS_OF_GPU, room_on_gpu
 from realsys.generation.engine import GenerationResult, generate
 from realsys.generation.sampling import row_seed
 from realsys.models.answer_ends import end_token_ids
-from realsys.models.hf import save_hf
+from realsys.models.hf import untied
 from realsys.param_realloc.boxes import Box
 
 PROMPTS = "packed_prompts"
-PostHook = Callable[[Tensor, SequenceSample], Tensor]
+PostHook = Callable[[Any, SequenceSample], Tensor]
 
 
 class HFEngine(Parkable, PipelinableEngine):
@@ -54,6 +58,7 @@ class HFEngine(Parkable, PipelinableEngine):
     Its weights may be cut over the axes of ``model.topology`` and may have adapters.
 
     Attributes:
+        compute_dtype: of whole weights and of what is computed; training may hold wider ones.
         adapter_names: with adapters, names in ``held_weights`` of all that training changes. After
             one exchange of everything, a copy of the model is kept up to date with these alone.
     """
@@ -70,6 +75,7 @@ class HFEngine(Parkable, PipelinableEngine):
         self.slot = model.groups.slot  # who sees the same data; None: nobody else
         self.adapters = adapters
         self.parameters = dict(self.module.named_parameters())
+        self.compute_dtype = next(iter(self.parameters.values())).dtype
         self.adapter_names = lora.trained_names(self.parameters) if adapters else frozenset()
         self._is_plain = adapters is None
         self._packs = can_pack(self.module)
@@ -101,15 +107,12 @@ class HFEngine(Parkable, PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
         post_hook: PostHook | None = None,
     ) -> Tensor:
-        per_id: list[Tensor] = [torch.empty(0)] * input_.batch_size
-        for indices, mb in self.microbatches(input_, mb_spec):
-            output = self.run_module(mb)
-            if post_hook is not None:
-                output = post_hook(output, mb)
+        by_run: dict[Run, Tensor] = {}
+        for runs, mb in self.microbatches(input_, mb_spec):
+            output = reduced(self.run_module(mb), mb, post_hook)
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            for i, x in zip(indices, rows, strict=False):  # a repeat has no indices
-                per_id[i] = x
-        return torch.cat(per_id)
+            by_run.update(zip(runs, rows, strict=False))  # a repeat has no runs
+        return torch.cat([by_run[run] for run in sorted(by_run)])
 
     def generate(
         self,
@@ -134,20 +137,30 @@ class HFEngine(Parkable, PipelinableEngine):
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         """As in the base class; with adapters, the merged model, and they beside it."""
         self.must_be_here("save_to_hf")
-        weights = self.module.state_dict()
-        state = None if self._is_plain else self._gathered(weights)
+        weights = untied(self.module, self.module.state_dict())
         also = self._adapter_writer(weights)
-        if self.rank == 0:
-            save_hf(self.module, tokenizer, save_dir, state_dict=state, also=also)
+        cast = self._cast_to
+        save_streamed(
+            self.module if cast is None or self.rank else self._without_weights(),
+            tokenizer,
+            save_dir,
+            kinds=lora.kinds(weights, cast),
+            weights=lora.merged_weights(weights, self.adapters, dtype=cast),
+            writes=self.rank == 0,
+            also=also,
+        )
         self.everyone.max(0.0)  # nobody goes on before the directory is whole
 
-    def _gathered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole weights on the CPU of the writing rank, one by one (collective)."""
-        whole = {}
-        for name, weight in lora.merged_weights(weights, self.adapters):
-            if self.rank == 0:
-                whole[name] = weight.cpu()
-        return whole
+    @property
+    def _cast_to(self) -> torch.dtype | None:
+        """What whole weights are cast to; None: they are held as they compute."""
+        held = next(iter(self.parameters.values())).dtype
+        return None if self.adapters or held == self.compute_dtype else self.compute_dtype
+
+    def _without_weights(self) -> nn.Module:
+        """A plain module of the type that computes: its config and its way of saving."""
+        nowhere = torch.device("meta")
+        return plain_copy(self._plain_class, self.module, nowhere, self.compute_dtype)
 
     def _adapter_writer(self, weights: Mapping[str, Tensor]) -> Callable[[Path], None] | None:
         if (adapters := self.adapters) is None:
@@ -166,15 +179,14 @@ class HFEngine(Parkable, PipelinableEngine):
         if self._is_plain:
             return self.module
         if self._copy is None:
-            dtype = next(self.module.parameters()).dtype
-            self._copy = plain_copy(self._plain_class, self.module, self.device, dtype)
+            self._copy = plain_copy(self._plain_class, self.module, self.device, self.compute_dtype)
         if self._old_in_copy != "nothing":
             mine = dict(self._copy.named_parameters())
             few = self._old_in_copy == "what trains"
             for name, weight in lora.merged_weights(
-                self.parameters, self.adapters, changed_only=few
+                self.parameters, self.adapters, changed_only=few, dtype=self._cast_to
             ):
-                mine[name].data = weight.to(self.device)
+                mine[name].data.copy_(weight)
             self._old_in_copy = "nothing"
         return self._copy
 
@@ -213,40 +225,41 @@ class HFEngine(Parkable, PipelinableEngine):
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[int], SequenceSample]]:
-        """Indices and micro-batches of ``input_`` on this engine's device.
+    ) -> list[tuple[list[Run], SequenceSample]]:
+        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
 
-        One without indices is a repeat that only keeps ranks in step: its output counts nowhere.
+        One without runs is a repeat that only keeps ranks in step: its output counts nowhere.
         """
         self.must_be_here("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
-    def run_module(self, mb: SequenceSample) -> Tensor:
-        """Logits ``[tokens, vocabulary]`` of a language model, values ``[tokens]`` of a critic.
-
-        The logits of a sequence's last token, which predict nothing that is there, mean nothing.
-        """
+    def run_module(self, mb: SequenceSample) -> Tensor | Predictions:
+        """What a language model predicts, values ``[tokens]`` of a critic."""
         tick()
-        lengths = mb.piece_lengths(INPUT)
+        if self._packs and self._predicts_tokens:
+            return predict_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
         if self._packs:
-            output = run_packed(
-                self.module,
-                mb.data[INPUT],
-                mb.meta.seqlens[INPUT],
-                to_the_end=not self._predicts_tokens,
-            )
+            output = run_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
         else:
+            lengths = mb.piece_lengths(INPUT)
             input_ids_BT = pad_packed(mb.data[INPUT], lengths)
             logits_BTV = self.module(input_ids=input_ids_BT, use_cache=False).logits
             output = unpad_to_packed(logits_BTV, lengths)
-        return output.squeeze(-1) if output.shape[-1] == 1 else output
+        return Predictions.of_logits(output) if self._predicts_tokens else output.squeeze(-1)
+
+
+def reduced(output: Tensor | Predictions, mb: SequenceSample, post_hook: PostHook | None) -> Tensor:
+    """What ``PipelinableEngine.forward`` gives of one micro-batch."""
+    if post_hook is not None:
+        return post_hook(output, mb)
+    return output.logits() if isinstance(output, Predictions) else output
 
 
 def weights_of(
-    microbatches: Sequence[tuple[list[int], SequenceSample]], loss_weight_fn: LossWeightFn
+    microbatches: Sequence[tuple[list[Run], SequenceSample]], loss_weight_fn: LossWeightFn
 ) -> list[float]:
     """Weight of each micro-batch; a repeat weighs nothing."""
-    return [loss_weight_fn(mb) if indices else 0.0 for indices, mb in microbatches]
+    return [loss_weight_fn(mb) if runs else 0.0 for runs, mb in microbatches]
 
 
 def answer_prompts(
@@ -275,18 +288,21 @@ def answer_prompts(
         eos_token_ids=end_token_ids(tokenizer, getattr(module, "generation_config", None)),
         pad_token_id=tokenizer.pad_token_id or 0,
         row_seeds=torch.tensor(seeds, dtype=torch.int64),
-        max_batch=_rows_that_fit(prompts, gconfig, mb_spec),
+        max_batch=ROWS_OF_GPU if device.type == "cuda" else None,
+        max_tokens=_cache_tokens(module, mb_spec, len(asked)),
     )
     rows = list(map(answer_row, asked, result.tokens, result.logprobs))
     groups = [rows[i : i + gconfig.n] for i in range(0, len(rows), gconfig.n)]
     return answers_sample(input_.ids, groups, result.truncated, metadata=input_.meta.metadata)
 
 
-def _rows_that_fit(
-    prompts: Sequence[Tensor], gconfig: GenerationHyperparameters, mb_spec: MicroBatchSpec | None
-) -> int | None:
-    """How many rows to decode together so that their cache stays under the micro-batch's tokens."""
-    if mb_spec is None or mb_spec.max_tokens_per_mb is None:
-        return None
-    longest = max(map(len, prompts), default=0) + gconfig.max_new_tokens
-    return max(1, mb_spec.max_tokens_per_mb // longest)
+def _cache_tokens(module: nn.Module, mb_spec: MicroBatchSpec | None, num_rows: int) -> int | None:
+    """Tokens to keep of the answers that are decoded together: not a matter of the trainer's micro-batch.
+
+    On a CPU, where a step of few rows costs little more than their share, it is by default.
+    """
+    if mb_spec is not None and mb_spec.max_cache_tokens is not None:
+        return mb_spec.max_cache_tokens
+    if next(module.parameters()).is_cuda:
+        return room_on_gpu(module, num_rows=num_rows)
+    return None if mb_spec is None else mb_spec.max_tokens_per_mb

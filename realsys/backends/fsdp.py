@@ -4,6 +4,10 @@ With one process there is no process group and no wrapper: the module is trained
 several, each rank holds a shard of every weight and of the optimizer's moments; full weights exist
 one layer at a time during compute (those of a small model together), and whole only where generation or
 saving needs them. Linear layers are cut over the tensor axis first, and computed cut (tensor_parallel.py).
+
+A step at a usual learning rate is smaller than the distance between two numbers of half precision. A model
+that computes in it is therefore held in float32, with float32 moments and sums of gradients, and its layers
+are cast as they are gathered; one process does so too, as a mesh of one. Adapters are float32 themselves.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import nothing_of
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import (
     CheckpointError,
@@ -35,8 +40,10 @@ from realsys.api.model import (
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.api.plain import from_plain
 from realsys.backends.engine import HFEngine, weights_of
+from realsys.backends.loading import Filling, start_of
 from realsys.backends.lora import add_adapters, lora_options, with_adapters
 from realsys.backends.lr_schedule import learning_rate
+from realsys.backends.recompute import recompute_layers
 from realsys.backends.sharding import (
     TENSOR,
     cpu_copy,
@@ -48,10 +55,11 @@ from realsys.backends.sharding import (
 )
 from realsys.backends.tensor_parallel import has_local_gradient, parallelize
 from realsys.backends.weighted_means import WeightedMeans
+from realsys.data_plane.packing import Run
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.source import module_of, source_of
+from realsys.models.source import source_of
 from realsys.param_realloc.boxes import Layout
-from realsys.param_realloc.layouts import fsdp_layout, layout_problems
+from realsys.param_realloc.layouts import fsdp_layout, held_dtype, layout_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +70,13 @@ class FSDPBackend(ModelBackend):
         optimizer: fields of ``OptimizerOptions``.
         cpu_offload: weights, gradients and moments live in CPU memory and visit the device a layer
             at a time; slower, and the moments' memory costs no GPU anything.
+        recompute: layers keep their inputs only, and compute the rest again in the backward pass.
         lora: fields of ``LoRAOptions``; with a rank above 0 only adapters train.
     """
 
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     cpu_offload: bool = False
+    recompute: bool = False
     lora: Mapping[str, Any] = field(default_factory=dict)
 
     def _initialize(self, model: Model) -> Model:
@@ -76,14 +86,36 @@ class FSDPBackend(ModelBackend):
             raise InternalError(f"{topo} without a process group", where=str(model.name))
         options = from_plain(OptimizerOptions, dict(self.optimizer), where="optimizer")
         adapters = lora_options(self.lora)
-        model.module = module_of(model)
+        held = self.held_dtype(model.dtype, trained=model.trains, averaged=model.averaged)
+        model.module, filling = start_of(model, held)
         if adapters is not None:
             add_adapters(model.module, adapters, seed=model.base_seed)
-        model.module = FSDPEngine(model, options, adapters, cpu_offload=self.cpu_offload)
+        if self.recompute:
+            recompute_layers(model.module, where=f"recompute of {model.name}")
+        model.module = FSDPEngine(
+            model,
+            options,
+            adapters,
+            cpu_offload=self.cpu_offload,
+            compute_dtype=None if held == model.dtype else getattr(torch, model.dtype),
+            filling=filling,
+        )
         return model
 
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
         return with_adapters(source.weights(), lora_options(self.lora), topology, fsdp_layout)
+
+    def held_dtype(
+        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
+    ) -> str:
+        return held_dtype(
+            dtype,
+            "fsdp",
+            trained=trained,
+            averaged=averaged,
+            adapters=lora_options(self.lora) is not None,
+            weight=weight,
+        )
 
 
 def _refuse_uncuttable(model: Model) -> None:
@@ -102,7 +134,16 @@ def _refuse_uncuttable(model: Model) -> None:
 
 
 class FSDPEngine(HFEngine):
-    """Trains ``model.module``. The module given is sharded in place and belongs to the engine."""
+    """Trains ``model.module``. The module given is sharded in place and belongs to the engine.
+
+    Args:
+        filling: what a skeleton is filled with, once it is sharded.
+        compute_dtype: where the module's weights are wider than what they compute in.
+
+    Attributes:
+        reduces_at_the_end: gradients go to the ranks that hold them once a step, and are whole until
+            then. Where layers are sharded one by one each micro-batch's go: whole ones never exist.
+    """
 
     def __init__(
         self,
@@ -111,21 +152,35 @@ class FSDPEngine(HFEngine):
         adapters: LoRAOptions | None = None,
         *,
         cpu_offload: bool = False,
+        compute_dtype: torch.dtype | None = None,
+        filling: Filling | None = None,
     ) -> None:
         super().__init__(model, adapters)
         self.module: Any = self.module  # FSDPModule's methods appear on it when sharded
         self.options = options
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 0
-        self.is_sharded = model.topology.data > 1 or cpu_offload
+        lone_data = cpu_offload or compute_dtype is not None
+        self.is_sharded = model.topology.data > 1 or lone_data
+        self.reduces_at_the_end = False
+        self.compute_dtype = compute_dtype or self.compute_dtype
         self.tensor_group = model.groups.tensor
-        mesh = mesh_of(model, lone_data=cpu_offload)
+        mesh = mesh_of(model, lone_data=lone_data)
         if mesh is not None:
             self._is_plain = False
             if self.tensor_group is not None:
                 parallelize(self.module, mesh[TENSOR])
             if self.is_sharded:
-                shard(self.module, mesh["data"], cpu_offload=cpu_offload)
-            self.parameters = dict(self.module.named_parameters())
+                self.reduces_at_the_end = shard(
+                    self.module,
+                    mesh["data"],
+                    cpu_offload=cpu_offload,
+                    compute_dtype=compute_dtype,
+                )
+        if filling is not None:
+            filling.fill(self.module, "cpu" if cpu_offload else self.device)
+        if not self.is_sharded:  # else it is done: adapters and frequencies are made on the CPU
+            self.module.to(self.device)
+        self.parameters = dict(self.module.named_parameters())
         # The optimizer sees this rank's shards as plain weights, in the memory of the sharded ones.
         self._shards = {
             name: nn.Parameter(local_shard(p))
@@ -149,11 +204,11 @@ class FSDPEngine(HFEngine):
         means = WeightedMeans(self.ranks, weights, token_normalize_scope)
         last = len(microbatches) - 1
         for i, ((_, mb), scale) in enumerate(zip(microbatches, means.scales, strict=True)):
-            if self.is_sharded:  # gradients are added up here, and over ranks only at the end
+            if self.reduces_at_the_end:  # gradients are added up here, and over ranks only then
                 self.module.set_requires_gradient_sync(i == last)
             output = self.run_module(mb)
             loss = means.add(loss_fn(output, mb), scale)
-            torch.autograd.backward(loss if scale else output.sum() * 0.0)
+            torch.autograd.backward(loss if scale else nothing_of(output))
         stats = means.result()
         stats["grad_norm"] = self._step(lr := self._learning_rate(version_steps))
         return {**stats, "lr": lr}
@@ -208,8 +263,8 @@ class FSDPEngine(HFEngine):
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[int], SequenceSample]]:
-        """As in the base class. Sharded, ranks with fewer add repeats (no indices) of their smallest.
+    ) -> list[tuple[list[Run], SequenceSample]]:
+        """As in the base class. Sharded, ranks with fewer add repeats (no runs) of their smallest.
 
         A pass through sharded layers is a collective: all ranks must make equally many.
         """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 # The world that the group was made in, and the group: both are made once a process, but where somebody
@@ -16,10 +15,14 @@ import torch.distributed as dist
 _made: dict[str, Any] = {}
 
 
-def group_of_one() -> Any:
-    """The group of this process only; the same one as long as its world lasts."""
+def group_of_one(device: str) -> Any:
+    """The group of this process only; the same one as long as its world lasts.
+
+    Args:
+        device: that this process computes on; whether others are in the machine does not matter.
+    """
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     world = dist.group.WORLD

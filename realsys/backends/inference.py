@@ -6,9 +6,11 @@ Megatron's (realsys.backends.megatron).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from torch import Tensor
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
@@ -20,12 +22,13 @@ from realsys.api.model import (
     ModuleSource,
     ProcessTopology,
 )
+from realsys.backends.averages import Averages
 from realsys.backends.engine import HFEngine
+from realsys.backends.loading import start_of
 from realsys.backends.lora import add_adapters, lora_options, with_adapters
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.source import module_of
-from realsys.param_realloc.boxes import Layout
-from realsys.param_realloc.layouts import megatron_layout, whole_layout
+from realsys.param_realloc.boxes import Box, Layout
+from realsys.param_realloc.layouts import held_dtype, megatron_layout, whole_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,25 @@ class InferenceBackend(ModelBackend):
             return model
         if _is_cut(model.topology):
             return self._initialize_cut(model)
-        model.module = module_of(model)
+        model.module, filling = start_of(model)
         adapters = lora_options(self.lora)
         if adapters is not None:
             add_adapters(model.module, adapters, seed=model.base_seed)
+        if filling is not None:
+            filling.fill(model.module, model.device)
+        model.module.to(model.device)
         model.module.requires_grad_(False)
-        model.module = InferenceEngine(model, adapters)
+        engine = InferenceEngine(model, adapters)
+        if self._holds_averages(model):
+            engine.keep_averages()
+        model.module = engine
         return model
+
+    def _holds_averages(self, model: Model) -> bool:
+        if lora_options(self.lora) is not None:  # adapters are float32 themselves
+            return False
+        held = self.held_dtype(model.dtype, trained=False, averaged=model.averaged)
+        return held != model.dtype
 
     def _initialize_cut(self, model: Model) -> Model:
         # Imported here: megatron-core takes seconds, and most copies have only the data axis.
@@ -62,13 +77,28 @@ class InferenceBackend(ModelBackend):
                 where=f"backend of {model.name}",
                 fix=f"use d{model.topology.world_size}t1p1 with lora, or no lora",
             )
-        model.module = inference_engine(model)
+        engine = inference_engine(model)
+        if self._holds_averages(model):
+            engine.keep_averages()
+        model.module = engine
         return model
 
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
         if _is_cut(topology):
             return megatron_layout(source.shape(), topology)
         return with_adapters(source.weights(), lora_options(self.lora), topology, whole_layout)
+
+    def held_dtype(
+        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
+    ) -> str:
+        return held_dtype(
+            dtype,
+            "inference",
+            trained=trained,
+            averaged=averaged,
+            adapters=lora_options(self.lora) is not None,
+            weight=weight,
+        )
 
 
 def _is_cut(topo: ProcessTopology) -> bool:
@@ -77,6 +107,24 @@ def _is_cut(topo: ProcessTopology) -> bool:
 
 class InferenceEngine(HFEngine):
     """``forward``, ``eval_batch``, ``generate``, ``save_to_hf``; ``train_batch`` is refused."""
+
+    _averages: Averages | None = None
+
+    def keep_averages(self) -> None:
+        """Weights are held in float32 from now on, beside those that compute."""
+        self._averages = Averages(super().held_weights())
+
+    def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
+        held = super().held_weights()
+        return held if self._averages is None else self._averages.views
+
+    def weights_changed(self) -> None:
+        if self._averages is not None:
+            self._averages.round_into(super().held_weights())
+        super().weights_changed()
+
+    def own_memory(self) -> list[Tensor]:
+        return [*super().own_memory(), *(self._averages.memory if self._averages else ())]
 
     def train_batch(
         self,

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,13 @@ from realsys.api.options import LoRAOptions
 from realsys.api.plain import from_plain
 from realsys.backends.sharding import full_weights
 from realsys.models.shape import Weight
+from realsys.models.weight_writer import Kind
 from realsys.param_realloc.boxes import Layout
-from realsys.param_realloc.layouts import COLUMN_SPLIT, ROW_SPLIT
+from realsys.param_realloc.layouts import COLUMN_SPLIT, ROW_SPLIT, TRAINED_HEADS
 
 FOLDER = "adapter"
 _PREFIX = "base_model.model."
 _SIDES = ("lora_A", "lora_B")
-_HEADS = ("score.", "classifier.")
 
 
 def lora_options(settings: Mapping[str, Any], *, where: str = "lora") -> LoRAOptions | None:
@@ -45,8 +47,8 @@ def add_adapters(
 ) -> None:
     """Puts adapters into ``module``, in place, and freezes all that isn't trained.
 
-    They start equal on all ranks (B at 0, so the model computes what it did) and stay float32 where
-    the weights are of half precision, as the steps of training are too small for that.
+    They start equal on all ranks (B at 0, so the model computes what it did). Where the weights are of
+    half precision they and a critic's head are float32, as the steps of training are too small for that.
 
     Raises:
         ConfigError: a target is no linear layer of the module.
@@ -63,14 +65,43 @@ def add_adapters(
     import peft  # takes seconds, and only these runs need it
 
     devices = {p.get_device() for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), _on_cpu(module):
         warnings.simplefilter("ignore")  # it warns of tied weights that we don't touch
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(_config(peft, options), module)
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(is_adapter(name) or name.startswith(_HEADS))
-        if is_adapter(name) and parameter.dtype in (torch.bfloat16, torch.float16):
+        trains = is_adapter(name) or name.startswith(TRAINED_HEADS)
+        parameter.requires_grad_(trains)
+        if trains and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
+    for name, part in module.named_children():
+        if f"{name}.".startswith(TRAINED_HEADS):
+            part.register_forward_pre_hook(_in_the_weights_type)
+
+
+def _in_the_weights_type(head: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+    return (args[0].to(head.weight.dtype),)
+
+
+@contextmanager
+def _on_cpu(module: nn.Module) -> Iterator[None]:
+    """Lets weights of a skeleton look as if they were on the CPU, without memory.
+
+    peft puts an adapter where its layer's weight is; what it drew would be lost on ``meta``.
+    """
+    found = [
+        (part, part.weight)
+        for part in module.modules()
+        if isinstance(part, nn.Linear) and part.weight.is_meta
+    ]
+    for part, weight in found:
+        seen = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        part.weight = nn.Parameter(seen, requires_grad=weight.requires_grad)
+    try:
+        yield
+    finally:
+        for part, weight in found:
+            part.weight = weight
 
 
 def _config(peft: Any, options: LoRAOptions) -> Any:
@@ -105,14 +136,20 @@ def exchange_name(name: str) -> str:
 
 def trained_names(names: Iterable[str]) -> frozenset[str]:
     """Of a module with adapters: exchange names of all that training changes."""
-    return frozenset(exchange_name(n) for n in names if is_adapter(n) or n.startswith(_HEADS))
+    return frozenset(
+        exchange_name(n) for n in names if is_adapter(n) or n.startswith(TRAINED_HEADS)
+    )
 
 
 # ---- whole weights ---------------------------------------------------------------------------
 
 
 def merged_weights(
-    weights: Mapping[str, Tensor], options: LoRAOptions | None, *, changed_only: bool = False
+    weights: Mapping[str, Tensor],
+    options: LoRAOptions | None,
+    *,
+    changed_only: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Plain name and whole weight, adapters added, one at a time. Collective where they are sharded.
 
@@ -120,16 +157,17 @@ def merged_weights(
         weights: of a module, by its own names. Without adapters (``options`` None) they come as they
             are, and without shards in their own memory.
         changed_only: only those that training the adapters changes.
+        dtype: without adapters, what to give them in; cast before they are gathered.
     """
     adapted = _adapted(weights) if options is not None else {}
     wanted: list[str] = []
     for name in weights:
         if name in adapted:
             wanted += [*adapted[name], name]
-        elif not is_adapter(name) and (not changed_only or name.startswith(_HEADS)):
+        elif not is_adapter(name) and (not changed_only or name.startswith(TRAINED_HEADS)):
             wanted.append(name)
     sides: list[Tensor] = []
-    for name, whole in full_weights((name, weights[name]) for name in wanted):
+    for name, whole in full_weights(((name, weights[name]) for name in wanted), dtype):
         if is_adapter(name):
             sides.append(whole.float())
             continue
@@ -138,6 +176,16 @@ def merged_weights(
             delta = (b @ a).to(whole.device) * scale_of(options)  # type: ignore[arg-type]
             whole, sides = (whole.float() + delta).to(whole.dtype), []
         yield exchange_name(name), whole
+
+
+def kinds(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Kind]:
+    """What ``merged_weights`` will give, in its order."""
+    plain = {exchange_name(n): Kind.of(x) for n, x in weights.items() if not is_adapter(n)}
+    if dtype is None:
+        return plain
+    return {
+        n: replace(k, dtype=dtype) if k.dtype.is_floating_point else k for n, k in plain.items()
+    }
 
 
 def _adapted(weights: Iterable[str]) -> dict[str, list[str]]:
@@ -152,7 +200,7 @@ def _adapted(weights: Iterable[str]) -> dict[str, list[str]]:
 
 def adapter_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What peft's file holds, on the CPU: adapters and a critic's head. Collective where sharded."""
-    own = [(n, x) for n, x in weights.items() if is_adapter(n) or n.startswith(_HEADS)]
+    own = [(n, x) for n, x in weights.items() if is_adapter(n) or n.startswith(TRAINED_HEADS)]
     return {
         exchange_name(n) if is_adapter(n) else _PREFIX + n: x.cpu().contiguous()
         for n, x in full_weights(own)
@@ -164,7 +212,7 @@ def save_adapter(folder: Path, tensors: Mapping[str, Tensor], options: LoRAOptio
     import peft
 
     config = _config(peft, options)
-    critic = any(name.startswith(tuple(_PREFIX + h for h in _HEADS)) for name in tensors)
+    critic = any(name.startswith(tuple(_PREFIX + h for h in TRAINED_HEADS)) for name in tensors)
     config.task_type = "TOKEN_CLS" if critic else "CAUSAL_LM"
     if critic:
         config.modules_to_save = sorted({n.split(".")[-2] for n in tensors if "lora_" not in n})

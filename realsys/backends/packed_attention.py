@@ -21,7 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from realsys.algorithms.predictions import Predictions
+from realsys.backends.grouped_heads import keys_for
 from realsys.backends.packed_pieces import Pieces, Rectangle
+from realsys.data_plane.ragged import rows_at
 
 NAME = "realsys_packed"
 # Families whose models hand what they do not know down to their attention, and have no other use of a
@@ -47,22 +50,48 @@ def run_packed(
         to_the_end: else what follows a sequence's last token is not asked for: its row may be another's.
     """
     pieces = Pieces.of(tokens_N, groups, to_the_end=to_the_end)
-    with _attending_so(module.config):
-        output = module(
+    logits: Tensor = _computed(module, tokens_N, pieces).logits[0]
+    return logits if pieces.place is None else rows_at(logits, pieces.place)
+
+
+def predict_packed(module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> Predictions:
+    """What a language model says after each token but the last one of a sequence; as ``run_packed``."""
+    pieces = Pieces.of(tokens_N, groups, to_the_end=False)
+    with _without_head(module):
+        states_UH = _computed(module, tokens_N, pieces)[0]
+    vocab_size = module.config.vocab_size
+    return Predictions(states_UH, module.lm_head, vocab_size=vocab_size, place_N=pieces.place)
+
+
+def _computed(module: Any, tokens_N: Tensor, pieces: Pieces) -> Any:
+    with attending(module.config):
+        return module(
             input_ids=(tokens_N if pieces.kept is None else tokens_N[pieces.kept])[None],
             position_ids=pieces.positions,
             use_cache=False,
             pieces=pieces,
         )
-    logits: Tensor = output.logits[0]
-    return logits if pieces.place is None else _rows_at(logits, pieces.place)
 
 
 @contextmanager
-def _attending_so(config: Any) -> Iterator[None]:
+def _without_head(module: Any) -> Iterator[None]:
+    """A call of the language model ends with its last layer's states ``[1, U, H]`` meanwhile.
+
+    What hangs on calls of the module itself stays, as its shards do: there they gather the head's weight,
+    which is whole until the backward pass is over.
+    """
+    module.forward = lambda **inputs: module.model(**inputs).last_hidden_state
+    try:
+        yield
+    finally:
+        del module.forward  # the instance's own, which hid its class's
+
+
+@contextmanager
+def attending(config: Any, how: str = NAME) -> Iterator[None]:
     """The model's attention is ``attend`` meanwhile; it generates and is saved with its own."""
     former = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = how
     try:
         yield
     finally:
@@ -86,32 +115,29 @@ def attend(
 
     def within(rectangle: Rectangle) -> Tensor:
         def sides(x_UHD: Tensor) -> Tensor:
-            rows = x_UHD if rectangle.tokens is None else _rows_at(x_UHD, rectangle.tokens)
+            rows = x_UHD if rectangle.tokens is None else rows_at(x_UHD, rectangle.tokens)
             shape = (rectangle.num, rectangle.width)
             return rows.unflatten(0, shape).transpose(1, 2)  # type: ignore[no-untyped-call, no-any-return]
 
+        q_BHTD = sides(q_UHD)
+        k_BHTD, v_BHTD, shared = keys_for(q_BHTD, sides(k_UHD), sides(v_UHD))
         y_BHTD = F.scaled_dot_product_attention(
-            sides(q_UHD),
-            sides(k_UHD),
-            sides(v_UHD),
+            q_BHTD,
+            k_BHTD,
+            v_BHTD,
             dropout_p=dropout,
             scale=scaling,
             is_causal=True,
-            enable_gqa=query.shape[1] != key.shape[1],
+            enable_gqa=shared,
         )
         y = y_BHTD.transpose(1, 2).flatten(0, 1)
-        return y if rectangle.own is None else _rows_at(y, rectangle.own)
+        return y if rectangle.own is None else rows_at(y, rectangle.own)
 
     parts = [within(rectangle) for rectangle in pieces.rectangles]
     y_UHD = parts[0] if len(parts) == 1 else torch.cat(parts)
     if pieces.back is not None:
-        y_UHD = _rows_at(y_UHD, pieces.back)
+        y_UHD = rows_at(y_UHD, pieces.back)
     return y_UHD[None], None
-
-
-def _rows_at(x: Tensor, index: Tensor) -> Tensor:
-    # Rows that stand in several places add up their gradients: on GPUs only so in one order.
-    return x[index] if x.is_cuda else x.index_select(0, index)
 
 
 AttentionInterface.register(NAME, attend)

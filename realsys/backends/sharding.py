@@ -16,11 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 from realsys.api.model import Model
 from realsys.backends.group_of_one import group_of_one
+from realsys.models.skeleton import make_memory, skeleton
 from realsys.param_realloc.boxes import Box
 from realsys.param_realloc.layouts import FSDP_WHOLE_BYTES
 
@@ -35,7 +42,7 @@ def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
     """
     data, tensor = model.groups.data, model.groups.tensor
     if data is None and lone_data:
-        data = group_of_one()
+        data = group_of_one(model.device)
     named = {name: group for name, group in ((DATA, data), (TENSOR, tensor)) if group is not None}
     kind = torch.device(model.device).type
     if not named:
@@ -49,28 +56,45 @@ def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
     return DeviceMesh.from_group([data, tensor], kind, mesh=mesh, mesh_dim_names=(DATA, TENSOR))
 
 
-def shard(module: nn.Module, mesh: DeviceMesh, *, cpu_offload: bool = False) -> None:
+def shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    cpu_offload: bool = False,
+    compute_dtype: torch.dtype | None = None,
+) -> bool:
     """Shards each transformer layer by itself, then the rest, in place, over the data axis.
 
     A small model is one piece: its layers' collectives would take longer than what they compute.
+    Gives whether it is.
 
     Args:
         cpu_offload: shards, gradients and moments live in CPU memory between the passes.
+        compute_dtype: weights are gathered in this type; gradients are reduced, and their sums kept,
+            in float32. None: all in the type of the shards.
     """
     # True of its output, which we index and never write to.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     pin = mesh.device_type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
-    in_layers = cpu_offload or _num_bytes(module) > FSDP_WHOLE_BYTES
+    # No inputs are cast: tokens are integers, and all else is made of the gathered weights.
+    types = MixedPrecisionPolicy(
+        param_dtype=compute_dtype,
+        reduce_dtype=torch.float32 if compute_dtype else None,
+        cast_forward_inputs=False,
+    )
+    in_layers = cpu_offload or _num_bytes(module, compute_dtype) > FSDP_WHOLE_BYTES
     kinds = set(getattr(module, "_no_split_modules", None) or ()) if in_layers else set()
     for part in module.modules():
         if type(part).__name__ in kinds:
-            fully_shard(part, mesh=mesh, offload_policy=policy)
-    fully_shard(module, mesh=mesh, offload_policy=policy)
+            fully_shard(part, mesh=mesh, offload_policy=policy, mp_policy=types)
+    fully_shard(module, mesh=mesh, offload_policy=policy, mp_policy=types)
+    return not in_layers
 
 
-def _num_bytes(module: nn.Module) -> int:
-    return sum(x.numel() * x.element_size() for x in module.parameters())
+def _num_bytes(module: nn.Module, dtype: torch.dtype | None) -> int:
+    """Of the whole weights, as they are gathered."""
+    return sum(x.numel() * (dtype or x.dtype).itemsize for x in module.parameters())
 
 
 def settle(module: nn.Module) -> None:
@@ -82,13 +106,18 @@ def settle(module: nn.Module) -> None:
 
 def plain_copy(cls: Any, module: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """An unsharded module of the same shape; its weights are to be filled in."""
-    with torch.random.fork_rng(devices=[]):  # its random weights must not move anyone's seed
-        plain: nn.Module = cls(copy.deepcopy(module.config))
+    plain: Any = skeleton(lambda: cls(copy.deepcopy(module.config)))
     for parameter in plain.parameters():  # not plain.to(dtype): rotary frequencies stay float32
         parameter.data = parameter.data.to(dtype)
+    make_memory(plain, device)
+    if (found := getattr(module, "_weight_conversions", None)) is not None:
+        plain._weight_conversions = (
+            found  # what transformers did when it loaded, and undoes to save
+        )
     if (own := getattr(module, "generation_config", None)) is not None:
         plain.generation_config = copy.deepcopy(own)  # further ends of an answer
-    return plain.to(device).eval().requires_grad_(False)
+    moved: nn.Module = plain.to(device)
+    return moved.eval().requires_grad_(False)
 
 
 # ---- one weight ------------------------------------------------------------------------------
@@ -135,27 +164,36 @@ def full_weight(x: Tensor) -> Tensor:
     return whole
 
 
-def full_weights(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def full_weights(
+    named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """``full_weight`` of each, in order, with as few collectives as memory allows.
 
     A collective for a small weight is nearly all waiting, and a model has hundreds of them.
+
+    Args:
+        dtype: to give them in, cast before they are gathered. None: as they are.
     """
     alike: list[tuple[str, Tensor]] = []  # cut alike, and not yet gathered
     kind, numbers = None, 0
     for name, x in named:
         own = (x.dtype, x.device, [mesh for mesh, _ in cuts(x)])
         if alike and (own != kind or numbers + x.numel() > _AT_ONCE):
-            yield from _gathered(alike)
+            yield from _gathered(alike, dtype)
             alike, numbers = [], 0
         alike.append((name, x.detach()))
         kind, numbers = own, numbers + x.numel()
     if alike:
-        yield from _gathered(alike)
+        yield from _gathered(alike, dtype)
 
 
-def _gathered(alike: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def _gathered(
+    alike: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None
+) -> Iterator[tuple[str, Tensor]]:
     """The cuts undone, last one first."""
     parts = [local_shard(x) for _, x in alike]
+    if dtype is not None:
+        parts = [x.to(dtype) if x.is_floating_point() else x for x in parts]
     all_cuts, all_boxes = [cuts(x) for _, x in alike], [boxes(x) for _, x in alike]
     for last in range(len(all_cuts[0]) - 1, -1, -1):
         wholes = [(b[last], c[last][1]) for b, c in zip(all_boxes, all_cuts, strict=True)]

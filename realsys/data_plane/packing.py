@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from realsys.api.errors import ConfigError, DataError
+
+
+class Run(NamedTuple):
+    """Neighbouring sequences of one id of a batch: those from ``start`` up to ``stop``."""
+
+    id_index: int
+    start: int
+    stop: int
 
 
 def balanced_partition(
@@ -69,6 +78,28 @@ def pack_microbatches(
     if len(pieces) < min_num:
         pieces = _least_loaded(order, lengths, num_parts=min_num, capacity=max_tokens)
     return sorted(pieces)
+
+
+def runs_within(lengths: Sequence[Sequence[int]], *, max_tokens: int | None) -> list[Run]:
+    """The sequences of each id in runs of at most ``max_tokens``, in order.
+
+    An id that fits is one run, so what its sequences begin with is computed once. Of one that does not,
+    each run is filled before the next begins. A longer sequence is a run of its own.
+
+    Args:
+        lengths: for each id, of its sequences.
+        max_tokens: None for no limit.
+    """
+    runs = []
+    for index, pieces in enumerate(lengths):
+        start = filled = 0
+        for i, length in enumerate(pieces):
+            if max_tokens is not None and i > start and filled + length > max_tokens:
+                runs.append(Run(index, start, i))
+                start, filled = i, 0
+            filled += length
+        runs.append(Run(index, start, len(pieces)))
+    return runs
 
 
 def contiguous(count: int, parts: int) -> list[list[int]]:

@@ -64,3 +64,9 @@ def length_mask(
     length_B1 = torch.tensor(list(lengths), dtype=torch.int64, device=device)[:, None]
     position_T = torch.arange(width, device=device)
     return position_T < length_B1 if side == "right" else position_T >= width - length_B1
+
+
+def rows_at(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``x[index]``, by what is fast on the device and has a gradient that is the same each time."""
+    # Rows that stand in several places add up their gradients: on GPUs only so in one order.
+    return x[index] if x.is_cuda else x.index_select(0, index)

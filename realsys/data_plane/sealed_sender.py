@@ -34,6 +34,7 @@ from realsys.data_plane.sealed_frames import (
 from realsys.data_plane.tensor_bytes import bytes_of
 from realsys.data_plane.transfer_messages import SealedBytes
 from realsys.transport.authentication import Refusals
+from realsys.transport.binding import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -235,10 +236,10 @@ class SealedSender:
 
 def _listen(host: str, ports: Iterable[int] | None) -> tcp.socket:
     """A listening socket at the first free port. Raises ClusterError when there is none."""
-    address = tcp.getaddrinfo(host, None, tcp.AF_INET, tcp.SOCK_STREAM)[0][4][0]
+    family, address = address_of(host)
     for port in (0,) if ports is None else ports:
         with suppress(OSError):
-            socket = tcp.create_server((str(address), port), backlog=128)
+            socket = tcp.create_server((address, port), family=family, backlog=128)
             socket.setblocking(False)
             return socket
     raise ClusterError(

@@ -17,7 +17,7 @@ import torch
 
 from realsys.api.data import MicroBatchSpec, SequenceMeta
 from realsys.api.errors import DataError, did_you_mean
-from realsys.data_plane.packing import pack_microbatches
+from realsys.data_plane.packing import Run, pack_microbatches, runs_within
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,17 +148,23 @@ class SequenceSample:
         """One sample per id."""
         return self._cut([[i] for i in range(self.batch_size)])
 
-    def microbatches(self, mb_spec: MicroBatchSpec) -> list[tuple[list[int], SequenceSample]]:
-        """Indices and sub-batch of each piece that ``mb_spec`` allows, see ``pack_microbatches``.
+    def microbatches(self, mb_spec: MicroBatchSpec) -> list[tuple[list[Run], SequenceSample]]:
+        """What ``mb_spec`` allows to be computed together: which runs of sequences, and they themselves.
 
-        An id is never cut: its longest key counts against the limit.
+        Each run is an id of its micro-batch, see ``runs_within``, ``pack_microbatches`` and
+        ``SequenceMeta.parted``. An id's longest key counts against the limit. Which sequences go
+        together depends on lengths alone.
         """
+        runs = runs_within(self.meta.pieces_per_id(), max_tokens=mb_spec.max_tokens_per_mb)
+        parted = self if len(runs) == self.batch_size else self._parted(runs)
         pieces = pack_microbatches(
-            self.meta.tokens_per_id(),
+            parted.meta.tokens_per_id(),
             max_tokens=mb_spec.max_tokens_per_mb,
             min_num=mb_spec.n_mbs,
         )
-        return list(zip(pieces, self._cut(pieces), strict=True))
+        return [
+            ([runs[i] for i in p], mb) for p, mb in zip(pieces, parted._cut(pieces), strict=True)
+        ]
 
     @staticmethod
     def gather(parts: Sequence[SequenceSample]) -> SequenceSample:
@@ -184,6 +190,21 @@ class SequenceSample:
             for part, tensors in zip(parts, data, strict=True):
                 tensors[key] = _rows(x, starts, part)
         return [SequenceSample(m, d) for m, d in zip(metas, data, strict=True)]
+
+    def _parted(self, runs: Sequence[Run]) -> SequenceSample:
+        meta, data = self.meta.parted(runs), dict(self.data)
+        for key, x in data.items():
+            rows = meta.rows_per_id(key)
+            if sum(rows) != len(x):  # what belongs to a whole id goes with each of its runs
+                starts = list(accumulate(self.meta.rows_per_id(key), initial=0))
+                data[key] = torch.cat(
+                    [
+                        x.narrow(0, starts[i] + (sum(pieces[:a]) if num < sum(pieces) else 0), num)
+                        for (i, a, _), num in zip(runs, rows, strict=True)
+                        for pieces in [self.meta.seqlens[key][i]]
+                    ]
+                )
+        return SequenceSample(meta, data)
 
     def _check(self, key: str, x: torch.Tensor) -> None:
         rows = sum(self.meta.rows_per_id(key))

@@ -36,6 +36,7 @@ from realsys.data_plane.transfer_messages import (
 )
 from realsys.data_plane.transfer_plan import Source
 from realsys.name_resolve.process_identity import this_process
+from realsys.transport.binding import connect
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 
@@ -480,7 +481,7 @@ class TensorClient:
             socket.curve_secretkey = self._keypairs.client_secret
             socket.sndhwm = 0  # however many requests: asking must not wait for an answer
             socket.maxmsgsize = MAX_MESSAGE_BYTES
-            socket.connect(self._endpoints[worker])
+            connect(socket, self._endpoints[worker])
             self._sockets[worker] = socket
         return self._sockets[worker]
 

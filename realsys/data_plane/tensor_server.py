@@ -31,6 +31,7 @@ from realsys.data_plane.transfer_messages import (
     header_of,
     sample_of,
 )
+from realsys.devices.streams import read_beside
 from realsys.transport.authentication import (
     DOMAIN,
     HANDSHAKE_MS,
@@ -199,9 +200,16 @@ class TensorServer:
                 self._pool.give_back(segment, index)
 
     def _packed(self, request: TensorRequest) -> tuple[TensorReply, list[memoryview]]:
-        """The rows asked for: header, and the frames of what does not go through memory."""
+        """The rows asked for: header, and the frames of what does not go through memory. Of a GPU's rows
+        only what writes them is waited for, not what it was given since."""
         store = self._published.get(request.key, self._store)
         rows = store.rows(request.key, request.ids)
+        with read_beside(store.moments(request.ids)):
+            return self._sent(rows, request)
+
+    def _sent(
+        self, rows: Sequence[torch.Tensor], request: TensorRequest
+    ) -> tuple[TensorReply, list[memoryview]]:
         header = header_of(rows)
         num_bytes = sum(x.numel() * x.element_size() for x in rows)
         mine = request.host == self._host_name != ""

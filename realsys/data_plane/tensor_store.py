@@ -1,6 +1,7 @@
 """The tensors that one model worker holds, by datapoint and key.
 
-Written by the worker's compute thread, read by it and by the transfer server's thread; one lock. Each
+Written by the worker's compute thread, read by it and by the transfer server's thread; one lock. What the
+compute thread put is on a GPU when the GPU gets there: others ask ``moments`` and wait for those. Each
 tensor is the datapoint's own copy or a view of the batch it was made in; none is changed once stored.
 """
 
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError
 from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.devices.streams import written
 
 
 class TensorStore:
@@ -21,6 +24,7 @@ class TensorStore:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, torch.Tensor]] = {}
+        self._moments: dict[str, Any] = {}  # datapoint → when the GPU will have written all of it
         self._lock = threading.Lock()
 
     def put(self, sample: SequenceSample) -> None:
@@ -29,7 +33,10 @@ class TensorStore:
             key: torch.split(x, list(sample.meta.rows_per_id(key)))
             for key, x in sample.data.items()
         }
+        moment = written(sample.data.values())
         with self._lock:
+            if moment is not None:
+                self._moments.update(dict.fromkeys(sample.ids, moment))
             for i, name in enumerate(sample.ids):
                 row = self._rows.setdefault(name, {})
                 for key, parts in pieces.items():
@@ -57,6 +64,11 @@ class TensorStore:
             fix="report this as a bug: the transfer plan should have fetched it",
         )
 
+    def moments(self, ids: Iterable[str]) -> list[Any]:
+        """When the GPU has written what was put of these datapoints (realsys/devices/streams.py)."""
+        with self._lock:
+            return [self._moments[name] for name in ids if name in self._moments]
+
     def put_rows(self, key: str, rows: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Keeps rows that came from another worker."""
         with self._lock:
@@ -68,6 +80,7 @@ class TensorStore:
         with self._lock:
             for name in ids:
                 self._rows.pop(name, None)
+                self._moments.pop(name, None)
 
     def __len__(self) -> int:
         return len(self._rows)

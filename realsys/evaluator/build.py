@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from realsys.api.trial import PhaseFiles, is_there
+from realsys.devices.cuda_settings import apply, settings_for
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
 from realsys.evaluator.pending import Checkpoint
@@ -100,12 +100,10 @@ def _set_up_torch(runner: WorkerRunner) -> str:
     if runner.config.num_threads is not None:
         torch.set_num_threads(runner.config.num_threads)
     torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might
-    torch.set_deterministic_debug_mode("warn")
-    warnings.filterwarnings("once", category=UserWarning)
     group = runner.phase.scheduling.evaluator
-    return compute_device(
-        group.scheduling.gpu if group is not None else 0,
-        sees_gpu=torch.cuda.is_available(),
-        worker=runner.name,
-        environ=os.environ,
+    gpus = group.scheduling.gpu if group is not None else 0.0
+    device = compute_device(
+        gpus, sees_gpu=torch.cuda.is_available(), worker=runner.name, environ=os.environ
     )
+    apply(settings_for(device, deterministic=runner.phase.config.deterministic, gpus=gpus))
+    return device

@@ -6,6 +6,9 @@ invariance). So where a key head has fewer query heads than ``MIN_QUERIES``, or 
 ``MIN_WIDTH``, some key heads share a lane: their keys lie side by side, and a query is 0 where it
 meets another head's.
 
+In half precision scores are made, masked and turned into weights in float32, as in the fused attention
+that trains: a score of 500 is rounded to a multiple of 2 by bfloat16.
+
 Shape suffixes: B rows, P tokens of a row, N = B * P, H query heads, K key heads, C key heads of a lane,
 L = K / C lanes, G = H / K, D head size, E = C * D, Q queries of a token in a lane, T positions.
 """
@@ -16,6 +19,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 MIN_QUERIES = 4  # with fewer rows
@@ -23,6 +27,9 @@ MIN_WIDTH = 8  # with fewer than 400 multiplications: rows x columns x terms
 # Sums over positions are made in pieces of so many: MKL adds more than 192 terms in another order.
 _PIECE = 128
 _GRANULE = 8  # a cache is looked at in multiples of so many positions
+_HALF = (torch.bfloat16, torch.float16)
+# Since torch 2.8, for CUDA: products of half-precision matrices, given as they were added up.
+_KEEPS_SUMS = hasattr(torch.ops.aten.bmm, "dtype")
 
 
 def seen_width(num: int) -> int:
@@ -67,17 +74,25 @@ class Lanes:
         return y_BLPGDC.permute(0, 2, 1, 5, 3, 4).reshape(num_tokens, -1)
 
     def mask(self, positions_BP: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        """Added to the scores, ``[B * L, P * Q, T]``: 0, or -inf for what is later."""
+        """Added to the scores: 0, or -inf for what is later. For queries of ``dtype``.
+
+        ``[B * L, P * Q, T]``; for half precision, float32 ``[B, 1, P, 1, T]``.
+        """
         num_rows, length = positions_BP.shape
         num_queries = self._num_queries(length)
         later = torch.arange(width, device=positions_BP.device) > positions_BP[:, :, None]
-        mask = torch.zeros(later.shape, dtype=dtype, device=later.device)
+        half = dtype in _HALF
+        mask = torch.zeros(later.shape, dtype=torch.float32 if half else dtype, device=later.device)
         mask.masked_fill_(later, -torch.inf)
+        if half:
+            return mask[:, None, :, None]
         shape = (num_rows, self.num_lanes, length, num_queries, width)
         return mask[:, None, :, None].expand(shape).reshape(-1, length * num_queries, width)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """``[B * L, P * Q, E]`` from keys ``[B * L, E, T]`` and values ``[B * L, T, E]``."""
+        if queries.dtype in _HALF:
+            return self._attend_half(queries, keys, values, mask)
         # Quicker on a CPU than torch's fused attention, for so few queries.
         scores = torch.baddbmm(mask, queries, keys, alpha=self.scale)
         weights = torch.softmax(scores, dim=-1)
@@ -89,6 +104,19 @@ class Lanes:
             piece = slice(begin, begin + _PIECE)
             sums.baddbmm_(weights[:, :, piece], values[:, piece])
         return sums
+
+    def _attend_half(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        on_gpu = queries.is_cuda
+        if on_gpu and _KEEPS_SUMS:
+            products = torch.bmm(queries, keys, out_dtype=torch.float32)
+        else:
+            products = torch.bmm(queries.float(), keys.float())
+        by_row = products.view(len(mask), self.num_lanes, mask.shape[2], -1, products.shape[-1])
+        weights = torch.softmax(torch.add(mask, by_row, alpha=self.scale), dim=-1)
+        weights = weights.view_as(products)
+        if on_gpu:
+            return torch.bmm(weights.to(values.dtype), values)
+        return torch.bmm(weights, values.float()).to(values.dtype)
 
     def _num_queries(self, length: int) -> int:
         own = self.shared * self.group
@@ -118,6 +146,32 @@ def _split(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return split
 
 
+def attend_texts(
+    q_BPHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, seen_BPT: Tensor | None, scale: float
+) -> Tensor:
+    """torch's fused attention for many tokens of a row, ``[B, P, H, D]``: no scores are kept.
+
+    Args:
+        seen_BPT: bool, which positions a token looks at; None: those up to its own, of texts that
+            begin here.
+    """
+    group = q_BPHD.shape[2] // k_BTKD.shape[2]
+    # Of the kernels only flash attention shares key heads; it takes half precision without a mask.
+    shares = group > 1 and seen_BPT is None and q_BPHD.dtype in _HALF
+    if group > 1 and not shares:
+        k_BTKD, v_BTKD = (x.repeat_interleave(group, dim=2) for x in (k_BTKD, v_BTKD))
+    y_BHPD: Tensor = F.scaled_dot_product_attention(
+        q_BPHD.transpose(1, 2),
+        k_BTKD.transpose(1, 2),
+        v_BTKD.transpose(1, 2),
+        attn_mask=None if seen_BPT is None else seen_BPT[:, None],
+        is_causal=seen_BPT is None,
+        scale=scale,
+        enable_gqa=shares,
+    )
+    return y_BHPD.transpose(1, 2)
+
+
 class KeyValues:
     """Keys and values of ``num_rows`` rows at ``width`` positions each, of all layers.
 
@@ -135,11 +189,44 @@ class KeyValues:
         self, lanes: Lanes, num_layers: int, num_rows: int, width: int, like: Tensor
     ) -> None:
         self.num_rows, self.width, self._lanes = num_rows, width, lanes
-        rows = num_rows * lanes.num_lanes
-        self.keys = [like.new_zeros(rows, lanes.width, width) for _ in range(num_layers)]
-        self.values = [like.new_zeros(rows, width, lanes.width) for _ in range(num_layers)]
-        all_of_a_shape = [*(x.transpose(1, 2) for x in self.keys), *self.values]
-        self.tensors = [_split(x, 0, (num_rows, lanes.num_lanes)) for x in all_of_a_shape]
+        self._like, self._num_layers = like, num_layers
+        made = [self._of_a_layer(num_rows, width) for _ in range(num_layers)]
+        self.keys = [keys for keys, _ in made]
+        self.values = [values for _, values in made]
+        self.tensors = [self._seen(x.transpose(1, 2)) for x in self.keys]
+        self.tensors += [self._seen(x) for x in self.values]
+
+    def resize(self, num_rows: int, width: int) -> None:
+        """Other rows and positions; what both have stays. Never more than one layer is there twice."""
+        rows = min(num_rows, self.num_rows)
+        seen = min(width, self.width)
+        self.num_rows, self.width = num_rows, width
+        for i in range(self._num_layers):
+            keys, values = self._of_a_layer(num_rows, width)
+            for at, x in ((i, keys.transpose(1, 2)), (self._num_layers + i, values)):
+                new = self._seen(x)
+                new[:rows, :, :seen] = self.tensors[at][:rows, :, :seen]
+                self.tensors[at] = new
+            self.keys[i], self.values[i] = keys, values
+
+    def _of_a_layer(self, num_rows: int, width: int) -> tuple[Tensor, Tensor]:
+        lines = num_rows * self._lanes.num_lanes
+        keys = self._like.new_zeros(lines, self._lanes.width, width)
+        return keys, self._like.new_zeros(lines, width, self._lanes.width)
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return _split(x, 0, (self.num_rows, self._lanes.num_lanes))
+
+    def of_heads(self, layer: int, num_rows: int, width: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first rows and positions, ``[B, T, K, D]``."""
+        lanes, rows = self._lanes, num_rows * self._lanes.num_lanes
+        heads = (lanes.shared, lanes.head_dim)
+        keys = self.keys[layer][:rows, :, :width].transpose(1, 2)
+        both = []
+        for x in (keys, self.values[layer][:rows, :width]):
+            x_BLTCD = _split(_split(x, 2, heads), 0, (num_rows, lanes.num_lanes))
+            both.append(x_BLTCD.transpose(1, 2).flatten(2, 3))
+        return both[0], both[1]
 
     def places(self, positions_BP: Tensor) -> tuple[Tensor, Tensor]:
         """Where in a layer the tokens of the first B rows belong, for ``write``.

@@ -9,9 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BLOCK = 8  # rows that always share a band
-# Cells (row times position) that cost as much as one more band's calls, roughly.
-_CELLS_OF_A_BAND = 256
+
+@dataclass(frozen=True)
+class Cutting:
+    """What a band costs on a device.
+
+    Attributes:
+        block: rows that always share a band.
+        cells_of_a_band: cells (row times position) that cost as much as one more band's calls, roughly.
+    """
+
+    block: int
+    cells_of_a_band: int
+
+
+ON_CPU = Cutting(8, 256)
+# Estimated, not measured: one more band is some 200 calls of 6 µs in the 28 layers of a model of 7 billion
+# weights, and in these 1.2 ms an H200 reads 100 000 cells of 57 kB.
+ON_GPU = Cutting(64, 100_000)
 
 
 @dataclass(frozen=True)
@@ -28,28 +43,29 @@ class Band:
         return (self.end - self.begin) * self.width
 
 
-def bands_of(widths: Sequence[int]) -> list[Band]:
+def bands_of(widths: Sequence[int], cutting: Cutting = ON_CPU) -> list[Band]:
     """Bands that cover all rows in order.
 
     Args:
         widths: how much each row needs; few cells are wasted if long rows stand together.
     """
     bands: list[Band] = []
-    for begin in range(0, len(widths), BLOCK):
-        block = Band(begin, min(begin + BLOCK, len(widths)), max(widths[begin : begin + BLOCK]))
+    for begin in range(0, len(widths), cutting.block):
+        own = widths[begin : begin + cutting.block]
+        block = Band(begin, begin + len(own), max(own))
         if bands:
             last = bands[-1]
             both = Band(last.begin, block.end, max(last.width, block.width))
-            if both.cells <= last.cells + block.cells + _CELLS_OF_A_BAND:
+            if both.cells <= last.cells + block.cells + cutting.cells_of_a_band:
                 bands[-1] = both
                 continue
         bands.append(block)
     return bands
 
 
-def cost(bands: Sequence[Band]) -> int:
+def cost(bands: Sequence[Band], cutting: Cutting = ON_CPU) -> int:
     """In cells."""
-    return sum(band.cells + _CELLS_OF_A_BAND for band in bands)
+    return sum(band.cells + cutting.cells_of_a_band for band in bands)
 
 
 class Disorder:
@@ -58,13 +74,14 @@ class Disorder:
     So it never costs more than twice what the best choice would have, without a guess at what comes.
     """
 
-    def __init__(self) -> None:
-        self._wasted = 0
+    def __init__(self, cutting: Cutting = ON_CPU) -> None:
+        self._wasted, self._cutting = 0, cutting
 
     def note(self, widths: Sequence[int], bands: Sequence[Band]) -> None:
         """A step was computed in these bands."""
         if len(bands) > 1 or bands[0].width > min(widths):
-            self._wasted += cost(bands) - cost(bands_of(sorted(widths, reverse=True)))
+            best = bands_of(sorted(widths, reverse=True), self._cutting)
+            self._wasted += cost(bands, self._cutting) - cost(best, self._cutting)
 
     def due(self, widths: Sequence[int]) -> bool:
         """Whether ordering pays: it copies about as many cells as the rows have."""

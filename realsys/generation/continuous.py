@@ -11,6 +11,7 @@ runs, and when an answer has ended; slots.py computes, sampling.py picks.
 from __future__ import annotations
 
 import heapq
+import itertools
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -60,8 +61,10 @@ class ContinuousEngine:
             ``gconfig.stop_token_ids``.
         pad_token_id: any token; stands where nothing is read.
         max_running: rows decoded together; more requests wait, first come first served.
-        max_tokens: most cells of the cache, rows times the most tokens that the longest of them may come to
-            hold; None: no bound.
+        max_tokens: most cells of the cache, rows times tokens of the longest of them, which bounds prompt
+            and answer of each request too; None: no bound. Requests are admitted by what they hold and a
+            good part more (``Row.expected``). Where answers get longer, the newest wait again, to be read
+            anew later.
         tokenizer: needed for ``stop_texts``.
         version: of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
@@ -104,11 +107,17 @@ class ContinuousEngine:
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
         self._rows: dict[str, Row] = {}
+        self._crowded = False  # those that run may come to hold more than there is room for
 
     def _make_slots(self, quantize: Literal["none", "int8", "fp8"], prefix_bytes: int) -> Slots:
         if (obstacle := fast_path_obstacle(self.module)) is None:
             forward = FastForward(self.module, quantize=quantize)
-            return FastSlots(forward, max_rows=self.max_running, prefix_bytes=prefix_bytes)
+            return FastSlots(
+                forward,
+                max_rows=self.max_running,
+                prefix_bytes=prefix_bytes,
+                max_cells=self.max_tokens,
+            )
         if quantize != "none":
             raise DataError(
                 f"{quantize} weights need a fast path, which this model has not: {obstacle}",
@@ -153,6 +162,7 @@ class ContinuousEngine:
             return []
         logits = None
         if self._running:
+            self._make_room()
             logits = self.slots.step(self._tokens, max(self._running) + 1)
         if admitted := self._admit():
             logits = self._read(admitted, logits)
@@ -264,10 +274,12 @@ class ContinuousEngine:
         admitted: list[Row] = []
         to_read = 0
         read: set[tuple[int, ...]] = set()  # equal texts are read once
-        longest = max((row.most for row in self._running.values()), default=0)
+        longest = max((row.expected for row in self._running.values()), default=0)
+        highest = max(self._running, default=-1)
         while self._waiting and self._free:
-            longest = max(longest, self._waiting[0].most)
-            if self.max_tokens and (len(self._running) + 1) * longest > self.max_tokens:
+            longest = max(longest, self._waiting[0].expected)
+            highest = max(highest, self._free[0])
+            if self._running and not self._fit(highest + 1, longest):
                 break
             if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
                 to_read += self.slots.num_new(text)
@@ -282,7 +294,28 @@ class ContinuousEngine:
             self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
             admitted.append(row)
             self._banned = _Banned()
+        if admitted and self.max_tokens is not None:
+            most = max(row.most for row in self._running.values())
+            self._crowded = not self._fit(max(self._running) + 1, most)
         return admitted
+
+    def _fit(self, num_rows: int, longest: int) -> bool:
+        """Whether so many rows may hold so many tokens each."""
+        return self.max_tokens is None or num_rows * longest <= self.max_tokens
+
+    def _make_room(self) -> None:
+        """Before a step: the newest rows wait again where the cache can't hold one more token of each."""
+        if not self._crowded:
+            return
+        rows = list(self._running.values())
+        if self._fit(max(self._running) + 1, max(row.length for row in rows)):
+            return
+        kept = len(rows)
+        while kept > 1 and not self._fit(kept, max(row.expected for row in rows[:kept])):
+            kept -= 1
+        self._vacate(rows[kept:])
+        self._waiting.extendleft(reversed(rows[kept:]))
+        self._compact()
 
     def _read(self, rows: Sequence[Row], logits: torch.Tensor | None) -> torch.Tensor:
         """The logits by slot, with those after the texts of ``rows`` put in."""
@@ -353,9 +386,20 @@ class ContinuousEngine:
         num = len(self._running)
         if not num:
             return
-        sparse = not self._waiting and num <= _COMPACT_BELOW * (max(self._running) + 1)
-        if not sparse and not self.slots.out_of_order():
-            return
+        highest = max(self._running)
+        sparse = not self._waiting and num <= _COMPACT_BELOW * (highest + 1)
+        scattered = highest >= num and self.max_tokens is not None and self._too_wide(highest)
+        if sparse or scattered or self.slots.out_of_order():
+            self._compact()
+
+    def _too_wide(self, highest: int) -> bool:
+        """Whether free slots between the rows keep the cache from holding what it might."""
+        rows = [*self._running.values(), *itertools.islice(self._waiting, 1)]
+        return not self._fit(highest + 1, max(row.expected for row in rows))
+
+    def _compact(self) -> None:
+        """All rows to the lowest slots, the longest first."""
+        num = len(self._running)
         rows = list(self._running.values())
         by_length = sorted(rows, key=lambda row: -row.length)
         order = [row.slot for row in by_length]

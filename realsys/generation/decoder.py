@@ -16,7 +16,7 @@ norm look at their own row alone. So rows are padded to ``row_granule()``, queri
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realsys.generation.attention import MIN_QUERIES, MIN_WIDTH, KeyValues, Lanes
+from realsys.generation.attention import (
+    MIN_QUERIES,
+    MIN_WIDTH,
+    KeyValues,
+    Lanes,
+    attend_texts,
+)
 from realsys.generation.bands import Band
 from realsys.generation.linear import Kind, Linear, linear
 
@@ -36,11 +42,12 @@ FAST_FAMILIES = {
 
 LARGEST_GRANULE = 64
 _ROWS_A_THREAD = 4  # fewer take another matrix kernel, with other last bits
+_GRANULE_OF_GPU = 8  # its kernels' tiles are of multiples of eight rows
 _ROTATION_BLOCK = 64  # positions whose angles are computed together
 
 
 def row_granule() -> int:
-    """Rows of a batch are padded to a multiple of this: four for each thread."""
+    """On a CPU, rows of a batch are padded to a multiple of this: four for each thread."""
     return min(_ROWS_A_THREAD * max(2, torch.get_num_threads()), LARGEST_GRANULE)
 
 
@@ -75,31 +82,52 @@ def fast_path_obstacle(module: nn.Module) -> str | None:
     return None
 
 
+# Layers that read the same, side by side: one copy of them all, or each for itself.
+Parts = Sequence[Linear]
+
+
 @dataclass(frozen=True)
 class _LayerWeights:
     attn_norm: Tensor
-    qkv: Linear  # all query heads, then key heads, then value heads
+    qkv: Parts  # all query heads, then key heads, then value heads
     q_norm: Tensor | None
     k_norm: Tensor | None
     attn_out: Linear
     mlp_norm: Tensor
-    gate_up: Linear
+    gate_up: Parts
     down: Linear
+
+
+# Layer, queries, keys and values of the tokens → ``[N, H * D]``.
+_Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class FastForward:
     """Forward passes of a module for which ``fast_path_obstacle`` is None; shapes as in attention.py.
 
-    Reads some of the module's weights in place and holds copies of others (fused projections, and what
-    linear.py packs): ``reload`` after they changed. ``quantize`` keeps all linear weights as copies of
-    eight bits a number.
+    On a GPU it reads the module's weights in place. On a CPU it holds copies of some (fused projections,
+    and what linear.py packs): ``reload`` after they changed. ``quantize`` keeps all linear weights as
+    copies of eight bits a number.
+
+    Args:
+        as_on_gpu: for tests; None: by the device.
+    Attributes:
+        granule: rows that go through a matrix together are padded to a multiple of it.
+        least_rows: of a cache, for ``granule`` rows or more to look at.
+        fused: texts are read by torch's fused attention (``attend_texts``), not by explicit scores.
     """
 
-    def __init__(self, module: nn.Module, *, quantize: Literal["none"] | Kind = "none") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        quantize: Literal["none"] | Kind = "none",
+        as_on_gpu: bool | None = None,
+    ) -> None:
         config: Any = module.config
         backbone: Any = module.model
         self.module: Any = module
-        self.num_heads = config.num_attention_heads
+        self.num_heads: int = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim: int = backbone.layers[0].self_attn.head_dim
         self.eps = config.rms_norm_eps
@@ -108,6 +136,14 @@ class FastForward:
         self.rotary = backbone.rotary_emb
         self.embedding: Tensor = backbone.embed_tokens.weight.data
         self.device = self.embedding.device
+        on_gpu = self.device.type != "cpu" if as_on_gpu is None else as_on_gpu
+        self.granule = _GRANULE_OF_GPU if on_gpu else row_granule()
+        # On a CPU each thread multiplies matrices of its own: more threads than these take other kernels.
+        threads = 1 if on_gpu else torch.get_num_threads()
+        self.least_rows = -(-threads // self.lanes.num_lanes)
+        self.fused = on_gpu
+        # More than half of the model; one call instead of three counts for a CPU's few rows.
+        self._joins = not on_gpu
         self._quantize: Literal["none"] | Kind = quantize
         self._rotation: Tensor = self.embedding.new_empty(0, 2 * self.head_dim)
         self.reload()
@@ -127,14 +163,17 @@ class FastForward:
         normed = hasattr(attn, "q_norm")
         return _LayerWeights(
             attn_norm=layer.input_layernorm.weight.data,
-            qkv=self._linear(*qkv),
+            qkv=self._parts(*qkv),
             q_norm=attn.q_norm.weight.data if normed else None,
             k_norm=attn.k_norm.weight.data if normed else None,
             attn_out=self._linear(attn.o_proj),
             mlp_norm=layer.post_attention_layernorm.weight.data,
-            gate_up=self._linear(mlp.gate_proj, mlp.up_proj),
+            gate_up=self._parts(mlp.gate_proj, mlp.up_proj),
             down=self._linear(mlp.down_proj),
         )
+
+    def _parts(self, *parts: Any) -> Parts:
+        return [self._linear(*parts)] if self._joins else [self._linear(part) for part in parts]
 
     def _linear(self, *parts: Any) -> Linear:
         weights = [part.weight.data for part in parts]
@@ -149,34 +188,67 @@ class FastForward:
 
     def padded_length(self, num_rows: int, length: int) -> int:
         """Tokens a row to give ``run`` instead of ``length``, so that the matrices suit its kernels."""
-        granule = row_granule()
+        granule = self.granule
         return rounded(length, math.lcm(MIN_QUERIES, granule // math.gcd(num_rows, granule)))
 
     def run(
-        self, tokens_BP: Tensor, positions_BP: Tensor, cache: KeyValues, bands: Sequence[Band]
+        self,
+        tokens_BP: Tensor,
+        positions_BP: Tensor,
+        cache: KeyValues,
+        bands: Sequence[Band],
+        *,
+        fresh: bool = False,
     ) -> Tensor:
         """Reads tokens; what the last layer says of each, ``[N, hidden]``.
 
         Row i goes with the cache's row i. Each token sees the positions up to its own, which must have been
-        written, its own keys and values included: they are written here.
+        written, its own keys and values included: they are written here. Rows beyond the cache's are
+        padding: what comes out for them means nothing.
 
         Args:
             tokens_BP: int64; B * P a multiple of the row granule.
             positions_BP: int64, distinct within a row.
-            bands: cover the rows, and how much of the cache is looked at: the ``seen_width`` of more than
-                the positions.
+            bands: cover the rows of the cache, and how much of it is looked at: the ``seen_width`` of
+                more than the positions.
+            fresh: nothing is in these rows yet.
         """
         length = tokens_BP.shape[1]
         longest = max(band.width for band in bands)
         rotation = self._rotation_of(longest).index_select(0, positions_BP.flatten())[:, None]
         cos, sin = rotation.chunk(2, dim=-1)
-        lanes = self.lanes
-        places = cache.places(positions_BP)
-        masks = [self._mask(positions_BP, band) for band in bands]
+        padded = len(positions_BP) > cache.num_rows
+        own_BP = positions_BP[: cache.num_rows] if padded else positions_BP
+        places = cache.places(own_BP)
+        if self.fused and length > 1:
+            attend = self._reading(own_BP, cache, longest, fresh=fresh)
+        else:
+            attend = self._decoding(own_BP, cache, bands)
+        num_lines = own_BP.numel() * self.lanes.num_lanes
         x = F.embedding(tokens_BP.flatten(), self.embedding)
         for layer, w in enumerate(self.layers):
             q, k, v = self._queries_keys_values(self._norm(x, w.attn_norm), w, cos, sin)
+            if padded:
+                k, v = k[:num_lines], v[:num_lines]
             cache.write(layer, places, k, v)
+            y = attend(layer, q, k, v)
+            if padded:
+                y = torch.cat([y, y.new_zeros(len(x) - len(y), y.shape[1])])
+            x = w.attn_out.add(x, y)
+            h = self._norm(x, w.mlp_norm)
+            if len(w.gate_up) == 1:
+                gate, up = w.gate_up[0](h).chunk(2, dim=-1)
+            else:
+                gate, up = (part(h) for part in w.gate_up)
+            x = w.down.add(x, F.silu(gate).mul_(up))
+        return x
+
+    def _decoding(self, positions_BP: Tensor, cache: KeyValues, bands: Sequence[Band]) -> _Attend:
+        """Attention by explicit scores, band by band."""
+        lanes, length = self.lanes, positions_BP.shape[1]
+        masks = [self._mask(positions_BP, band) for band in bands]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys[layer], cache.values[layer]
             q = lanes.queries(q, length)
             seen = []
@@ -185,10 +257,31 @@ class FastForward:
                 k, v = keys[own, :, : band.width], values[own, : band.width]
                 seen.append(lanes.attend(q[own], k, v, mask))
             y = seen[0] if len(seen) == 1 else torch.cat(seen)
-            x = w.attn_out.add(x, lanes.outputs(y, length))
-            gate, up = w.gate_up(self._norm(x, w.mlp_norm)).chunk(2, dim=-1)
-            x = w.down.add(x, F.silu(gate).mul_(up))
-        return x
+            return lanes.outputs(y, length)
+
+        return attend
+
+    def _reading(
+        self, positions_BP: Tensor, cache: KeyValues, width: int, *, fresh: bool
+    ) -> _Attend:
+        """Fused attention of many tokens a row, all rows of the cache together."""
+        num_rows, length = positions_BP.shape
+        kv_heads, dim = self.num_kv_heads, self.head_dim
+        seen = None
+        if not fresh:
+            width = min(width, cache.width)
+            seen = torch.arange(width, device=self.device) <= positions_BP[:, :, None]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if fresh:
+                k, v = (x.view(num_rows, length, kv_heads, dim) for x in (k, v))
+            else:
+                k, v = cache.of_heads(layer, num_rows, width)
+            q = q.reshape(num_rows, length, self.num_heads, dim)
+            y = attend_texts(q, k, v, seen, self.lanes.scale)
+            return y.reshape(num_rows * length, -1)
+
+        return attend
 
     def _mask(self, positions_BP: Tensor, band: Band) -> Tensor:
         own = positions_BP[band.begin : band.end]
@@ -199,7 +292,7 @@ class FastForward:
         num = len(hidden)
         if rows is not None:
             num = len(rows)
-            padding = [0] * (rounded(num, row_granule()) - num)
+            padding = [0] * (rounded(num, self.granule) - num)
             hidden = hidden[torch.tensor([*rows, *padding], device=hidden.device)]
         last = self._norm(hidden, self.final_norm)
         return self.lm_head(last)[:num]
@@ -218,7 +311,9 @@ class FastForward:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[N, H, D]`` and, one line a token and lane, keys and values ``[N * L, E]``."""
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
-        qkv = w.qkv(y).view(len(y), heads + 2 * kv_heads, dim)
+        joined = len(w.qkv) == 1
+        qkv = w.qkv[0](y) if joined else torch.cat([part(y) for part in w.qkv], dim=1)
+        qkv = qkv.view(len(y), heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if w.q_norm is not None and w.k_norm is not None:
             q, k = self._norm(qk[:, :heads], w.q_norm), self._norm(qk[:, heads:], w.k_norm)

@@ -28,6 +28,7 @@ from realsys.generation.sampling import Sampler, uniforms
 
 logger = logging.getLogger(__name__)
 
+_AHEAD = 64  # positions of a row beyond its end: a cache that grows by doubling makes more than are needed
 # Dropping finished rows copies the cache of the others: it pays once a good part has finished.
 _COMPACT_BELOW = 0.75
 # Asking a GPU which rows have finished makes the host wait for it, so it's asked less often.
@@ -58,6 +59,7 @@ def generate(
     pad_token_id: int,
     row_seeds: Tensor,
     max_batch: int | None = None,
+    max_tokens: int | None = None,
 ) -> GenerationResult:
     """Answers each prompt once, without dropout; repeat a prompt for several answers to it.
 
@@ -68,7 +70,9 @@ def generate(
         prompts: int64 ``[P_i]`` each, at least one token.
         eos_token_ids: end an answer, as do ``gconfig.stop_token_ids``.
         row_seeds: int64 ``[B]``, one per prompt: ``sampling.row_seed``.
-        max_batch: most rows decoded together; None for all at once. Bounds the cache's memory.
+        max_batch: most rows decoded together; None for all at once.
+        max_tokens: whose keys and values are kept at a time, those of one whole row at the least; None: no
+            bound. Answers do not depend on it where they don't depend on their neighbours.
     Raises:
         DataError: an empty prompt, or one too long for the model's positions.
     """
@@ -77,11 +81,16 @@ def generate(
     # Rows of like length are read together, which saves padding.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     num_rows = max_batch or max(len(prompts), 1)
+    longest = max(map(len, prompts), default=0) + gconfig.max_new_tokens
     if (obstacle := fast_path_obstacle(module)) is None:
+        # Without a bound what all of them may come to hold, so that the cache does not outgrow it.
+        room = num_rows * (longest + _AHEAD) if max_tokens is None else max(max_tokens, longest)
         return _generate_continuously(
-            module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows
+            module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows, room
         )
     logger.debug("generic decoder chosen reason=%r", obstacle)
+    if max_tokens is not None:
+        num_rows = min(num_rows, max(1, max_tokens // longest))
     return _generate_in_batches(
         module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows
     )
@@ -96,12 +105,14 @@ def _generate_continuously(
     row_seeds: Tensor,
     order: Sequence[int],
     max_batch: int,
+    max_tokens: int,
 ) -> GenerationResult:
     engine = ContinuousEngine(
         module,
         eos_token_ids=sorted(stop_ids),
         pad_token_id=pad_token_id,
         max_running=max_batch,
+        max_tokens=max_tokens,
         keep_answers=False,
     )
     seeds = row_seeds.tolist()

@@ -10,6 +10,7 @@ from realsys.generation.requests import GenerationOutput, GenerationRequest
 from realsys.generation.stop_texts import StopTexts
 
 WHERE = "generation request"
+_AHEAD = 64  # tokens that a row gets, at the least, before it might have to make room
 
 
 @dataclass(eq=False)
@@ -42,6 +43,12 @@ class Row:
     def most(self) -> int:
         """Tokens that it may come to hold."""
         return len(self.request.prompt) + self.request.gconfig.max_new_tokens
+
+    @property
+    def expected(self) -> int:
+        """Tokens to admit it for: what it holds and a good part more, ``most`` at the highest."""
+        length = self.length
+        return min(self.most, length + max(_AHEAD, length // 4))
 
     @property
     def number(self) -> int:

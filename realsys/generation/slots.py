@@ -7,6 +7,7 @@ generic_slots.py is for all others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,17 +17,18 @@ from torch import Tensor
 
 from realsys.api.progress import tick
 from realsys.generation.attention import KeyValues, seen_width
-from realsys.generation.bands import Band, Disorder, bands_of
-from realsys.generation.decoder import (
-    FastForward,
-    rounded,
-    row_granule,
-)
+from realsys.generation.bands import ON_CPU, ON_GPU, Band, Disorder, bands_of
+from realsys.generation.decoder import FastForward, rounded
 from realsys.generation.prefix import PrefixCache
 
-# Tokens read in one pass, and numbers in its attention scores: both bound memory, not results.
+# These bound memory, not results. Tokens read in one pass; by fused attention, which keeps no scores, more.
 _READ_TOKENS = 4096
-_READ_SCORES = 1 << 24
+READ_TOKENS_FUSED = 8192
+_READ_SCORES = 1 << 24  # numbers in its attention scores
+_READ_MASK = 1 << 26  # and in the mask of fused attention
+READ_CELLS = (
+    4  # cells that the rows of a pass have, known beginnings included, for each of its tokens
+)
 _LEAST_ROOM = 48  # positions a slot has room for from the beginning: growing copies them all
 _LINE = 16  # floats of a processor's cache line
 _LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest
@@ -96,17 +98,66 @@ class _Reading:
         return len(self.text) - self.known
 
 
-def rectangles(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Which rows to read together, by index: of like length, and not too many tokens with padding."""
+def rectangles(
+    lengths: Sequence[int], begins: Sequence[int], *, max_tokens: int, max_cells: int
+) -> list[list[int]]:
+    """Which rows to read together, by index: of like length, and not too many tokens with padding.
+
+    Args:
+        begins: tokens of each that are known already; they take cells beside those that are read.
+    """
     groups: list[list[int]] = []
+    begin = 0  # the largest of the last group
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         group = groups[-1] if groups else []
-        fits = bool(group) and (len(group) + 1) * lengths[i] <= max_tokens
+        num, known = len(group) + 1, max(begin, begins[i])
+        fits = bool(group) and num * lengths[i] <= max_tokens
+        fits = fits and num * (known + lengths[i]) <= max_cells
         if fits and lengths[i] <= max(lengths[group[0]] * _LONGEST_TO_SHORTEST, 8):
             group.append(i)
+            begin = known
         else:
             groups.append([i])
+            begin = begins[i]
     return groups
+
+
+def grown(
+    have: tuple[int, int],
+    need: tuple[int, int],
+    *,
+    most_rows: int,
+    granule: int,
+    least_rows: int,
+    max_cells: int | None,
+) -> tuple[int, int]:
+    """Rows and positions of a cache that there is so much need for.
+
+    At least twice of what there was, where it grows. Where that would be more than ``max_cells``, it is as
+    tight as it has to be, in both directions, and what is left of these is shared by the two. A need
+    beyond ``max_cells`` is met too: by no more than ``_LINE - 1`` positions a row above it.
+
+    >>> grown((64, 48), (3, 1000), most_rows=64, granule=8, least_rows=2, max_cells=4096)
+    (3, 1360)
+    """
+    if need[0] <= have[0] and need[1] <= have[1]:
+        return have
+    rows, width = have
+    if need[0] > rows:
+        rows = min(
+            max(rounded(need[0], granule), 2 * rows), rounded(max(most_rows, need[0]), granule)
+        )
+    if need[1] > width:
+        # An odd number of lines: those an even number apart would share a few sets of a cache.
+        width = rounded(max(need[1], 2 * width, _LEAST_ROOM), _LINE) | _LINE
+    if max_cells is None or rows * width <= max_cells:
+        return rows, width
+    rows, width = max(need[0], least_rows), rounded(need[1], _LINE)
+    if (room := max_cells / (rows * width)) > 1:
+        rows = max(rows, min(int(rows * math.sqrt(room)), most_rows))
+        lines = max_cells // rows // _LINE
+        width = max(width, (lines - (lines % 2 == 0)) * _LINE)
+    return rows, width
 
 
 def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
@@ -128,22 +179,34 @@ def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
 
 
 class FastSlots:
-    """Slots in one cache of fixed shape, which grows by doubling.
+    """Slots in one cache, a rectangle of rows and positions, see ``grown``.
 
     A slot without a row is computed along with the others; what it writes is overwritten before
     anyone looks.
+
+    Args:
+        max_cells: of the rectangle, rows times positions. Whoever fills the slots must not need more.
     """
 
-    def __init__(self, forward: FastForward, *, max_rows: int, prefix_bytes: int) -> None:
+    def __init__(
+        self,
+        forward: FastForward,
+        *,
+        max_rows: int,
+        prefix_bytes: int,
+        max_cells: int | None = None,
+    ) -> None:
         self.forward = forward
-        self.max_rows = max_rows
+        self.max_rows, self.max_cells = max_rows, max_cells
         self.prefixes: PrefixCache[_Prefix] = PrefixCache(prefix_bytes)
         self.cache = forward.cache(0, 0)
         # Position of the next token by slot, and 1 where there is a row: counting needs no loop.
         self.positions = torch.zeros(0, dtype=torch.int64, device=forward.device)
         self.in_use = self.positions.clone()
         self.lengths: list[int] = []  # by slot, 0 where there is no row; as positions
-        self._disorder = Disorder()
+        self._cutting = ON_GPU if forward.fused else ON_CPU
+        self._read_tokens = READ_TOKENS_FUSED if forward.fused else _READ_TOKENS
+        self._disorder = Disorder(self._cutting)
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -164,7 +227,12 @@ class FastSlots:
             assert reading.prefix.logits is not None
             _copy(reading.prefix, reading.known, self.cache.tensors, reading.slots)
             logits[text] = reading.prefix.logits
-        for group in rectangles([r.num_new for r in new], max_tokens=_READ_TOKENS):
+        for group in rectangles(
+            [r.num_new for r in new],
+            [r.known for r in new],
+            max_tokens=self._read_tokens,
+            max_cells=READ_CELLS * self._read_tokens,
+        ):
             tick()
             batch = [new[i] for i in group]
             for reading, row in zip(batch, self._read_together(batch), strict=True):
@@ -208,7 +276,7 @@ class FastSlots:
         )
         begin = torch.tensor(begins, device=forward.device)[:, None]
         positions = begin + torch.arange(length, device=forward.device)
-        hidden = self._in_pieces(tokens, positions, scratch)
+        hidden = self._in_pieces(tokens, positions, scratch, fresh=not any(begins))
         ends = [i * length + r.num_new - 1 for i, r in enumerate(batch)]
         logits = forward.logits(hidden, ends)
         self._place_rows(own, batch)
@@ -216,22 +284,39 @@ class FastSlots:
             self._remember(own, range(num_rows), [r.text for r in batch], list(logits))
         return logits
 
-    def _in_pieces(self, tokens: Tensor, positions: Tensor, cache: KeyValues) -> Tensor:
-        """``FastForward.run``, some columns at a time where the scores would take much memory."""
+    def _in_pieces(
+        self, tokens: Tensor, positions: Tensor, cache: KeyValues, *, fresh: bool
+    ) -> Tensor:
+        """``FastForward.run``, some columns at a time where it would take much memory."""
         num_rows, length = tokens.shape
         whole = [Band(0, num_rows, cache.width)]
-        scores = num_rows * self.forward.num_heads * cache.width
-        size = max(1, _READ_SCORES // scores)
+        size = self._columns(num_rows, length, cache.width, fresh=fresh)
         if size >= length:
-            return self.forward.run(tokens, positions, cache, whole)
+            return self.forward.run(tokens, positions, cache, whole, fresh=fresh)
         size = self.forward.padded_length(num_rows, size)
         pieces = []
         for begin in range(0, length, size):
             tick()
             columns = slice(begin, begin + size)
-            x = self.forward.run(tokens[:, columns], positions[:, columns], cache, whole)
+            # Fused attention looks at all that it is given: later positions would be masked work.
+            seen = min(cache.width, seen_width(int(positions[:, columns].max()) + 1))
+            bands = [Band(0, num_rows, seen)] if self.forward.fused else whole
+            first = fresh and begin == 0
+            x = self.forward.run(
+                tokens[:, columns], positions[:, columns], cache, bands, fresh=first
+            )
             pieces.append(x.view(num_rows, -1, x.shape[-1]))
         return torch.cat(pieces, dim=1).flatten(0, 1)
+
+    def _columns(self, num_rows: int, length: int, width: int, *, fresh: bool) -> int:
+        """How many tokens of each row to read at a time."""
+        if not self.forward.fused:
+            scores = num_rows * self.forward.num_heads * width
+            return max(1, _READ_SCORES // scores)
+        most = max(1, self._read_tokens // num_rows)
+        if fresh and length <= most:
+            return length
+        return max(1, min(most, _READ_MASK // (num_rows * width)))
 
     def _place_rows(self, rows: Sequence[Tensor], batch: Sequence[_Reading]) -> None:
         source = [i for i, r in enumerate(batch) for _ in r.slots]
@@ -245,10 +330,11 @@ class FastSlots:
     # ---- the batch ----------------------------------------------------------------------------
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
-        num_rows = rounded(num_slots, row_granule())
-        self._reserve(num_rows, max(self.lengths) + 1)
-        widths = [seen_width(n + 1) for n in self.lengths[:num_rows]]
-        bands = bands_of(widths)
+        num_rows = rounded(num_slots, self.forward.granule)
+        self._reserve(num_slots, max(self.lengths) + 1)
+        in_cache = min(num_rows, self.cache.num_rows)
+        widths = [seen_width(n + 1) for n in self.lengths[:in_cache]]
+        bands = bands_of(widths, self._cutting)
         self._disorder.note(widths, bands)
         positions = self.positions[:num_rows]
         hidden = self.forward.run(tokens[:num_rows, None], positions[:, None], self.cache, bands)
@@ -315,25 +401,25 @@ class FastSlots:
             self.positions = self.in_use = self.positions[:0]
 
     def _reserve(self, num_rows: int, width: int) -> None:
-        """Room for so many rows of so many tokens; at least twice of what there was, if it grows."""
-        old = self.cache
-        granule = row_granule()
-        if num_rows > old.num_rows:
-            most = rounded(max(self.max_rows, num_rows), granule)
-            num_rows = min(max(rounded(num_rows, granule), 2 * old.num_rows), most)
-        if width > old.width:
-            # An odd number of lines: those an even number apart would share a few sets of a cache.
-            width = rounded(max(width, 2 * old.width, _LEAST_ROOM), _LINE) | _LINE
-        num_rows, width = max(num_rows, old.num_rows), max(width, old.width)
-        if (num_rows, width) == (old.num_rows, old.width):
+        """Room for so many rows of so many tokens, and for the rows that are there."""
+        old, granule = self.cache, self.forward.granule
+        if num_rows <= old.num_rows and width <= old.width:
             return
-        self.cache = self.forward.cache(num_rows, width)
-        for new, x in zip(self.cache.tensors, old.tensors, strict=True):
-            new[: old.num_rows, :, : old.width] = x
-        more = self.positions.new_zeros(num_rows - len(self.positions))
-        self.positions = torch.cat([self.positions, more])
-        self.in_use = torch.cat([self.in_use, more])
-        self.lengths += [0] * len(more)
+        used = max((slot + 1 for slot, n in enumerate(self.lengths) if n), default=0)
+        shape = grown(
+            (old.num_rows, old.width),
+            (max(num_rows, used), max(width, max(self.lengths, default=0) + 1)),
+            most_rows=self.max_rows,
+            granule=granule,
+            least_rows=self.forward.least_rows,
+            max_cells=self.max_cells,
+        )
+        old.resize(*shape)
+        num = rounded(shape[0], granule)
+        more = self.positions.new_zeros(max(0, num - len(self.positions)))
+        self.positions = torch.cat([self.positions[:num], more])
+        self.in_use = torch.cat([self.in_use[:num], more])
+        self.lengths = self.lengths[:num] + [0] * len(more)
 
 
 def _copy(prefix: _Prefix, length: int, tensors: Sequence[Tensor], rows: Sequence[int]) -> None:

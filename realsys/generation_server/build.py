@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from realsys.api.progress import tick
+from realsys.api.transfer_time import transfer_time_s
 from realsys.api.trial import is_there
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.generation_server.engine import make_engine
@@ -55,6 +56,7 @@ def run(runner: WorkerRunner) -> int:
             scratch=runner.attempt_files.curve_keys.parent,
             fetch=fetch_with(receiver),
             gpus=_gpus(runner),
+            deterministic=runner.phase.config.deterministic,
         )
         asyncio.run(_serve(runner, engine, bearer_key(keypairs)))
     finally:
@@ -77,7 +79,8 @@ def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], Fetched]:
 
     def fetch(source: WeightSource) -> Fetched:
         before = receiver.num_bytes
-        weights = receiver.fetch(source, timeout_s=FETCH_TIMEOUT_S)
+        timeout_s = transfer_time_s(source.num_bytes, at_least_s=FETCH_TIMEOUT_S)
+        weights = receiver.fetch(source, timeout_s=timeout_s)
         came = receiver.num_bytes - before
         read = sum(w.numel() * w.element_size() for w in weights.values()) if source.path else 0
         return Fetched(weights, came + read)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.worker_configs import GenerationServer
+from realsys.devices.cuda_settings import apply, settings_for
 from realsys.generation_server.child_guard import guarded
 from realsys.serving.embedded import EmbeddedEngine, Fetch
 from realsys.serving.embedded_settings import EmbeddedSettings
@@ -29,6 +29,7 @@ def make_engine(
     scratch: Path,
     fetch: Fetch,
     gpus: float = 0.0,
+    deterministic: bool | None = None,
 ) -> ServedEngine:
     """The engine, not started; an embedded one has its first weights.
 
@@ -38,11 +39,14 @@ def make_engine(
         scratch: an existing folder that only we can read.
         fetch: gets new weights for an embedded engine; others read folders themselves.
         gpus: of the worker's task; with one, an embedded engine is on it unless its settings say otherwise.
+        deterministic: equal requests get equal answers from an embedded engine; None: on the CPU.
     Raises:
         ConfigError: an unknown backend or setting. CheckpointError: ``model_path`` is not whole.
     """
     makers: dict[str, Callable[[], ServedEngine]] = {
-        "embedded": lambda: _embedded(config, fetch, name=name, gpus=gpus),
+        "embedded": lambda: _embedded(
+            config, fetch, name=name, gpus=gpus, deterministic=deterministic
+        ),
         "sglang": lambda: SGLangEngine(scratch=scratch, **child),
         "vllm": lambda: VLLMEngine(**child),
     }
@@ -64,7 +68,9 @@ def make_engine(
     return makers[config.backend_type]()
 
 
-def _embedded(config: GenerationServer, fetch: Fetch, *, name: str, gpus: float) -> EmbeddedEngine:
+def _embedded(
+    config: GenerationServer, fetch: Fetch, *, name: str, gpus: float, deterministic: bool | None
+) -> EmbeddedEngine:
     import torch
 
     from realsys.models.answer_ends import end_token_ids
@@ -78,12 +84,13 @@ def _embedded(config: GenerationServer, fetch: Fetch, *, name: str, gpus: float)
     if "device" not in args:
         sees_gpu = torch.cuda.is_available()
         args["device"] = compute_device(gpus, sees_gpu=sees_gpu, worker=name, environ=os.environ)
+    if str(args["device"]).startswith("cuda"):
+        args.setdefault("dtype", "bfloat16")  # float32 is a tenth as fast there
     settings = EmbeddedSettings.from_args(args)
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     # As a model worker does: the same kernels, the same bits.
-    torch.set_deterministic_debug_mode("warn")
-    warnings.filterwarnings("once", category=UserWarning)
+    apply(settings_for(settings.device, deterministic=deterministic, gpus=gpus))
     module = load_causal_lm(config.model_path, dtype=settings.dtype, device=settings.device)
     tokenizer = load_tokenizer(config.model_path)
     return EmbeddedEngine(

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from realsys.api.errors import InternalError
+from realsys.api.transfer_time import transfer_time_s
 from realsys.gserver_manager.fleet import Fleet, Member, told
 from realsys.gserver_manager.record import Event
 from realsys.serving.api import WeightSource
@@ -48,7 +49,7 @@ class Updates:
     """Knows the newest source.
 
     Args:
-        timeout_s: for one server.
+        timeout_s: for one server; more where the weights are many bytes.
     """
 
     def __init__(
@@ -153,11 +154,12 @@ class Updates:
     async def _update(self, member: Member, source: WeightSource) -> str:
         """Why it failed; empty: it did not."""
         member.num_updates += 1
+        timeout_s = transfer_time_s(source.num_bytes, at_least_s=self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s + GRACE_S):
+            async with asyncio.timeout(timeout_s + GRACE_S):
                 taken = await member.client.update_weights(
                     source.of_server(self._fleet.like.get(member.index, member.index)),
-                    timeout_s=self._timeout_s,
+                    timeout_s=timeout_s,
                 )
             if taken.version < source.version:
                 raise InternalError(f"it took version {taken.version}", where=member.name)

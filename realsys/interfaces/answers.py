@@ -32,19 +32,18 @@ def num_answer_tokens(data: SequenceSample) -> float:
     return float(answer_mask(data).sum())
 
 
-def answer_logits(
-    logits: torch.Tensor, data: SequenceSample, mask: torch.Tensor | None = None
+def answer_tokens(
+    data: SequenceSample, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the answer tokens only: the logits ``[R, V]`` that predict them, and the tokens ``[R]``.
+    """The answer tokens ``[R]``, and bool ``[N]``: the rows of ``Predictions`` that are about them.
 
     Args:
-        logits: ``[N, V]``; row t predicts the token at t + 1.
         mask: some of the answer tokens only.
     """
     mask = answer_mask(data) if mask is None else mask
     # No sequence begins with an answer token, so the row before one is of the same sequence: the
     # last token of a prompt, of an observation, or the answer's own.
-    return logits[mask.roll(-1)], data.data[INPUT][mask]
+    return data.data[INPUT][mask], mask.roll(-1)
 
 
 def answer_lengths(data: SequenceSample) -> list[int]:

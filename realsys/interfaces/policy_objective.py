@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from realsys.algorithms.logprobs import entropy, gather_logprobs
 from realsys.algorithms.policy_loss import (
     Aggregation,
     aggregate,
@@ -16,8 +15,9 @@ from realsys.algorithms.policy_loss import (
     ppo_policy_loss,
     sum_per_sequence,
 )
+from realsys.algorithms.predictions import Predictions
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_logits, answer_mask
+from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
 from realsys.interfaces.off_policy import WEIGHTS
 from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, PPOSettings
 
@@ -63,15 +63,18 @@ class PolicyObjective:
         return self._weight(self.mask(mb), mb)
 
     def loss(
-        self, logits: torch.Tensor, mb: SequenceSample
+        self, predictions: Predictions, mb: SequenceSample
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
         """A micro-batch's mean loss, its figures, and the log-ratio of each of its R loss tokens.
 
         Figures are for ``means_over_tokens``, once the engine has added them up.
         """
         settings, mask_N = self._settings, self.mask(mb)
-        logits_RV, tokens_R = answer_logits(logits, mb, mask_N)
-        logprob_R = gather_logprobs(logits_RV, tokens_R, temperature=settings.gen.temperature)
+        logprob_R, entropy_R = predictions.logprobs_and_entropy(
+            *answer_tokens(mb, mask_N),
+            temperature=settings.gen.temperature,
+            train_entropy=settings.entropy_coef > 0,
+        )
         old = PROXIMAL if settings.needs_prox_logprobs else BEHAVIOUR
         old_logprob_R = mb.data[old][mask_N]
         every_R = torch.ones_like(logprob_R, dtype=torch.bool)
@@ -85,8 +88,6 @@ class PolicyObjective:
             dual_clip=settings.c_clip,
             weights=mb.data[WEIGHTS][mask_N] if WEIGHTS in mb.keys else None,
         )
-        with torch.set_grad_enabled(settings.entropy_coef > 0 and torch.is_grad_enabled()):
-            entropy_R = entropy(logits_RV, temperature=settings.gen.temperature)
 
         weight, lengths_R = self._weight(mask_N, mb), self._lengths(mask_N, mb)
 

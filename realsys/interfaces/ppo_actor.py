@@ -15,8 +15,8 @@ import torch
 
 from realsys.algorithms.advantages import masked_whiten
 from realsys.algorithms.kl import KLController
-from realsys.algorithms.logprobs import next_token_logprobs
 from realsys.algorithms.policy_loss import update_should_stop
+from realsys.algorithms.predictions import Predictions, next_token_logprobs
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.data_parallel import DataParallel
@@ -63,9 +63,9 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     ) -> SequenceSample:
         """float32 ``logprobs`` of every token at the sampling temperature; 0 at each first one."""
 
-        def logprobs(logits: torch.Tensor, mb: SequenceSample) -> torch.Tensor:
+        def logprobs(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
             return next_token_logprobs(
-                logits,
+                predictions,
                 mb.data[INPUT],
                 mb.piece_lengths(INPUT),
                 temperature=self.gen.temperature,
@@ -176,10 +176,10 @@ class PPOActorInterface(PPOSettings, ModelInterface):
         objective, largest = PolicyObjective(self), 0.0
 
         def loss_fn(
-            logits: torch.Tensor, mb: SequenceSample
+            predictions: Predictions, mb: SequenceSample
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             nonlocal largest
-            loss, figures, log_ratio_R = objective.loss(logits, mb)
+            loss, figures, log_ratio_R = objective.loss(predictions, mb)
             if len(log_ratio_R):
                 largest = max(largest, float(log_ratio_R.abs().max()))
             return loss, figures

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from realsys.algorithms.logprobs import gather_logprobs
 from realsys.algorithms.policy_loss import aggregate
+from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.data_parallel import DataParallel
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_logits, num_answer_tokens
+from realsys.interfaces.answers import INPUT, answer_tokens, num_answer_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,9 @@ class SFTInterface(ModelInterface):
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
 
-def next_token_loss(logits: torch.Tensor, mb: SequenceSample) -> torch.Tensor:
+def next_token_loss(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
     """Mean over the answer tokens of ``-log p``."""
-    loss_R = -gather_logprobs(*answer_logits(logits, mb))
+    loss_R = -predictions.logprobs(*answer_tokens(mb))
     mask_R = torch.ones_like(loss_R, dtype=torch.bool)
     return aggregate(loss_R, mask_R, "token_mean", denominator=float(len(loss_R)))
 

@@ -232,7 +232,7 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutSide
     """Modules and data sets on every worker; returns the data set's size."""
     endpoints = tuple(record.data for record in workers.records)
     replies: list[rq.SetupDone] = await workers.call_all(
-        partial(rq.Setup, data_endpoints=endpoints),
+        partial(rq.Setup, data_endpoints=endpoints, rendezvous=workers.records[0].rendezvous),
         timeout_s=SETUP_TIMEOUT_S,
         what="set-up",
     )
@@ -254,7 +254,13 @@ async def _resume(
 ) -> tuple[int | None, MasterState]:
     """Takes the newest whole checkpoint: the step after which it was written, and the master's part."""
     names = [record.worker for record in workers.records]
-    found, ours = await asyncio.to_thread(_take_checkpoint, runner, names)
+    event_loop = asyncio.get_running_loop()
+
+    def hashes_of(files: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
+        asked = _hashes_of(workers, names, files)
+        return asyncio.run_coroutine_threadsafe(asked, event_loop).result(SETUP_TIMEOUT_S)
+
+    found, ours = await asyncio.to_thread(_take_checkpoint, runner, names, hashes_of)
     publisher.resumed(found)
     if found is None or ours is None:
         return None, MasterState()
@@ -272,8 +278,20 @@ async def _resume(
     return found.step, state
 
 
+async def _hashes_of(
+    workers: ModelWorkers, names: list[str], files: Mapping[str, Path]
+) -> dict[str, tuple[str, str]]:
+    """What each worker says of its file of a checkpoint: all read at once, each on its own host."""
+    replies: dict[int, rq.RecoverHashed] = await workers.call(
+        {names.index(name): partial(rq.HashRecover, file=str(f)) for name, f in files.items()},
+        timeout_s=SETUP_TIMEOUT_S,
+        what="check a checkpoint",
+    )
+    return {names[worker]: (reply.sha256, reply.why) for worker, reply in replies.items()}
+
+
 def _take_checkpoint(
-    runner: WorkerRunner, names: list[str]
+    runner: WorkerRunner, names: list[str], hashes_of: recover.HashesOf | None = None
 ) -> tuple[recover.Checkpoint | None, recover.Checkpoint | None]:
     """The newest checkpoint that counts, and the same under our own name. Ours is made before it is said:
     once it is said, what the other writes later counts no more."""
@@ -284,6 +302,7 @@ def _take_checkpoint(
             workers=names,
             lineage=Lineage.of(told),
             ledger_of=partial(_ledger_from, runner, told),
+            hashes_of=hashes_of,
         )
         ours = found and recover.adopt(found, attempt=runner.attempt.number)
         if found is None or ours is not None:

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 MASTER = "master_worker/0"  # whose file is there when it had something to remember
 VERSION = 1
+NO_FILE = "no file"
+# Files of a checkpoint, by worker → the hash of each, and nothing; or nothing, and why it can't be read.
+HashesOf = Callable[[Mapping[str, Path]], Mapping[str, tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -172,14 +175,17 @@ def newest_whole(
     workers: Sequence[str],
     lineage: Lineage,
     ledger_of: Callable[[int, int], Path] | None = None,
+    hashes_of: HashesOf | None = None,
 ) -> Checkpoint | None:
     """The newest checkpoint whose manifest and files are whole; None when there is none.
 
-    Every file is read and hashed. A torn one is named in the log and passed over, as is one that does
-    not count, and one whose steps the ledger does not have.
+    Every file is read and hashed, by the worker that wrote it where there are workers. A torn one is
+    named in the log and passed over, as is one that does not count, and one whose steps the ledger does
+    not have.
 
     Args:
         ledger_of: (attempt, step) of a checkpoint → the ledger that a run from there would go on with.
+        hashes_of: reads files for us, side by side: worker → file to its hash, or why there is none.
     Raises:
         CheckpointError: there are whole ones, and the ledger covers none of them.
     """
@@ -188,7 +194,7 @@ def newest_whole(
         try:
             if not lineage.counts(found.attempt, found.step):
                 raise _torn(found.path, "it does not count: another attempt had taken over before")
-            whole = _read_whole(found, workers)
+            whole = _read_whole(found, workers, hashes_of or _hashes)
             if ledger_of is None:
                 return whole
             ledger = ledger_of(found.attempt, found.step)
@@ -257,7 +263,7 @@ def read_resumed(files: TrialFiles, phase: str) -> dict[int, Resumed]:
     return {number: record for number, record in found.items() if record is not None}
 
 
-def _read_whole(found: _Folder, workers: Sequence[str]) -> Checkpoint:
+def _read_whole(found: _Folder, workers: Sequence[str], hashes_of: HashesOf) -> Checkpoint:
     folder = found.path
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -268,19 +274,34 @@ def _read_whole(found: _Folder, workers: Sequence[str]) -> Checkpoint:
         raise _torn(folder, f"its version is {manifest.get('version')}, we read {VERSION}")
     if sorted(listed.keys() - {MASTER}) != sorted(workers):
         raise _torn(folder, f"it is of workers {sorted(listed)}, not {sorted(workers)}")
-    files = {}
+    files, expected = {}, {}
     for worker, entry in listed.items():
         try:
-            name, expected = str(entry["file"]), str(entry["sha256"])
-            read = _hash(folder / name) if (folder / name).is_file() else "no file"
+            files[worker], expected[worker] = folder / str(entry["file"]), str(entry["sha256"])
         except (KeyError, TypeError) as error:
             raise _torn(folder, f"its manifest says nothing of {worker}: {error!r}") from error
-        except OSError as error:
-            raise _torn(folder, f"{name} can't be read: {error}") from error
-        if read != expected:
-            raise _torn(folder, f"{name} has hash {read[:12]}, not {expected[:12]}")
-        files[worker] = folder / name
+    masters = {worker: file for worker, file in files.items() if worker == MASTER}
+    others = {worker: file for worker, file in files.items() if worker != MASTER}
+    read = {**_hashes(masters), **(hashes_of(others) if others else {})}
+    for worker, file in files.items():
+        digest, why = read[worker]
+        if not digest and why != NO_FILE:
+            raise _torn(folder, f"{file.name} can't be read: {why}")
+        if digest != expected[worker]:
+            found_hash = digest[:12] or NO_FILE
+            raise _torn(folder, f"{file.name} has hash {found_hash}, not {expected[worker][:12]}")
     return Checkpoint(folder, step, found.attempt, files)
+
+
+def _hashes(files: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
+    """As a ``HashesOf``, one after the other."""
+    found = {}
+    for worker, file in files.items():
+        try:
+            found[worker] = (_hash(file), "") if file.is_file() else ("", NO_FILE)
+        except OSError as error:
+            found[worker] = ("", str(error))
+    return found
 
 
 def _torn(folder: Path, why: str) -> CheckpointError:

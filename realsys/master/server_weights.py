@@ -79,10 +79,11 @@ class ServerWeights:
         )
         self.seconds = max(reply.ended - reply.started for reply in replies.values())
         parts = [self._parts(replies, group) for group in range(max(1, len(self._groups)))]
+        num_bytes = sum(reply.num_bytes for reply in replies.values())
         if not self._group_of:
-            return WeightSource(version=version, parts=parts[0])
+            return WeightSource(version=version, parts=parts[0], num_bytes=num_bytes)
         routes = {server: parts[group] for server, group in self._group_of.items()}
-        return WeightSource(version=version, routes=routes)
+        return WeightSource(version=version, routes=routes, num_bytes=num_bytes)
 
     def _parts(self, replies: Mapping[int, Published], group: int) -> tuple[WeightPart, ...]:
         return tuple(
@@ -103,7 +104,8 @@ class ServerWeights:
         )
         self.seconds = asyncio.get_running_loop().time() - started
         await asyncio.to_thread(self._forget_old, version)
-        return WeightSource(version=version, path=str(folder))
+        num_bytes = await asyncio.to_thread(_size_of, folder)
+        return WeightSource(version=version, path=str(folder), num_bytes=num_bytes)
 
     def _forget_old(self, version: int) -> None:
         import shutil
@@ -111,3 +113,7 @@ class ServerWeights:
         assert self._folder is not None
         for old in sorted(self._folder.glob("version-*"))[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

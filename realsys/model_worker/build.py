@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,13 @@ from realsys.api.worker_configs import RolloutControl
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_server import TensorServer
 from realsys.data_plane.tensor_store import TensorStore
+from realsys.devices.cuda_settings import apply, settings_for
 from realsys.model_worker.control import ControlThread
 from realsys.model_worker.model_worker import ModelWorkerLoop
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.process_groups import make_process_groups
 from realsys.model_worker.publishing import WeightPublications
+from realsys.model_worker.rendezvous import Rendezvous
 from realsys.model_worker.shards import Shards
 from realsys.model_worker.weights import WeightMoves
 from realsys.param_realloc.links import Link
@@ -52,13 +53,24 @@ def run(runner: WorkerRunner) -> int:
         tensors, published={KEY: published}, on_failure=ordered.close, **where, **who
     ).start()
     control = ControlThread(ordered, tensors, **where, **who)
-    runner.register(control=control.start(), data=tensor_server.endpoint)
+    rendezvous = Rendezvous(
+        runner.plan.cluster.rendezvous,
+        worker=runner.index,
+        num_workers=runner.config.worker_info.worker_count,
+        folder=runner.attempt_files.rendezvous,
+        host=runner.host,
+        ports=runner.ports,
+        timeout_s=COLLECTIVE_TIMEOUT_S,
+    )
+    runner.register(
+        control=control.start(), data=tensor_server.endpoint, rendezvous=rendezvous.endpoint
+    )
     shards = Shards(runner.config, device=device)
     weights = WeightMoves(
         shards,
         runner.phase.config.model_worker,
         worker=runner.index,
-        make_link=lambda: _open_link(runner, device),
+        make_link=lambda: _open_link(runner, device, rendezvous),
         folder=_weights_folder(runner),
     )
     loop = ModelWorkerLoop(
@@ -68,11 +80,12 @@ def run(runner: WorkerRunner) -> int:
         publications=_publications(runner, shards, published),
         tensors=tensors,
         ordered=ordered,
+        connect_to=rendezvous.connect_to,
         make_groups=lambda: make_process_groups(
             runner.config.msid2mwid,
             worker=runner.index,
             num_workers=runner.config.worker_info.worker_count,
-            rendezvous=runner.attempt_files.rendezvous / runner.phase.name,
+            open_store=lambda: rendezvous.store(runner.phase.name),
             device=device,
             timeout_s=COLLECTIVE_TIMEOUT_S,
         ),
@@ -104,14 +117,11 @@ def _publications(
     )
 
 
-def _open_link(runner: WorkerRunner, device: str) -> Link:
+def _open_link(runner: WorkerRunner, device: str, rendezvous: Rendezvous) -> Link:
     """How weights reach other workers."""
     store: Any = None
     if runner.config.worker_info.worker_count > 1:
-        import torch.distributed as dist
-
-        path = runner.attempt_files.rendezvous / f"{runner.phase.name}.weights"
-        store = dist.FileStore(str(path))  # type: ignore[attr-defined]
+        store = rendezvous.store(f"{runner.phase.name}.weights")
     return open_link(runner.index, device=device, store=store, timeout_s=COLLECTIVE_TIMEOUT_S)
 
 
@@ -127,13 +137,9 @@ def _set_up_torch(runner: WorkerRunner) -> str:
     if runner.config.num_threads is not None:
         torch.set_num_threads(runner.config.num_threads)
     torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might
-    # As use_deterministic_algorithms(True, warn_only=True), which imports the whole compiler (1.4 s of
-    # every start) only to tell it so.
-    torch.set_deterministic_debug_mode("warn")
-    warnings.filterwarnings("once", category=UserWarning)
-    return compute_device(
-        runner.phase.scheduling.model_worker.scheduling.gpu,
-        sees_gpu=torch.cuda.is_available(),
-        worker=runner.name,
-        environ=os.environ,
+    gpus = runner.phase.scheduling.model_worker.scheduling.gpu
+    device = compute_device(
+        gpus, sees_gpu=torch.cuda.is_available(), worker=runner.name, environ=os.environ
     )
+    apply(settings_for(device, deterministic=runner.phase.config.deterministic, gpus=gpus))
+    return device

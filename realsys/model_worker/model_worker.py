@@ -31,9 +31,11 @@ from realsys.data_plane.packing import contiguous
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_client import TensorClient
 from realsys.data_plane.tensor_store import TensorStore
+from realsys.devices.streams import finish
 from realsys.model_worker.ordered_requests import OrderedRequests
+from realsys.model_worker.out_of_memory import in_our_words
 from realsys.model_worker.publishing import WeightPublications
-from realsys.model_worker.recovery import load_state, save_state
+from realsys.model_worker.recovery import hash_of, load_state, save_state
 from realsys.model_worker.shards import Shards
 from realsys.model_worker.weights import WeightMoves
 from realsys.transport import requests as rq
@@ -45,6 +47,7 @@ logger = logging.getLogger(__name__)
 TRANSFER_TIMEOUT_S = 600.0
 IDLE_POLL_S = 1.0
 SLOW_S = 1800.0  # what is done between steps may take so long without a tick
+FIRST_TIME_S = 600.0
 _OF_A_STEP = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload, rq.PublishWeights)
 
 
@@ -60,6 +63,7 @@ class ModelWorkerLoop:
         publications: WeightPublications,
         tensors: TensorStore,
         ordered: OrderedRequests,
+        connect_to: Callable[[str], None],
         make_groups: Callable[[], Any],
         make_client: Callable[[tuple[str, ...]], TensorClient],
     ) -> None:
@@ -67,9 +71,11 @@ class ModelWorkerLoop:
         self.publications = publications
         self.tensors, self.ordered = tensors, ordered
         self._make_groups, self._make_client = make_groups, make_client
+        self._connect_to = connect_to
         self._config: ModelWorker = runner.config
         self._client: TensorClient | None = None
         self._dataset: Any = None
+        self._first_done: dict[tuple[Any, ...], int] = {}  # kind of request → step
         self._eval_sets: dict[str, list[SequenceSample]] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = {
             rq.Setup: self._setup,
@@ -82,6 +88,7 @@ class ModelWorkerLoop:
             rq.Evaluate: self._evaluate,
             rq.SaveModel: self._save_model,
             rq.SaveRecover: self._save_recover,
+            rq.HashRecover: self._hash_recover,
             rq.LoadRecover: self._load_recover,
         }
 
@@ -96,20 +103,38 @@ class ModelWorkerLoop:
             name = getattr(request, "call", type(request).__name__)
             step = getattr(request, "step", 0)
             self.runner.set_log_step(step)
-            may_take_s = 0.0 if isinstance(request, _OF_A_STEP) else SLOW_S
+            may_take_s = self._may_take_s(request)
             self.runner.move(WorkerEvent.STARTED, mfc=name, step=step, may_take_s=may_take_s)
             try:
                 reply = self._handlers[type(request)](request)
             except Exception as error:
-                ordered.reply.set_exception(error)
-                raise
+                told = in_our_words(
+                    error, doing=name, worker=self.runner.index, config=self.runner.phase.config
+                )
+                ordered.reply.set_exception(told)
+                if told is error:
+                    raise
+                raise told from error
             ordered.reply.set_result(reply)
             self.runner.move(WorkerEvent.FINISHED_CALL, step=step)
+
+    def _may_take_s(self, request: Any) -> float:
+        """How long a request may go on without a tick, whatever is usual. The first time kernels are loaded
+        and NCCL connects the groups that it uses; in the first step nothing is usual yet."""
+        if not isinstance(request, _OF_A_STEP):
+            return SLOW_S
+        if isinstance(request, rq.Fetch):
+            return 0.0
+        kind = (type(request), getattr(request, "call", ""), getattr(request, "target", ""))
+        first_step = next(iter(self._first_done.values()), request.step)
+        is_new = self._first_done.setdefault(kind, request.step) == request.step
+        return FIRST_TIME_S if is_new and request.step > first_step else 0.0
 
     # ---- set-up -----------------------------------------------------------------------------
 
     def _setup(self, request: rq.Setup) -> rq.SetupDone:
         self._client = self._make_client(request.data_endpoints)
+        self._connect_to(request.rendezvous)
         self.shards.make_models(self._make_groups())
         if self._feeds_the_graph():
             (abstraction,) = self._config.datasets
@@ -177,6 +202,7 @@ class ModelWorkerLoop:
             model.module.onload()
         began = time.perf_counter()
         stats, output = _compute(call, model, interface, sample.remap(call.input_key_remap))
+        finish(model.device)  # the next call's time is not ours
         compute_s = time.perf_counter() - began
         meta = self._keep(call, output) if output is not None else None
         is_head = model.rank in model.topology.data_parallel_heads()
@@ -283,6 +309,10 @@ class ModelWorkerLoop:
         state = {"shards": self.shards.state_dict(), "tensors": self.tensors.state_dict()}
         digest, num_bytes = save_state(state, Path(request.folder) / name)
         return rq.RecoverSaved(file=name, sha256=digest, num_bytes=num_bytes)
+
+    def _hash_recover(self, request: rq.HashRecover) -> rq.RecoverHashed:
+        digest, why = hash_of(Path(request.file))
+        return rq.RecoverHashed(sha256=digest, why=why)
 
     def _load_recover(self, request: rq.LoadRecover) -> rq.Done:
         state = load_state(Path(request.file))

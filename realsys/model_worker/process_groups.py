@@ -1,17 +1,17 @@
 """Torch process groups: one over all model workers, and those along each axis of every model's layout.
 
 Made once per attempt, in the same order on every worker; processes that already form a group share it.
-The rendezvous is a file in the attempt's folder: no port is opened for it.
+They meet at a store, realsys/model_worker/rendezvous.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from realsys.api.model import ModelName, ModelShardID, ParallelGroups, ProcessTopology
+from realsys.model_worker.rendezvous import wait_for_all
 
 Axis = str  # a field of ParallelGroups
 
@@ -21,7 +21,7 @@ def make_process_groups(
     *,
     worker: int,
     num_workers: int,
-    rendezvous: Path,
+    open_store: Callable[[], Any],
     device: str,
     timeout_s: float,
 ) -> dict[ModelName, ParallelGroups]:
@@ -29,7 +29,9 @@ def make_process_groups(
 
     Args:
         shards: (shard, worker index) of all models.
-        rendezvous: file that all workers of this attempt share; must not exist before the first.
+        open_store: gives the store that all workers of this attempt share; empty before the first.
+    Raises:
+        WaitTimeout: workers that did not come to it.
     """
     placements: dict[ModelName, dict[int, int]] = {}
     topologies: dict[ModelName, ProcessTopology] = {}
@@ -37,7 +39,7 @@ def make_process_groups(
         placements.setdefault(shard.model_name, {})[shard.parallelism_rank] = index
         topologies[shard.model_name] = shard.topo
     if num_workers > 1:
-        _join(worker, num_workers, rendezvous, device, timeout_s)
+        _join(worker, num_workers, open_store(), device, timeout_s)
     made: dict[tuple[int, ...], Any] = {}
     found: dict[ModelName, dict[Axis, Any]] = {}
     for name, placement in placements.items():  # every worker makes every group: torch requires it
@@ -70,13 +72,13 @@ def rank_groups(topo: ProcessTopology) -> list[tuple[Axis, tuple[int, ...]]]:
     return groups
 
 
-def _join(worker: int, num_workers: int, rendezvous: Path, device: str, timeout_s: float) -> None:
+def _join(worker: int, num_workers: int, store: Any, device: str, timeout_s: float) -> None:
     import torch.distributed as dist
 
-    rendezvous.parent.mkdir(parents=True, exist_ok=True)
+    wait_for_all(store, worker=worker, num_workers=num_workers, timeout_s=timeout_s)
     dist.init_process_group(
         "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-        store=dist.FileStore(str(rendezvous), num_workers),  # type: ignore[attr-defined]
+        store=store,
         rank=worker,
         world_size=num_workers,
         timeout=timedelta(seconds=timeout_s),

@@ -29,7 +29,7 @@ class WeightPublications:
         workers: all model workers of the experiment: who holds which shard, with which backend.
         store: behind this worker's tensor server under ``weight_sync.manifest.KEY``, and nothing else
             in it: a checkpoint saves the other one.
-        wire_dtype: weights are given in this dtype (``bfloat16``); empty: as they are held.
+        wire_dtype: weights are given in this dtype (``bfloat16``); empty: in what the model computes in.
         delta: give what changed since the version before, where that is little.
     """
 
@@ -78,15 +78,19 @@ class WeightPublications:
     def _publisher(
         self, name: ModelName, engine: PipelinableEngine, key: str, among: Collection[int]
     ) -> WeightPublisher:
-        adapters = getattr(engine, "adapters", None)
+        adapters, giving = getattr(engine, "adapters", None), self._giving(name, among)
+        _, shard = self._holders(name)[0]
         return WeightPublisher(
             self._store,
-            self._giving(name, among),
+            giving,
             model=key,
             worker=self._worker,
             trained=getattr(engine, "adapter_names", frozenset()),
             adapter_scale=adapters.alpha / adapters.rank if adapters is not None else 0.0,
-            may_round=bool(self._wire_dtype),
+            may_round=any(
+                self._shards.held_dtype(shard, weight) != dtype
+                for weight, dtype in giving.dtypes.items()
+            ),
             delta=self._delta,
         )
 
@@ -97,7 +101,7 @@ class WeightPublications:
         layout = backend.layout(self._shards.sources[name], shard.id.topo)
         dtypes = wire_dtypes(
             weights_of(layout),
-            held=str(shard.model.args.get("dtype", "float32")),
+            dtype=str(shard.model.args.get("dtype", "float32")),
             wire=self._wire_dtype,
         )
         givers = [i for i, (worker, _) in enumerate(held) if not among or worker in among]

@@ -9,7 +9,7 @@ import errno
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -28,11 +28,11 @@ def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, _NEW, 0o600), "wb") as file:
-            torch.save(state, file)
+            hashed: Any = _Hashed(file)
+            torch.save(state, hashed)
             file.flush()
             os.fsync(file.fileno())
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size
+        return hashed.digest.hexdigest(), hashed.num_bytes
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         path.unlink(missing_ok=True)  # half a file helps nobody, and may be what fills the disk
         cause = error if isinstance(error, OSError) else error.__context__
@@ -43,6 +43,38 @@ def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
             where=str(path),
             fix="free space or repair the permissions, then realsys resume; older ones are whole",
         ) from error
+
+
+class _Hashed:
+    """A file that is written from beginning to end, and hashed on the way: reading it again takes seconds
+    for what a GPU's worker keeps, and nothing is trained meanwhile."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest, self.num_bytes = hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        """As a file's; all of ``data`` is taken."""
+        view = memoryview(data).cast("B")
+        self.digest.update(view)
+        self._file.write(view)
+        self.num_bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """As a file's."""
+        self._file.flush()
+
+
+def hash_of(path: Path) -> tuple[str, str]:
+    """SHA-256 of a file, and nothing; or nothing, and why it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), ""
+    except FileNotFoundError:
+        return "", "no file"
+    except OSError as error:
+        return "", str(error)
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -8,12 +8,12 @@ controller, running moments) is one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
-from realsys.api.dataflow import MFCDef, ParamReallocHook
+from realsys.api.dataflow import MFCDef, averaged_models
 from realsys.api.errors import CheckpointError
 from realsys.api.model import (
     FinetuneSpec,
@@ -39,7 +39,8 @@ class Shards:
         self._shards: dict[ModelName, ModelShard] = {s.id.model_name: s for s in config.shards}
         self._calls: dict[str, MFCDef] = {c.name: c for c in config.model_rpcs}
         self._interfaces: dict[tuple[ModelName, str], ModelInterface] = {}
-        self._averaged = _averaged(config.model_rpcs)
+        self._averaged = averaged_models(config.model_rpcs)
+        self._trained = {c.model_name for c in config.model_rpcs if c.is_train}
         self.models: dict[ModelName, Model] = {}
         self.sources: dict[ModelName, ModuleSource] = {}
 
@@ -56,6 +57,7 @@ class Shards:
                 base_seed=self._config.base_seed,
             )
             model.filled = name in self._config.instantiate
+            model.trains, model.averaged = name in self._trained, name in self._averaged
             self.models[name] = model
             if model.module is not None:
                 self.sources[name] = source_of(model)
@@ -107,6 +109,16 @@ class Shards:
         """Whether a call answers prompts with this copy."""
         kinds = [c.interface_type for c in self._calls.values() if c.model_name == name]
         return ModelInterfaceType.GENERATE in kinds
+
+    def held_dtype(self, shard: ModelShard, weight: str) -> str:
+        """The type in which a copy's workers, this one or others, hold a weight."""
+        name = shard.id.model_name
+        return registry.make_backend(shard.backend).held_dtype(
+            str(shard.model.args.get("dtype", "float32")),
+            trained=name in self._trained,
+            averaged=name in self._averaged,
+            weight=weight,
+        )
 
     # ---- recovery ---------------------------------------------------------------------------
 
@@ -179,13 +191,3 @@ class Shards:
 def _settings(call: MFCDef) -> str:
     """What makes a call's interface, as text."""
     return json.dumps(to_plain(call.interface_impl), sort_keys=True)
-
-
-def _averaged(calls: Iterable[MFCDef]) -> frozenset[ModelName]:
-    """Models that hooks keep a moving average in."""
-    return frozenset(
-        hook.target or call.model_name
-        for call in calls
-        for hook in (*call.pre_hooks, *call.post_hooks)
-        if isinstance(hook, ParamReallocHook) and hook.eta < 1
-    )

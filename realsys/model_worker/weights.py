@@ -20,7 +20,7 @@ from realsys.param_realloc.boxes import Layout
 from realsys.param_realloc.disk import DiskReallocator
 from realsys.param_realloc.links import Link
 from realsys.param_realloc.realloc import Reallocator, ReallocReport
-from realsys.param_realloc.realloc_plan import ReallocPlan, plan_realloc
+from realsys.param_realloc.realloc_plan import ReallocPlan, plan_realloc, sent_dtypes
 from realsys.weight_sync.giving import weights_of
 
 if TYPE_CHECKING:
@@ -100,13 +100,15 @@ class WeightMoves:
         if (source, target, again) not in self._plans:
             of = self._source_of(source, target)
             giving, taking = self._layout(source, of), self._layout(target, of)
+            dtype, rounded = sent_dtypes(self._dtypes(source, giving), self._dtypes(target, taking))
             self._plans[source, target, again] = plan_realloc(
                 weights_of(taking),
                 giving,
                 self._workers(source),
                 taking,
                 self._workers(target),
-                dtype={w.name: self._dtype(source, w.name) for w in weights_of(taking)},
+                dtype=dtype,
+                rounded=rounded,
                 names=adapters if again else None,
             )
         return self._plans[source, target, again]
@@ -119,11 +121,10 @@ class WeightMoves:
         _, shard = self._held[name][0]
         return registry.make_backend(shard.backend).layout(of, shard.id.topo)
 
-    def _dtype(self, name: str, weight: str) -> str:
-        """Weights travel as the source has them; adapters are never of half precision."""
+    def _dtypes(self, name: str, layout: Layout) -> dict[str, str]:
+        """Weight → the type in which a copy holds it."""
         _, shard = self._held[name][0]
-        dtype = str(shard.model.args.get("dtype", "float32"))
-        return "float32" if ".lora_" in weight and dtype.endswith("float16") else dtype
+        return {w.name: self._shards.held_dtype(shard, w.name) for w in weights_of(layout)}
 
     def _workers(self, name: str) -> list[int]:
         ranks = self._held[name]

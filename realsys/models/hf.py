@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,14 +29,37 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from realsys.api.errors import CheckpointError, RealsysError
-from realsys.models.hf_directory import check_hf_directory
+from realsys.models.hf_directory import check_hf_directory, weight_shapes
+from realsys.models.skeleton import (
+    converts,
+    make_memory,
+    skeleton,
+    stored_names,
+    tied_again,
+    unused,
+)
 from realsys.models.transformers_words import in_our_words
+from realsys.models.weight_files import WeightFiles
+from realsys.models.weight_writer import MAX_FILE_BYTES, Kind, can_write, write_weights
 
 logger = logging.getLogger(__name__)
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _CRITIC_HEADS = ("score", "classifier")  # name of the head, by model family
 _LM_HEADS = ("lm_head.", "embed_out.")
+_HEAD_NOT_USED = "critic head of the checkpoint not used path=%s init_head=zero"
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Whole weights that come one by one, and what is known of them before. In this order, each once."""
+
+    kinds: Mapping[str, Kind]
+    weights: Iterable[tuple[str, Tensor]]
+
+
+# A skeleton, and what its weights are called in the files.
+Unfilled = tuple[nn.Module, Mapping[str, str]]
 
 
 def load_hf_config(path: str | Path) -> Any:
@@ -63,6 +87,8 @@ def load_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "c
     Raises:
         CheckpointError: files or weights are missing, torn, or of another shape.
     """
+    if (found := unfilled(path, critic=False, dtype=dtype)) is not None:
+        return _filled(found, path, device)
     module, missing = _load(AutoModelForCausalLM, path, dtype)
     _refuse_missing(missing, path)
     return _on(module, device)
@@ -84,6 +110,11 @@ def load_critic(
     Raises:
         CheckpointError: as ``load_causal_lm``, or there is no head to take.
     """
+    found = unfilled(path, critic=True, dtype=dtype, takes_head=init_head == "from_checkpoint")
+    if found is not None:
+        if init_head == "zero" and any(n in weight_shapes(path) for n in _head_names(found[0])):
+            logger.warning(_HEAD_NOT_USED, path)
+        return _filled(found, path, device)
     module, missing = _load(AutoModelForTokenClassification, path, dtype, num_labels=1)
     name = next(n for n in _CRITIC_HEADS if hasattr(module, n))
     head, weight, bias = getattr(module, name), f"{name}.weight", f"{name}.bias"
@@ -95,7 +126,7 @@ def load_critic(
             fix='use init_head="zero", or the directory of a critic or reward model',
         )
     if init_head == "zero" and weight not in missing:
-        logger.warning("critic head of the checkpoint not used path=%s init_head=zero", path)
+        logger.warning(_HEAD_NOT_USED, path)
     zeroed = {weight, bias} if init_head == "zero" else missing
     with torch.no_grad():
         for key, parameter in head.named_parameters(prefix=name):
@@ -106,25 +137,102 @@ def load_critic(
 
 def empty_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
     """The language model of ``path`` with weights that hold nothing yet, in evaluation mode."""
-    return _empty(AutoModelForCausalLM, path, dtype, device)
+    return _empty(path, critic=False, dtype=dtype, device=device)
 
 
 def empty_critic(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
     """As ``empty_causal_lm``, with a head of one number a token."""
-    return _empty(AutoModelForTokenClassification, path, dtype, device, num_labels=1)
+    return _empty(path, critic=True, dtype=dtype, device=device)
 
 
-def _empty(auto: Any, path: str | Path, dtype: str, device: str, **extra: Any) -> nn.Module:
+def _empty(path: str | Path, *, critic: bool, dtype: str, device: str) -> nn.Module:
+    module = hf_skeleton(path, critic=critic, dtype=dtype)
+    make_memory(module, device)
+    return _on(module, device)
+
+
+def hf_skeleton(path: str | Path, *, critic: bool, dtype: str) -> nn.Module:
+    """The model of ``path``, in evaluation mode, whose weights have shapes but no memory."""
     config = load_hf_config(path)
-    for name, value in extra.items():
-        setattr(config, name, value)
-    # Its random weights must not move anyone's seed; what is not a weight (rotary frequencies) is made.
-    with torch.random.fork_rng(devices=[]), _quiet_transformers():
-        module: nn.Module = auto.from_config(config, dtype=getattr(torch, dtype))
-    if (Path(path) / "generation_config.json").is_file():  # ends of an answer, beside the config
-        module.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    auto: Any = AutoModelForCausalLM
+    if critic:
+        auto, config.num_labels = AutoModelForTokenClassification, 1
+    with _quiet_transformers(), _as_checkpoint_error(path):
+        module: nn.Module = skeleton(lambda: auto.from_config(config, dtype=getattr(torch, dtype)))
+        if not critic:
+            module.generation_config = _generation_config(
+                path
+            )  # ends of an answer, beside the config
     _disable_dropout(module)
-    return module.to(device).eval()
+    return module
+
+
+def _generation_config(path: str | Path) -> Any:
+    if (Path(path) / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(path, local_files_only=True)
+    return GenerationConfig.from_pretrained(
+        path, config_file_name="config.json", local_files_only=True, _from_model_config=True
+    )
+
+
+def unfilled(
+    path: str | Path, *, critic: bool, dtype: str, takes_head: bool = False
+) -> Unfilled | None:
+    """``hf_skeleton``, and what its weights are called in the files: to be read from there one by one.
+
+    None where transformers itself has to load the whole: it renames weights or puts them together, it
+    keeps some in another type, or something is wrong, which it then tells.
+
+    Args:
+        takes_head: a critic's head comes from the files; else it is left out, and starts at 0.
+    """
+    check_hf_directory(path, need_tokenizer=False)
+    stored = weight_shapes(path)
+    try:
+        module = hf_skeleton(path, critic=critic, dtype=dtype)
+    except CheckpointError:
+        return None
+    head = _head_names(module) if critic else []
+    made = head[1:] if takes_head else head
+    looked_at = {name: s for name, s in stored.items() if takes_head or name not in head}
+    names = stored_names(module, looked_at, made=made, dtype=getattr(torch, dtype))
+    if names is None or not _equal_where_tied(module, WeightFiles(path)):
+        logger.info("model loaded whole by transformers path=%s", path)
+        return None
+    heads = (*_LM_HEADS, *(f"{n}." for n in _CRITIC_HEADS))
+    if left := [name for name in unused(module, stored) if not name.startswith(heads)]:
+        logger.warning("weights not used path=%s count=%d keys=%s", path, len(left), left[:8])
+    return module, names
+
+
+def _head_names(module: nn.Module) -> list[str]:
+    """Weight and bias of a critic's head."""
+    name = next(n for n in _CRITIC_HEADS if hasattr(module, n))
+    return [f"{name}.weight", f"{name}.bias"]
+
+
+def _equal_where_tied(module: nn.Module, files: WeightFiles) -> bool:
+    """Whether what is one weight here is so in the files too, if they hold it twice."""
+    return all(
+        files.are_equal(first, other)
+        for first, *others in tied_again(module, files.shapes)
+        for other in others
+    )
+
+
+@torch.no_grad()
+def _filled(found: Unfilled, path: str | Path, device: str) -> nn.Module:
+    """The skeleton on ``device`` with its weights, one after the other."""
+    module, names = found
+    make_memory(module, device)
+    files = WeightFiles(path)
+    with _as_checkpoint_error(path):
+        for name, parameter in module.named_parameters():
+            if name in names:
+                parameter.copy_(files.window(names[name]))
+            else:
+                parameter.zero_()
+    return _on(module, device)
 
 
 def save_hf(
@@ -133,6 +241,8 @@ def save_hf(
     save_dir: str | Path,
     state_dict: Mapping[str, Tensor] | None = None,
     also: Callable[[Path], None] | None = None,
+    *,
+    weights: Streamed | None = None,
 ) -> None:
     """Writes config, safetensors and tokenizer to ``save_dir``, whole or not at all.
 
@@ -144,16 +254,27 @@ def save_hf(
         tokenizer: None writes none.
         state_dict: full weights, where ``module`` holds shards of them only.
         also: writes more into the directory that it is given.
+        weights: full weights likewise, each of which exists only while it is written; for modules that
+            ``can_stream``. Tied weights come once.
     """
     target = Path(save_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (target.parent / f".{target.name}.{end}" for end in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
-    weights = None if state_dict is None else _untie(module, state_dict)
-    # transformers lets only the first process of the whole job write; our caller chose this one.
-    module.should_save_on_this_rank = lambda is_main_process: True
+    if weights is None:
+        state_dict = untied(module, module.state_dict() if state_dict is None else state_dict)
+        kinds = {name: Kind.of(x) for name, x in state_dict.items()}
+        if can_stream(module, kinds):
+            weights = Streamed(kinds, state_dict.items())
     with _quiet_transformers():
-        module.save_pretrained(partial, state_dict=weights)
+        if weights is None:
+            # transformers lets only the first process of the whole job write; our caller chose this one.
+            module.should_save_on_this_rank = lambda is_main_process: True
+            module.save_pretrained(partial, state_dict=state_dict)
+        else:
+            partial.mkdir(parents=True)
+            _save_config(module, partial, weights.kinds)
+            write_weights(partial, weights.kinds, weights.weights, max_bytes=MAX_FILE_BYTES)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
     if also is not None:
@@ -168,10 +289,26 @@ def save_hf(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _untie(module: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def can_stream(module: Any, kinds: Mapping[str, Kind]) -> bool:
+    """Whether weights of ``module`` can be written one by one: transformers puts none together first."""
+    return not converts(module) and can_write(kinds)
+
+
+def _save_config(module: Any, folder: Path, kinds: Mapping[str, Kind]) -> None:
+    """As ``save_pretrained`` does it."""
+    floats = (kind.dtype for kind in kinds.values() if kind.dtype.is_floating_point)
+    module.config.dtype = str(next(floats, module.dtype)).removeprefix("torch.")
+    module.config.architectures = [type(module).__name__.removeprefix("FSDP")]
+    module.config.save_pretrained(folder)
+    if module.can_generate():
+        module.generation_config.save_pretrained(folder)
+
+
+def untied(module: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without the second names of tied weights, which a gathered state dict holds as copies."""
-    second = set(getattr(module, "all_tied_weights_keys", None) or ())
-    return {key: tensor for key, tensor in state_dict.items() if key not in second}
+    left_out = {*(getattr(module, "all_tied_weights_keys", None) or ())}
+    left_out |= {*(getattr(module, "_keys_to_ignore_on_save", None) or ())}
+    return {key: tensor for key, tensor in state_dict.items() if key not in left_out}
 
 
 def _fsync(path: Path) -> None:

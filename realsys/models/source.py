@@ -6,13 +6,11 @@ another copy, or the parts that this process holds, which are read without the r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from realsys.api.errors import ConfigError
@@ -23,12 +21,15 @@ from realsys.models.hf import (
     load_causal_lm,
     load_critic,
     load_hf_config,
+    unfilled,
 )
-from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
+from realsys.models.hf_directory import check_hf_directory, weight_shapes
 from realsys.models.shape import ModelShape, Weight, read_shape, shape_of
+from realsys.models.weight_files import WeightFiles
 from realsys.models.whole import check_whole
 
 _CRITIC_HEAD = {"score.weight": "classifier.weight", "score.bias": "classifier.bias"}
+_HEADS = {*_CRITIC_HEAD, *_CRITIC_HEAD.values()}
 
 
 def source_of(model: Model) -> ModuleSource:
@@ -56,6 +57,8 @@ class HFSource(ModuleSource):
         check_whole(path, critic=critic)
         tensors = check_hf_directory(path, need_tokenizer=False).tensors
         self.has_head = any(n in tensors for n in ("score.weight", "classifier.weight"))
+        self._files = WeightFiles(path)
+        self._names: Mapping[str, str] = {}  # in the files, where they differ from the module's
 
     def load(self) -> nn.Module:
         if not self.critic:
@@ -71,19 +74,40 @@ class HFSource(ModuleSource):
         make = empty_critic if self.critic else empty_causal_lm
         return make(self.path, dtype=self.dtype, device=self.device)
 
+    def skeleton(self, dtype: str | None = None) -> nn.Module | None:
+        found = unfilled(
+            self.path,
+            critic=self.critic,
+            dtype=dtype or self.dtype,
+            takes_head=self.critic and self.has_head,
+        )
+        if found is None:
+            return None
+        module, self._names = found
+        return module
+
     def config(self) -> Any:
         return load_hf_config(self.path)
 
     def read(self, name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> Tensor:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        stored = name if name in self._files else _CRITIC_HEAD.get(name, name)
+        shape = [b - a for a, b in zip(start, stop, strict=True)]
+        part = torch.empty(shape, dtype=getattr(torch, self.dtype))
+        self.read_into(part, name, start, stop)
+        return part
+
+    @torch.no_grad()
+    def read_into(
+        self, view: Tensor, name: str, start: tuple[int, ...], stop: tuple[int, ...]
+    ) -> None:
+        stored = self._names.get(name, name)
         if stored not in self._files:
-            if name in _CRITIC_HEAD:
-                return torch.zeros([b - a for a, b in zip(start, stop, strict=True)], dtype=dtype)
+            stored = _CRITIC_HEAD.get(name, name)
+        if stored in self._files:
+            view.copy_(self._files.window(stored, start, stop))
+        elif self.critic and name in _HEADS:
+            view.zero_()
+        else:
             raise KeyError(name)
-        with safe_open(self._files[stored], framework="pt") as file:
-            part: Tensor = file.get_slice(stored)[_index(start, stop)]
-        return part.to(dtype).clone()
 
     def shape(self) -> ModelShape:
         return read_shape(self.path, critic=self.critic)
@@ -93,10 +117,6 @@ class HFSource(ModuleSource):
             return self.shape().weights()
         shapes = weight_shapes(self.path)
         return tuple(Weight(name, tuple(shape)) for name, shape in shapes.items())
-
-    @cached_property
-    def _files(self) -> dict[str, Path]:
-        return weight_files(self.path)
 
 
 class ModuleInMemory(ModuleSource):

@@ -22,7 +22,7 @@ from realsys.param_realloc.buckets import Piece
 from realsys.param_realloc.links import peer_is_late
 from realsys.param_realloc.realloc import ReallocReport, report_of
 from realsys.param_realloc.realloc_plan import ReallocPlan
-from realsys.param_realloc.views import Views, copy_within, parts_of, write
+from realsys.param_realloc.views import Views, check_lossless, copy_within, parts_of, write
 
 LOOK_S = 0.05
 
@@ -81,6 +81,7 @@ def write_part(plan: ReallocPlan, worker: int, views: Views, folder: Path) -> Pa
     pieces = {piece for pieces in plan.sends(worker).values() for piece in pieces}
     if not pieces:
         return None
+    check_lossless(views, {piece.name for piece in pieces}, plan.dtypes, plan.rounded)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, worker)
     draft = path.with_suffix(f".{os.getpid()}.draft")

@@ -31,6 +31,39 @@ MEGATRON_VOCABULARY = ("embed_tokens", "lm_head")
 FSDP_WHOLE_BYTES = 256 << 20
 
 
+# What a model with adapters trains besides them: a head that starts from nothing.
+TRAINED_HEADS = ("score.", "classifier.")
+
+
+def held_dtype(
+    dtype: str,
+    backend: str,
+    *,
+    trained: bool,
+    averaged: bool = False,
+    adapters: bool = False,
+    weight: str = "",
+) -> str:
+    """The type in which an engine holds the weights of a copy that computes in ``dtype``.
+
+    Half precision can't hold what learns: a step is smaller than the distance between two of its
+    numbers. fsdp therefore trains float32 shards, and an average of other weights is float32 too; what
+    computes is cast from them. Megatron keeps float32 in its optimizer, and exchanges what computes.
+
+    Args:
+        averaged: the copy follows another one (``ParamReallocHook.eta`` below 1).
+        adapters: they alone train, and a critic's head.
+        weight: exchange name, with adapters.
+    """
+    if not dtype.endswith("float16"):
+        return dtype
+    if adapters:
+        learns = ".lora_" in weight or weight.startswith(TRAINED_HEADS)
+    else:
+        learns = (trained and backend == "fsdp") or (averaged and backend in ("fsdp", "inference"))
+    return "float32" if learns else dtype
+
+
 def whole_layout(weights: Iterable[Weight], topo: ProcessTopology) -> Layout:
     """Every rank of a copy with only a data axis holds every weight whole.
 

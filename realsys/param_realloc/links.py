@@ -44,6 +44,9 @@ class Link(Protocol):
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
         """From this size on a part of a weight is its own message: the link can send it unpacked."""
 
+    def takes(self, x: Tensor) -> bool:
+        """Whether the memory of ``x`` can be a message itself, sent or written where it lies."""
+
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
         """uint8 ``[num_bytes]``, to be filled with the next message for ``peer``. May wait for room."""
 

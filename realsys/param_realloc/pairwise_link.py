@@ -54,6 +54,9 @@ class PairwiseLink:
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
         return self._of(sender, receiver).alone_bytes(sender, receiver)
 
+    def takes(self, x: Tensor) -> bool:
+        return (self._other or self._shared).takes(x)
+
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
         return self._of(self._shared.worker, peer).out_buffer(peer, num_bytes)
 

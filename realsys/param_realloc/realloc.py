@@ -205,9 +205,12 @@ class _Transfer:
             for bucket in batch:
                 moves = moves_of(views, bucket, self._plan.dtypes)
                 if is_sender:
-                    check_lossless(moves, bucket.pieces[0].name)
+                    names = {piece.name for piece in bucket.pieces}
+                    check_lossless(views, names, self._plan.dtypes, self._plan.rounded)
                 may_skip_buffer = alone is not None and (is_sender or self._eta == 1.0)
                 own = own_memory(moves, bucket.num_bytes) if may_skip_buffer else None
+                if own is not None and not self._link.takes(own):
+                    own = None
                 found.append(_Message(moves, Receive(bucket.num_bytes, bucket.tag, own)))
             yield from found
 

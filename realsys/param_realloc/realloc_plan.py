@@ -8,7 +8,7 @@ over the network.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from realsys.api.errors import ConfigError, InternalError
 from realsys.models.shape import DTYPE_BYTES, Weight
@@ -28,6 +28,7 @@ class ReallocPlan:
         streams: (sender, receiver) → pieces, in the order in which they are sent.
         copies: worker → pieces that it has in both copies.
         dtypes: weight → dtype in which it is sent.
+        rounded: weight → dtype in which the source holds it, of those that sending rounds on purpose.
         bytes_sent: worker → bytes that it sends; workers that send nothing are missing.
         lower_bound: bytes that must cross between workers, whoever sends them: all that target
             workers need and do not hold in the source copy.
@@ -40,6 +41,7 @@ class ReallocPlan:
     bytes_sent: Mapping[int, int]
     lower_bound: int
     busiest_bound: int
+    rounded: Mapping[str, str] = field(default_factory=dict)
 
     def sends(self, worker: int) -> dict[int, tuple[Piece, ...]]:
         """Receiver → pieces that ``worker`` sends it."""
@@ -68,6 +70,7 @@ def plan_realloc(
     target_workers: Sequence[int],
     *,
     dtype: str | Mapping[str, str] = "float32",
+    rounded: Mapping[str, str] | None = None,
     names: Collection[str] | None = None,
     min_cut_bytes: int = MIN_CUT_BYTES,
 ) -> ReallocPlan:
@@ -78,6 +81,7 @@ def plan_realloc(
         source, target: holdings by parallelism rank.
         source_workers, target_workers: model workers by parallelism rank; a worker may be in both.
         dtype: in which weights are sent, one for all or by name: the source copy's, or a wider one.
+        rounded: weight → the source copy's dtype, of those that are sent in a narrower one.
         names: only these weights move (adapters).
         min_cut_bytes: smaller regions are not split between senders.
     Raises:
@@ -101,7 +105,20 @@ def plan_realloc(
             made.add(order, cell, cell.box.numel * itemsize)
     if missing:
         raise _not_covered(missing)
-    return made.plan(dtypes, min_cut_bytes)
+    return replace(made.plan(dtypes, min_cut_bytes), rounded=rounded or {})
+
+
+def sent_dtypes(
+    source: Mapping[str, str], target: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What a plan needs where copies hold weights in different types: ``dtype`` and ``rounded``.
+
+    Weights are sent in the narrower one: what the wider one says more has no place at the other end. An
+    average that is to move is float32 on both (``held_dtype``), and is sent so.
+    """
+    pairs = {name: (source.get(name, kind), kind) for name, kind in target.items()}
+    dtype = {name: min(pair, key=lambda k: DTYPE_BYTES.get(k, 0)) for name, pair in pairs.items()}
+    return dtype, {name: pair[0] for name, pair in pairs.items() if dtype[name] != pair[0]}
 
 
 class _Made:

@@ -78,6 +78,9 @@ class SharedMemoryLink:
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
         return None
 
+    def takes(self, x: Tensor) -> bool:
+        return False
+
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
         slot = self._ring(self._out, peer).reserve(num_bytes, self._timeout_s)
         if slot is None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from realsys.api.errors import ClusterError, WorkerLost
+from realsys.api.errors import ClusterError, InternalError, WorkerLost
 from realsys.param_realloc.buckets import bucket_share
 from realsys.param_realloc.links import Receive, Send, peer_is_late
 
@@ -57,6 +57,11 @@ class TorchLink:
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
         return ALONE_BYTES
 
+    def takes(self, x: Tensor) -> bool:
+        # One that lies elsewhere (shards that cpu_offload keeps on the CPU) would go by another backend
+        # of the group than the peer expects it by, and neither would ever arrive.
+        return x.device.type == self._device.type
+
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
         pair = self._out.setdefault(peer, _Pair(self._device))
         self._leave_at_most(1, peer, pair)
@@ -76,6 +81,12 @@ class TorchLink:
             pairs.append((pair, send.buffer))
         if not ops:
             return
+        if strangers := {op.tensor.device.type for op in ops} - {self._device.type}:
+            raise InternalError(
+                f"a message lies on {min(strangers)}, messages here are on {self._device.type}",
+                where="weight reallocation",
+                fix="report this as a bug: it would have been waited for in vain",
+            )
         works = dist.batch_isend_irecv(ops)
         if len(works) != len(ops):  # one for all, where the backend joins them
             works = [works[0]] * len(ops)

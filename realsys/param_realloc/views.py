@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,15 +88,27 @@ def moves_of(views: Views, bucket: Bucket, dtypes: Mapping[str, str]) -> list[Mo
     return found
 
 
-def check_lossless(moves: Iterable[Move], names: str) -> None:
-    """Raises InternalError if sending would round."""
-    for move in moves:
-        if torch.promote_types(move.x.dtype, move.dtype) != move.dtype:
-            raise InternalError(
-                f"{names} is {move.x.dtype}, the plan sends {move.dtype}",
-                where="weight reallocation",
-                fix="plan with the dtype of the source copy's weights",
-            )
+def check_lossless(
+    views: Views,
+    names: Iterable[str],
+    dtypes: Mapping[str, str],
+    rounded: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raises InternalError if sending weights in these dtypes would round.
+
+    Args:
+        rounded: weight → dtype of those that are rounded on purpose, if that is what is held.
+    """
+    for name in names:
+        sent: torch.dtype = getattr(torch, dtypes[name])
+        for held in {x.dtype for _, x in views.get(name, ())}:
+            meant = str(held) == f"torch.{rounded.get(name)}"
+            if not meant and torch.promote_types(held, sent) != sent:
+                raise InternalError(
+                    f"{name} is {held}, the plan sends {sent}",
+                    where="weight reallocation",
+                    fix="plan with the dtype of the source copy's weights",
+                )
 
 
 def pack(moves: Iterable[Move], message: Tensor) -> None:

@@ -150,8 +150,8 @@ class AnalyticCosts:
         link = device.link_bandwidth if len(nodes) == 1 else device.network_bandwidth
         return link * self.efficiency.network
 
-    def _compute_s(self, flops: float) -> float:
-        return flops / (self.device.peak_flops * self.efficiency.matmul)
+    def _compute_s(self, model: RoleModel, flops: float) -> float:
+        return flops / (self.device.flops(model.dtype) * self.efficiency.matmul)
 
     def _memory_s(self, num_bytes: float) -> float:
         return num_bytes / (self.device.memory_bandwidth * self.efficiency.memory)
@@ -169,9 +169,7 @@ class AnalyticCosts:
         topo, device = place.topology, self.device
         mine = tokens / topo.data
         flops = forward_flops(shape, tokens=mine, length=self.workload.length)
-        micro_batches = (
-            max(1, math.ceil(mine / model.max_tokens_per_mb)) if model.max_tokens_per_mb else 1
-        )
+        micro_batches = self._micro_batches(model, mine)
         layers = shape.num_layers / topo.pipeline
         activations = mine * shape.hidden_size * model.item_bytes
         bandwidth = self._bandwidth(place.workers)
@@ -180,7 +178,7 @@ class AnalyticCosts:
         if topo.tensor > 1:
             tensor_s += 2 * layers * micro_batches * device.latency_s
         launch_s = micro_batches * layers * device.launch_s
-        stage_s = self._compute_s(flops / topo.tensor / topo.pipeline) + tensor_s + launch_s
+        stage_s = self._compute_s(model, flops / topo.tensor / topo.pipeline) + tensor_s + launch_s
         bubble = (topo.pipeline - 1) / micro_batches
         hops_s = (topo.pipeline > 1) * (activations / bandwidth + micro_batches * device.latency_s)
         gather_s = 0.0
@@ -190,6 +188,11 @@ class AnalyticCosts:
             gather_s = micro_batches * (part / bandwidth + device.latency_s * pieces)
         return passes * (stage_s * (1 + bubble) + hops_s + gather_s)
 
+    @staticmethod
+    def _micro_batches(model: RoleModel, tokens: float) -> int:
+        limit = model.max_tokens_per_mb
+        return max(1, math.ceil(tokens / limit)) if limit else 1
+
     def _training_s(self, model: RoleModel, shape: ModelShape, place: CallAllocation) -> float:
         work, topo = self.workload, place.topology
         passes = 4 if model.recompute else 3
@@ -197,7 +200,10 @@ class AnalyticCosts:
         update_s = self._passes_s(model, shape, place, passes=passes, tokens=tokens)
         held = shape.num_params / topo.tensor / topo.pipeline
         if topo.data > 1:
-            moved = held * (GRADIENT_BYTES + model.item_bytes) * (topo.data - 1) / topo.data
+            in_layers = model.backend == "fsdp" and model.weight_bytes > FSDP_WHOLE_BYTES
+            reduced = self._micro_batches(model, tokens / topo.data) if in_layers else 1
+            number_bytes = reduced * GRADIENT_BYTES + model.item_bytes
+            moved = held * number_bytes * (topo.data - 1) / topo.data
             update_s += moved / self._bandwidth(place.workers) + 2 * self.device.latency_s
         update_s += self._memory_s(held / topo.data * OPTIMIZER_BYTES)
         return work.updates * update_s
@@ -217,10 +223,12 @@ class AnalyticCosts:
         cache = cache_bytes_per_token(shape, item_bytes=model.item_bytes) * sequences * middle
         one = max(
             self._memory_s(model.weight_bytes + cache),
-            self._compute_s(decode_flops(shape, sequences=sequences, length=middle)),
+            self._compute_s(model, decode_flops(shape, sequences=sequences, length=middle)),
         )
         steps = max(work.answer_tokens, 1.0)
-        seconds = self._compute_s(prefill) + steps * (one + shape.num_layers * self.device.launch_s)
+        seconds = self._compute_s(model, prefill) + steps * (
+            one + shape.num_layers * self.device.launch_s
+        )
         if world > 1 and model.backend != "inference":
             missing = model.weight_bytes * (world - 1) / world
             seconds += missing / self._bandwidth(place.workers)

@@ -1,7 +1,10 @@
 """What a GPU can do, as far as predictions need it (pure).
 
-Peaks are those of the makers' data sheets: dense bfloat16, memory, NVLink one way, and one 400 Gb/s (A100:
+Peaks are those of the makers' data sheets: dense bfloat16, float32 outside of the tensor cores (torch
+rounds no float32 product to TF32 unless told to), memory, NVLink one way, and one 400 Gb/s (A100:
 200 Gb/s) adapter a GPU. What a run gets of them is ``Efficiency``: rough, and the same for all.
+
+Sources: NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM (the H100's chip) and HGX B200 (one GPU).
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ class Device:
     """One GPU, or the share of a CPU that a model worker has.
 
     Attributes:
-        peak_flops: multiplications and additions a second.
+        peak_flops: multiplications and additions a second, of half precision.
+        peak_flops_float32: of float32; float64, which the planner is not asked about, counts so too.
         memory_bandwidth, link_bandwidth, network_bandwidth: bytes a second; of its memory, to a
             neighbour in the node, to another node.
         host_bandwidth: bytes a second to the memory of the node.
@@ -28,6 +32,7 @@ class Device:
 
     name: str
     peak_flops: float
+    peak_flops_float32: float
     memory_bandwidth: float
     link_bandwidth: float
     network_bandwidth: float
@@ -35,6 +40,10 @@ class Device:
     latency_s: float = 2e-5
     launch_s: float = 2e-4
     memory_bytes: float = 0.0
+
+    def flops(self, dtype: str) -> float:
+        """The peak of products in ``dtype``."""
+        return self.peak_flops if dtype.endswith("float16") else self.peak_flops_float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,7 @@ DEVICES = {
         Device(
             name="a100",
             peak_flops=312e12,
+            peak_flops_float32=19.5e12,
             memory_bandwidth=2.0e12,
             link_bandwidth=300e9,
             network_bandwidth=25e9,
@@ -60,6 +70,7 @@ DEVICES = {
         Device(
             name="h100",
             peak_flops=989e12,
+            peak_flops_float32=67e12,
             memory_bandwidth=3.35e12,
             link_bandwidth=450e9,
             network_bandwidth=50e9,
@@ -68,6 +79,7 @@ DEVICES = {
         Device(
             name="h200",
             peak_flops=989e12,
+            peak_flops_float32=67e12,
             memory_bandwidth=4.8e12,
             link_bandwidth=450e9,
             network_bandwidth=50e9,
@@ -76,6 +88,7 @@ DEVICES = {
         Device(
             name="b200",
             peak_flops=2250e12,
+            peak_flops_float32=75e12,
             memory_bandwidth=8e12,
             link_bandwidth=900e9,
             network_bandwidth=50e9,
@@ -85,6 +98,7 @@ DEVICES = {
         Device(
             name="cpu",
             peak_flops=50e9,
+            peak_flops_float32=50e9,
             memory_bandwidth=10e9,
             link_bandwidth=2e9,
             network_bandwidth=1e9,

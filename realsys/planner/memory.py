@@ -15,18 +15,23 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from realsys.api.data import logits_at_once
 from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
 from realsys.param_realloc.layouts import (
     FSDP_VOCABULARY,
     FSDP_WHOLE_BYTES,
     MEGATRON_VOCABULARY,
+    held_dtype,
     split_dim,
 )
 
 GiB = 1 << 30
 KNOWN_BACKENDS = ("fsdp", "megatron", "inference")
 _FLOAT32 = 4
+# As realsys/generation says, which no planner imports: torch comes with it.
+READ_TOKENS = 8192
+ROWS_OF_GPU = 1024
 
 Terms = Mapping[str, float]  # what → bytes
 
@@ -36,28 +41,54 @@ class HeldModel:
     """A copy as far as its memory goes.
 
     Attributes:
+        dtype: what it computes in.
         trained: False for a copy that computes only.
+        averaged: it follows another copy's weights.
         lora_rank, lora_targets: 0 trains all weights.
         cpu_offload: shards and optimizer are in CPU memory also while it computes.
         offload: the whole copy is in CPU memory while it does not compute.
         max_tokens_per_mb: None has no limit.
+        max_cache_tokens: kept while it generates; None: as many as ``max_tokens_per_mb`` must fit, and on a
+            GPU it takes what is left.
     """
 
     shape: ModelShape
     dtype: str = "float32"
     backend: str = "fsdp"
     trained: bool = False
+    averaged: bool = False
     lora_rank: int = 0
     lora_targets: Collection[str] = ()
     recompute: bool = False
     cpu_offload: bool = False
     offload: bool = False
     max_tokens_per_mb: int | None = None
+    max_cache_tokens: int | None = None
 
     @property
     def item_bytes(self) -> int:
-        """Of one number of a weight."""
+        """Of one number of a weight that computes."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def learning_bytes(self) -> int:
+        """Of one number as it is held where it learns (``held_dtype``); so are its gradient and moments."""
+        return DTYPE_BYTES[
+            held_dtype(
+                self.dtype,
+                self.backend,
+                trained=self.trained,
+                averaged=self.averaged,
+                adapters=self.lora_rank > 0,
+                weight=".lora_A.weight",
+            )
+        ]
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether fsdp casts what it holds as it gathers it."""
+        wider = self.learning_bytes > self.item_bytes
+        return wider and self.backend == "fsdp" and not self.lora_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +115,22 @@ class StepSizes:
 def staying(model: HeldModel, topo: ProcessTopology, stage: int, *, generates: bool) -> Terms:
     """Bytes of a process of pipeline stage ``stage`` that are there between calls too."""
     held, trained = held_numbers(model, topo, stage)
-    item, cut = model.item_bytes, is_cut(model, topo)
-    found = {"weights": held * item}
+    item, learning, cut = model.item_bytes, model.learning_bytes, is_cut(model, topo)
+    found = {"weights": held * (learning if model.is_cast else item)}
+    if model.lora_rank:
+        found["weights"] += trained * (learning - item)
+    elif learning > item and not model.is_cast:
+        found["average"] = held * learning  # beside what computes
     if model.trained and model.backend == "megatron":
         found["gradients"] = trained * _FLOAT32
         masters = 0 if model.dtype == "float32" else _FLOAT32  # float32 weights are their own
         found["optimizer"] = trained / topo.data * (masters + 2 * _FLOAT32)
     elif model.trained:
-        found["gradients"] = trained * item
-        found["optimizer"] = trained * 2 * item  # moments, of the weights' type
+        found["gradients"] = trained * learning
+        found["optimizer"] = trained * 2 * learning  # moments
     if model.cpu_offload:
         found = dict.fromkeys(found, 0.0)
-    if generates and (cut or model.cpu_offload or model.lora_rank):
+    if generates and (cut or model.cpu_offload or model.lora_rank or model.is_cast):
         found["whole copy"] = model.shape.num_params * item
     return {what: size for what, size in found.items() if size}
 
@@ -176,7 +211,6 @@ def _training(
 ) -> dict[str, float]:
     rank_tokens = _tokens_of_a_rank(topo, sizes, parts=sizes.updates_per_pass)
     tokens = _microbatch_tokens(model, rank_tokens, sizes)
-    pieces = math.ceil(rank_tokens / tokens)
     # Of a stage's micro-batches, those whose backward pass is still to come.
     kept = min(tokens * (topo.pipeline - stage), rank_tokens)
     layer = layer_activation_bytes(model.shape, topo.tensor, model.item_bytes)
@@ -190,10 +224,14 @@ def _training(
         "logits": _logits(model, topo, stage, tokens, sizes, backward=True),
         "gathered layers": _gathered(model, topo),
     }
-    if model.backend == "fsdp" and topo.data > 1 and (pieces > 1 or is_one_piece(model)):
-        # Gradients are only reduced with the last micro-batch, layer by layer: until then they are whole.
-        _, trained = held_numbers(model, topo, stage)
-        found["whole gradients"] = trained * topo.data * model.item_bytes
+    if _gathers(model, topo):
+        if is_one_piece(model):  # added up over micro-batches, and reduced with the last
+            _, trained = held_numbers(model, topo, stage)
+            new = model.item_bytes if model.is_cast else 0
+            found["whole gradients"] = trained * topo.data * (model.learning_bytes + new)
+        elif not model.lora_rank:  # as computed, and as they are reduced
+            largest = max(_gathered_numbers(model, topo))
+            found["gradients of a layer"] = largest * (model.item_bytes + model.learning_bytes)
     return found
 
 
@@ -213,15 +251,21 @@ def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> di
     # Backend fsdp answers a slot's prompts on each of its processes, the others deal them.
     ranks = topo.data if model.backend == "fsdp" else topo.world_size
     rows = math.ceil(sizes.sequences / ranks)
-    if model.max_tokens_per_mb is not None:
-        rows = max(1, min(rows, model.max_tokens_per_mb // sizes.length))
+    bound = model.max_cache_tokens or model.max_tokens_per_mb
+    tokens = rows * sizes.length
+    if bound is not None:
+        tokens = min(tokens, max(bound, sizes.length))
+        # Rows are admitted by what they hold: more of them while they are short.
+        rows = min(rows, max(1, tokens // (sizes.prompt_tokens + 1)))
     shape, item = model.shape, model.item_bytes
     cache = 2 * shape.num_layers * shape.kv_size * item  # keys and values of a token
-    prefill = rows * sizes.prompt_tokens * layer_activation_bytes(shape, 1, item)
+    # Texts are read some at a time, into a cache of their own (realsys/generation/slots.py).
+    read = min(rows * sizes.prompt_tokens, max(READ_TOKENS, sizes.prompt_tokens))
+    layer_twice = 1 + 1 / shape.num_layers  # while the cache grows
     return {
-        "cache": rows * sizes.length * cache,
-        "activations": prefill,
-        "logits": rows * shape.vocab_size * (item + 2 * _FLOAT32),
+        "cache": tokens * cache * layer_twice,
+        "reading prompts": read * (cache + layer_activation_bytes(shape, 1, item)),
+        "logits": min(rows, ROWS_OF_GPU) * shape.vocab_size * (item + 2 * _FLOAT32),
     }
 
 
@@ -247,26 +291,65 @@ def _logits(
     *,
     backward: bool,
 ) -> float:
-    """On the last stage, for the whole vocabulary: as computed, and of answer tokens in float32."""
+    """On the last stage: what logits are made from, and those of one chunk of rows (Predictions)."""
     if model.shape.critic or stage != topo.pipeline - 1:
         return 0.0
-    answers = tokens * sizes.answer_tokens / sizes.length
-    once = tokens * model.item_bytes + (answers if backward else tokens) * _FLOAT32
-    return once * model.shape.vocab_size * (2 if backward else 1)
+    shape, rows = model.shape, min(tokens, logits_at_once(model.shape.vocab_size))
+    if not backward:  # as computed, in float32, by the temperature
+        chunk = rows * shape.vocab_size * 3 * _FLOAT32
+        return chunk + head_states_bytes(model, tokens, tokens)
+    # Also their softmax, what it is multiplied with, and gradients.
+    chunk = rows * shape.vocab_size * 7 * _FLOAT32
+    if (
+        rows < tokens and not model.lora_rank
+    ):  # the head's gradient: of a chunk, and of those before it
+        chunk += 2 * shape.vocab_size * shape.hidden_size * model.item_bytes
+    answers = math.ceil(tokens * sizes.answer_tokens / sizes.length)
+    states = head_states_bytes(model, tokens, answers)
+    return chunk + last_norm_bytes(shape, tokens, model.item_bytes) + 2 * states
+
+
+def last_norm_bytes(shape: ModelShape, tokens: int, item: int) -> int:
+    """What the norm behind the last layer keeps: its input in float32, and that before its weight."""
+    return tokens * shape.hidden_size * (_FLOAT32 + item)
+
+
+def head_states_bytes(model: HeldModel, tokens: int, answers: int) -> int:
+    """Of all tokens, and of those that count: what goes into the head. Logits if they fit into a chunk."""
+    shape = model.shape
+    if tokens <= logits_at_once(shape.vocab_size):
+        return tokens * shape.vocab_size * model.item_bytes
+    return (tokens + answers) * shape.hidden_size * model.item_bytes
 
 
 def _gathered(model: HeldModel, topo: ProcessTopology) -> float:
-    """Two layers, or one and the embedding, whole over the data axis: the one used and the next.
+    """Two layers, the one used and the next, and all that is in no layer; whole over the data axis.
 
     Of a small model all weights.
     """
-    if model.backend != "fsdp" or (topo.data == 1 and not model.cpu_offload):
+    if not _gathers(model, topo):
         return 0.0
     if is_one_piece(model):
         return model.shape.num_params / topo.tensor * model.item_bytes
-    layer = sum(w.numel for w in model.shape.layer_weights(0)) / topo.tensor
-    rest = model.shape.vocab_size * model.shape.hidden_size
-    return float((layer + max(layer, rest)) * model.item_bytes)
+    layer, rest = _gathered_numbers(model, topo)
+    return (2 * layer + rest) * model.item_bytes
+
+
+def _gathers(model: HeldModel, topo: ProcessTopology) -> bool:
+    """Whether fsdp makes whole weights of shards; one process does where it casts or offloads them."""
+    return model.backend == "fsdp" and (topo.data > 1 or model.is_cast or model.cpu_offload)
+
+
+def _gathered_numbers(model: HeldModel, topo: ProcessTopology) -> tuple[float, float]:
+    """Numbers of a layer, and of embedding, last norm and head, as the tensor axis cuts them."""
+    layer = rest = 0.0
+    for weight in model.shape.weights():
+        cut = topo.tensor if split_dim(weight.name, FSDP_VOCABULARY) is not None else 1
+        if weight.name.startswith("model.layers.0."):
+            layer += weight.numel / cut
+        elif not weight.name.startswith("model.layers."):
+            rest += weight.numel / cut
+    return layer, rest
 
 
 def _tokens_of_a_rank(topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1) -> int:
@@ -274,6 +357,6 @@ def _tokens_of_a_rank(topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1
 
 
 def _microbatch_tokens(model: HeldModel, tokens: int, sizes: StepSizes) -> int:
-    """Largest micro-batch; one sequence is never cut."""
+    """Largest micro-batch; groups of answers are parted where they don't fit, a sequence never."""
     limit = model.max_tokens_per_mb
     return tokens if limit is None else min(tokens, max(limit, sizes.length))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realsys.api.allocation import CallAllocation
-from realsys.api.dataflow import MFCDef, OffloadHook
+from realsys.api.dataflow import MFCDef, OffloadHook, averaged_models
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelInterfaceType, ModelName, ProcessTopology
@@ -70,7 +70,7 @@ def memory_of_workers(
             copy that is trained (or the first) is the role's own, others are of backend inference.
         models: role → its own copy; a role that is missing holds no weights, or none that are known.
     """
-    copies = _copies(calls, allocation, models)
+    copies = copies_of(calls, allocation, models)
     stay: dict[int, dict[str, Terms]] = {}
     add: dict[int, dict[str, Terms]] = {}
     for name, (place, model, mine) in copies.items():
@@ -111,11 +111,12 @@ def _of_stage(
 _Copy = tuple[CallAllocation, HeldModel, list[MFCDef]]
 
 
-def _copies(
+def copies_of(
     calls: Sequence[MFCDef],
     allocation: Mapping[str, CallAllocation],
     models: Mapping[str, HeldModel],
 ) -> dict[ModelName, _Copy]:
+    """Every copy: where it is, what it is, and the calls that run on it."""
     found: dict[ModelName, _Copy] = {}
     for call in sorted(calls, key=lambda c: not c.is_train):  # the trained copy is number 0
         model, place = models.get(call.role), allocation.get(call.name)
@@ -126,7 +127,12 @@ def _copies(
             number = sum(n.role == call.role for n in found)
             if number:
                 model = replace(
-                    model, backend="inference", trained=False, recompute=False, cpu_offload=False
+                    model,
+                    backend="inference",
+                    trained=False,
+                    averaged=False,
+                    recompute=False,
+                    cpu_offload=False,
                 )
             same = [ModelName(call.role, number)]
             found[same[0]] = (place, model, [])
@@ -235,12 +241,14 @@ def _held(
         dtype=shard.model.args.get("dtype", "float32"),
         backend=shard.backend.type_,
         trained=trained,
+        averaged=shard.id.model_name in averaged_models(config.model_rpcs),
         lora_rank=lora.get("rank", 0),
         lora_targets=tuple(lora.get("target_modules", ())),
         recompute=bool(args.get("recompute")),
         cpu_offload=bool(args.get("cpu_offload")),
         offload=any(isinstance(hook, OffloadHook) for c in calls for hook in c.post_hooks),
         max_tokens_per_mb=None if None in limits else max(n for n in limits if n is not None),
+        max_cache_tokens=max((c.mb_spec.max_cache_tokens or 0 for c in calls), default=0) or None,
     )
 
 

@@ -257,6 +257,5 @@ def _too_large(limits: Limits, least_over: float) -> ConfigError:
         f"no plan on {limits.num_workers} GPUs fits into {limit / MiB:,.0f} MiB a GPU; the least "
         f"that was found needs {limit * (1 + least_over) / MiB:,.0f} MiB",
         where="plan search, memory",
-        fix="use more or larger GPUs, lower max_tokens_per_mb, or set recompute=true (backend "
-        "megatron) or offload=true",
+        fix="use more or larger GPUs, lower max_tokens_per_mb, or set recompute=true or offload=true",
     )

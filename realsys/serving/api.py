@@ -86,17 +86,21 @@ class WeightSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Where the weights of a version are: a Hugging Face folder, or parts to fetch from trainers.
 
     ``routes``: server → its own parts, where not all servers take them from the same trainers.
+    ``num_bytes``: that a server gets, at most; 0: not known.
     """
 
     version: int
     path: str = ""
     parts: tuple[WeightPart, ...] = ()
     routes: Mapping[int, tuple[WeightPart, ...]] = {}
+    num_bytes: int = 0
 
     def of_server(self, index: int) -> WeightSource:
         """What server ``index`` takes."""
         parts = self.routes.get(index, self.parts)
-        return WeightSource(version=self.version, path=self.path, parts=parts)
+        return WeightSource(
+            version=self.version, path=self.path, parts=parts, num_bytes=self.num_bytes
+        )
 
 
 class WeightsTaken(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from realsys.api.errors import DataError, WorkerLost
+from realsys.api.errors import ConfigError, DataError, WorkerLost
+from realsys.generation.cache_room import room_on_gpu
 from realsys.generation.continuous import ContinuousEngine
 from realsys.generation.requests import GenerationOutput, GenerationRequest
 from realsys.generation.row import room_left
@@ -34,6 +35,7 @@ from realsys.serving.engines import Answer, Counters, full_answer
 from realsys.serving.staged_weights import StagedWeights, stage
 
 T = TypeVar("T")
+_LEAST_TOKENS = 1024  # less would refuse most prompts
 
 
 class Fetched(NamedTuple):
@@ -241,13 +243,33 @@ class EmbeddedEngine:
             eos_token_ids=(),
             pad_token_id=self._pad,
             max_running=self.settings.max_running,
-            max_tokens=self.settings.max_tokens,
+            max_tokens=self._max_tokens(),
             tokenizer=self._tokenizer,
             version=self._version,
             quantize=self.settings.quantize,
             prefix_bytes=self.settings.prefix_bytes,
             read_tokens=self.settings.read_tokens,
         )
+
+    def _max_tokens(self) -> int | None:
+        """As set; else, on a GPU, what fits beside new weights that come while these are in use."""
+        if self.settings.max_tokens is not None or not _on_gpu(self._module):
+            return self.settings.max_tokens
+        staged = sum(p.numel() * p.element_size() for p in self._module.parameters())
+        found = room_on_gpu(
+            self._module,
+            num_rows=self.settings.max_running,
+            kept=staged + self.settings.prefix_bytes,
+        )
+        if found < _LEAST_TOKENS:
+            raise ConfigError(
+                f"the GPU has no room for the cache of {_LEAST_TOKENS} tokens beside the weights, a second "
+                f"copy that comes with an update, and prefix_bytes={self.settings.prefix_bytes}",
+                where="generation engine",
+                fix="lower max_running or prefix_bytes, use a larger GPU or server_backend sglang or "
+                "vllm over several; or set max_tokens, which is then not checked",
+            )
+        return found
 
     def _step_made(self, outputs: list[GenerationOutput]) -> None:
         """In the engine's thread: copies what somebody waits for, and wakes the loop once."""
@@ -277,6 +299,10 @@ class EmbeddedEngine:
             self._ended.set()
 
         self._loop.call_soon_threadsafe(tell)
+
+
+def _on_gpu(module: nn.Module) -> bool:
+    return next(module.parameters()).is_cuda
 
 
 def _submit(engine: ContinuousEngine, request: GenerationRequest) -> bool:

@@ -21,7 +21,8 @@ class EmbeddedSettings:
 
     Attributes:
         max_running: requests decoded together.
-        max_tokens: tokens that they may come to hold together; None: no bound.
+        max_tokens: of their cache, rows times tokens of the longest, and of one request, prompt and answer;
+            None: on a GPU what its free memory holds, on a CPU no bound.
         dtype: torch's name of the weights' type.
         kv_on_update: what becomes of the caches of running requests when weights change: computed anew
             with the new weights, or kept.

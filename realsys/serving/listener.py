@@ -16,6 +16,7 @@ from aiohttp import web
 
 from realsys.api.errors import ClusterError
 from realsys.serving.certificate import self_signed, server_context
+from realsys.transport.binding import address_of, in_url
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class HttpsListener:
             backlog=_BACKLOG,
         )
         port = sock.getsockname()[1]
-        self.url = f"https://{self._host}:{port}#sha256={certificate.sha256}"
+        self.url = f"https://{in_url(self._host)}:{port}#sha256={certificate.sha256}"
         return self
 
     async def stop(self) -> None:
@@ -100,11 +101,11 @@ class HttpsListener:
 
 
 def _listen(host: str, ports: Iterable[int] | None) -> socket.socket:
-    address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    family, address = address_of(host)
     tried = 0
     for port in (0,) if ports is None else ports:
         tried += 1
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart
             sock.bind((address, port))

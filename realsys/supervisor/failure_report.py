@@ -7,6 +7,7 @@ heartbeat process said. Which of several failures was first is decided in first_
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,18 @@ from realsys.api.trial import (
     read_record,
 )
 from realsys.slurm.srun_messages import what_to_do
-from realsys.supervisor.first_failure import describe_exit, log_tail
+from realsys.supervisor.first_failure import (
+    NCCL_ENDED_IT,
+    describe_exit,
+    log_tail,
+    watchdog_words,
+)
 from realsys.supervisor.steps import Task
 from realsys.worker import exit_codes
 from realsys.worker.oom_evidence import memory_fix
 
 STALLED = "Stalled"
+WATCHDOG_LINES = 200  # its words stand before a page of C++ frames
 # What the main thread's innermost frames look like while a rank waits for its peers.
 _WAITS = ("distributed", "process_group", "all_reduce", "all_gather", "broadcast", "barrier")
 
@@ -44,12 +51,19 @@ class FailureReporter:
         return self._failure(
             task,
             known,
-            why=words.why if words is not None else _why(task),
+            why=words.why if words is not None else self._why(task),
             at=words.at if words is not None else (task.ended_at or time.time()),
             kind=words.kind if words is not None else "",
             fix=words.fix if words is not None else what_to_do(task.hint) or self._memory_fix(task),
             resume_with=words.resume_with if words is not None else "",
         )
+
+    def _why(self, task: Task) -> str:
+        why = _why(task)
+        if task.poll() == -signal.SIGABRT and (log := self._log_of(task.worker)):
+            said = watchdog_words(log_tail(log, lines=WATCHDOG_LINES))
+            why += f": {NCCL_ENDED_IT}: {said}" if said else ""
+        return why
 
     def _memory_fix(self, task: Task) -> str:
         worker_type = task.worker.partition("/")[0]

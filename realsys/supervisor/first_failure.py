@@ -17,7 +17,18 @@ from realsys.worker import exit_codes
 
 SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
 # In the words of gloo and NCCL: a process of the same collective went away, or did not come.
-LOST_PEER = ("gloo/transport/", "ncclRemoteError", "remote process exited")
+LOST_PEER = (
+    "gloo/transport/",
+    "ncclRemoteError",
+    "remote process exited",
+    "Watchdog caught collective operation timeout",
+)
+# Last lines of a process that NCCL's watchdog, in torch, has ended by SIGABRT: it leaves no last words.
+_WATCHDOG = "Process group watchdog thread terminated"
+_BY_A_SOCKET = ("Connection closed by remote peer", "Connection reset by peer")
+_BY_ANOTHER_RANK = "dump signal from another rank"
+MAX_SAID_CHARS = 200
+NCCL_ENDED_IT = "NCCL's watchdog ended it, since another worker was missing"
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 
@@ -48,9 +59,20 @@ def describe_exit(returncode: int) -> str:
     )
 
 
+def watchdog_words(log_lines: Sequence[str]) -> str:
+    """What NCCL's watchdog said of a missing peer before it ended its process; "" if it did not."""
+    told: tuple[str, ...] = (*LOST_PEER[1:], _BY_ANOTHER_RANK)
+    if any(_WATCHDOG in line for line in log_lines):
+        told += _BY_A_SOCKET
+    for line in log_lines:
+        if starts := [line.find(words) for words in told if words in line]:
+            return line[min(starts) :].strip()[:MAX_SAID_CHARS]
+    return ""
+
+
 def is_secondary(failure: Failure) -> bool:
     """True for a failure that only says that another worker was missing."""
-    told = (*LOST_PEER, "workers it depends on were gone")
+    told = (*LOST_PEER, NCCL_ENDED_IT, "workers it depends on were gone")
     return failure.kind in SECONDARY_KINDS or any(words in failure.why for words in told)
 
 

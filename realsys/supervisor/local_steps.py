@@ -13,13 +13,15 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import WorkerType
 from realsys.api.trial import AttemptFiles
 from realsys.supervisor.steps import Task
-from realsys.worker.environment import worker_environment
+from realsys.worker.environment import gpu_variables, worker_environment
+from realsys.worker.local_gpus import deal, devices_of_one_more, gpus_needed
+from realsys.worker.machine_gpus import gpu_entries
 from realsys.worker.main import command
 from realsys.worker.oom_evidence import OomCounts, oom_evidence, read_oom_counts
 from realsys.worker.parent import PARENT_PID_VARIABLE
@@ -63,9 +65,16 @@ class LocalSteps:
     plan: LaunchPlan
     plan_hash: str
     attempt_files: AttemptFiles
+    _devices: dict[str, str] = field(default_factory=dict)  # worker → its CUDA_VISIBLE_DEVICES
 
     def start(self, phase: PhasePlan) -> list[Task]:
-        """Starts every worker with its output appended to its log."""
+        """Starts every worker with its output appended to its log.
+
+        Raises:
+            ClusterError: they need more GPUs than are here; none is started.
+        """
+        needed = gpus_needed(phase.scheduling)
+        self._devices = deal(phase.scheduling, self._gpus() if needed else ())
         return [
             self._start(phase, kind, index)
             for kind, group in phase.scheduling.groups().items()
@@ -86,9 +95,17 @@ class LocalSteps:
     def add(
         self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
     ) -> Task:
-        """A new process: this machine has no places to give away."""
+        """A new process; only GPUs can be too few for it."""
         assert isinstance(like, LocalTask)
         kind, _, index = worker.partition("/")
+        gpus = like.phase.scheduling.groups()[WorkerType(kind)].scheduling.gpu
+        self._devices[worker] = devices_of_one_more(
+            worker,
+            gpus,
+            dealt=self._devices,
+            gone=[task.worker for task in left],
+            entries=self._gpus() if gpus else (),
+        )
         return self._start(like.phase, WorkerType(kind), int(index), index_of(like.worker))
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
@@ -106,6 +123,10 @@ class LocalSteps:
         for task in left:
             task.process.wait()  # SIGKILL: the kernel ends it; no deadline can help otherwise
             task.poll()
+
+    def _gpus(self) -> tuple[str, ...]:
+        """Of this machine, or of those that the shell or the site's variables show."""
+        return gpu_entries({**os.environ, **self.plan.cluster.env_vars})
 
     def _start(
         self, phase: PhasePlan, kind: WorkerType, index: int, like: int | None = None
@@ -126,6 +147,10 @@ class LocalSteps:
             **os.environ,
             **worker_environment(self.plan, os.environ, kind),
             **phase.scheduling.groups()[kind].scheduling.env_vars,
+        }
+        environment |= {
+            **gpu_variables(phase, kind, environment),
+            "CUDA_VISIBLE_DEVICES": self._devices.get(worker, ""),
             PARENT_PID_VARIABLE: str(os.getpid()),
         }
         memory = read_oom_counts()

@@ -25,20 +25,41 @@ def bind(socket: Any, host: str, ports: Iterable[int] | None = None) -> str:
         OSError: no such interface (zmq.ZMQError is one).
     """
     # libzmq takes addresses only.
-    address = tcp.getaddrinfo(host, None, tcp.AF_INET, tcp.SOCK_STREAM)[0][4][0]
+    family, address = address_of(host)
+    if family == tcp.AF_INET6:
+        socket.setsockopt(zmq.IPV6, 1)
     tried = 0
     for port in (0,) if ports is None else ports:
         tried += 1
         try:
-            socket.bind(f"tcp://{address}:{port}")
+            socket.bind(f"tcp://{in_url(address)}:{port}")
         except zmq.ZMQError as error:
             if ports is not None and error.errno == zmq.EADDRINUSE:
                 continue
             raise
         bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0").rsplit(":", 1)[1]
-        return f"tcp://{host}:{bound}"
+        return f"tcp://{in_url(host)}:{bound}"
     raise ClusterError(
         f"none of {tried} ports is free",
         where=f"{address}, port_range of the cluster spec",
         fix="widen port_range: every model worker needs three ports of its node",
     )
+
+
+def connect(socket: Any, endpoint: str) -> None:
+    """Connects to what ``bind`` gave, in the background."""
+    if "[" in endpoint:
+        socket.setsockopt(zmq.IPV6, 1)
+    socket.connect(endpoint)
+
+
+def address_of(host: str) -> tuple[tcp.AddressFamily, str]:
+    """(family, address) of a name or address: IPv4 if it has one."""
+    found = tcp.getaddrinfo(host, None, type=tcp.SOCK_STREAM)
+    family, _, _, _, address = min(found, key=lambda one: one[0] != tcp.AF_INET)
+    return family, str(address[0])
+
+
+def in_url(host: str) -> str:
+    """As it stands before a port."""
+    return f"[{host}]" if ":" in host else host

@@ -21,6 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from realsys.api.errors import ClusterError, InternalError, RealsysError, WaitTimeout, WorkerLost
 from realsys.transport.authentication import open_monitor
+from realsys.transport.binding import connect
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame, info_to_error
@@ -133,7 +134,7 @@ class RequestClient:
         self._socket.reconnect_ivl = _RECONNECT_MS
         self._socket.reconnect_ivl_max = _RECONNECT_MAX_MS
         self._monitor = open_monitor(self._socket, sum(_LINKS))
-        self._socket.connect(self.endpoint)
+        connect(self._socket, self.endpoint)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._receive(), name=f"replies of {self.peer_name}"),

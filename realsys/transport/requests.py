@@ -49,6 +49,7 @@ class Setup(_Body, frozen=True, kw_only=True, tag=True):
 
     order: int
     data_endpoints: tuple[str, ...]  # of model workers 0, 1, …
+    rendezvous: str = ""  # of model worker 0's store; empty where workers meet by a file
 
 
 class SetupDone(_Body, frozen=True, kw_only=True, tag=True):
@@ -194,6 +195,20 @@ class RecoverSaved(_Body, frozen=True, kw_only=True, tag=True):
     num_bytes: int
 
 
+class HashRecover(_Body, frozen=True, kw_only=True, tag=True):
+    """Read ``file``, which is part of a checkpoint, and tell its hash."""
+
+    order: int
+    file: str
+
+
+class RecoverHashed(_Body, frozen=True, kw_only=True, tag=True):
+    """``sha256`` of the file; empty where it can't be read, and ``why`` then."""
+
+    sha256: str
+    why: str = ""
+
+
 class LoadRecover(_Body, frozen=True, kw_only=True, tag=True):
     """Take back the state in ``file``; of the datapoints in it only ``keep``, or all."""
 
@@ -216,6 +231,17 @@ Request = (
     | Evaluate
     | SaveModel
     | SaveRecover
+    | HashRecover
     | LoadRecover
 )
-Reply = Done | SetupDone | Fetched | CallDone | Moved | Published | Evaluated | RecoverSaved
+Reply = (
+    Done
+    | SetupDone
+    | Fetched
+    | CallDone
+    | Moved
+    | Published
+    | Evaluated
+    | RecoverSaved
+    | RecoverHashed
+)

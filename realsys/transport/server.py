@@ -27,7 +27,7 @@ from realsys.transport.authentication import (
     count_failed_handshakes,
     open_monitor,
 )
-from realsys.transport.binding import bind
+from realsys.transport.binding import bind, in_url
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.keys import TrialKeypairs
 from realsys.transport.messages import (
@@ -280,7 +280,7 @@ class RequestServer:
         # bind_host="0.0.0.0" and its name as publish_host.
         bound = bind(self._socket, self._bind_host, self._ports)
         port = bound.rsplit(":", 1)[1]
-        self._endpoint = f"tcp://{self._publish_host or self._bind_host}:{port}"
+        self._endpoint = f"tcp://{in_url(self._publish_host or self._bind_host)}:{port}"
 
     def _close(self) -> None:
         self._socket.disable_monitor()

@@ -83,11 +83,11 @@ def weights_of(layout: Layout) -> tuple[Weight, ...]:
     return tuple(Weight(name, shape) for name, shape in shapes.items())
 
 
-def wire_dtypes(weights: Collection[Weight], *, held: str, wire: str = "") -> dict[str, str]:
-    """Weight → dtype in which it is given: ``wire``, or as it is held.
+def wire_dtypes(weights: Collection[Weight], *, dtype: str, wire: str = "") -> dict[str, str]:
+    """Weight → dtype in which it is given: ``wire``, or what the model and its servers compute in.
 
     Adapters are held in float32 where the model is of half precision, and are always given as held:
     their product is what must not be rounded twice.
     """
-    adapters = "float32" if held.endswith("float16") else held
-    return {w.name: adapters if ".lora_" in w.name else wire or held for w in weights}
+    adapters = "float32" if dtype.endswith("float16") else dtype
+    return {w.name: adapters if ".lora_" in w.name else wire or dtype for w in weights}

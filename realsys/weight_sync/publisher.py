@@ -181,7 +181,7 @@ class WeightPublisher:
     def _fill(self, copy: Tensor, views: Views, bucket: Bucket, staging: Tensor | None) -> None:
         moves = moves_of(views, bucket, self._giving.dtypes)
         if not self._may_round:
-            check_lossless(moves, bucket.pieces[0].name)
+            check_lossless(views, {piece.name for piece in bucket.pieces}, self._giving.dtypes)
         if staging is None:
             pack(moves, copy)
             return

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from realsys.api.errors import TrialError
-from realsys.api.plan import LaunchPlan
+from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import WorkerType
 from realsys.api.trial import TrialFiles
 
@@ -25,7 +25,7 @@ _DEFAULTS = {
     "GOMP_SPINCOUNT": "2000",
 }
 # Of those whose tensors may be in the machine's own memory; the others would only grow by it.
-_COMPUTING = (WorkerType.MODEL_WORKER, WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR)
+COMPUTING = (WorkerType.MODEL_WORKER, WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR)
 _MEMORY = {
     # glibc keeps what tensors of a step gave back for those of the next one (mallopt(3)); else each
     # step gets fresh pages, whose first touch a CPU trainer pays with a tenth of its time.
@@ -38,11 +38,39 @@ _MEMORY = {
 }
 
 
+# Of a GPU's memory, torch grows and shrinks its segments: ours are of other sizes in every batch.
+_ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+_ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# Workspaces with which cuBLAS gives equal bits for equal numbers (cuBLAS manual, Results Reproducibility).
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_REPEATABLE = (":4096:8", ":16:8")
+
+
+def gpu_variables(phase: PhasePlan, worker_type: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What must be set before a worker starts CUDA (pure); nothing for one without a GPU, or whose program
+    has its own habits.
+
+    Args:
+        environ: the worker's, but for these; what the user set there stays.
+    """
+    group = phase.scheduling.groups().get(WorkerType(worker_type))
+    if group is None or not group.scheduling.gpu or worker_type not in COMPUTING:
+        return {}
+    if worker_type == WorkerType.GENERATION_SERVER and any(
+        server.backend_type != "embedded" for server in phase.config.generation_server
+    ):
+        return {}
+    found = {} if any(name in environ for name in _ALLOCATOR_NAMES) else dict(_ALLOCATOR)
+    if phase.config.deterministic and environ.get(_WORKSPACE) not in _REPEATABLE:
+        found[_WORKSPACE] = _REPEATABLE[0]
+    return found
+
+
 def worker_environment(
     plan: LaunchPlan, environ: Mapping[str, str], worker_type: str
 ) -> dict[str, str]:
     """Variables to put over ``environ`` for a worker of the trial; the user's own win over defaults."""
-    defaults = {**_DEFAULTS, **(_MEMORY if worker_type in _COMPUTING else {})}
+    defaults = {**_DEFAULTS, **(_MEMORY if worker_type in COMPUTING else {})}
     return {
         **{name: environ.get(name, value) for name, value in defaults.items()},
         **plan.cluster.env_vars,

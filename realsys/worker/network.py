@@ -15,6 +15,8 @@ import resource
 import socket
 import struct
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
@@ -22,12 +24,14 @@ from realsys.api.trial import AttemptFiles, AttemptRecord, read_record
 from realsys.slurm.hostlist import expand
 
 LOOPBACK = "127.0.0.1"
-ANYWHERE = "192.0.2.1"  # nobody's (RFC 5737): its route is the default route
+# Nobody's (RFC 5737, RFC 3849): their route is the default route.
+ANYWHERE, ANYWHERE_IPV6 = "192.0.2.1", "2001:db8::1"
 _SIOCGIFADDR = 0x8915  # netdevice(7)
+_IPV6, _GLOBAL = Path("/proc/net/if_inet6"), "00"
 
 
 def listening_address(cluster: ClusterSpec, nodes: str) -> str:
-    """IPv4 address for this worker's sockets.
+    """Address for this worker's sockets: IPv4, or IPv6 on a host that has no other.
 
     Args:
         nodes: hostlist of the attempt's nodes; empty on one machine.
@@ -42,7 +46,7 @@ def listening_address(cluster: ClusterSpec, nodes: str) -> str:
 
 
 def entrance_address(cluster: ClusterSpec, nodes: str) -> str:
-    """IPv4 address for what hosts outside this job must reach: login nodes, and the trial's other jobs.
+    """Address for what hosts outside this job must reach: login nodes, and the trial's other jobs.
 
     As ``listening_address``; where that is loopback, since the job has one node, the address towards the
     host that submitted the job, else that of the default route.
@@ -56,7 +60,7 @@ def entrance_address(cluster: ClusterSpec, nodes: str) -> str:
     if cluster.scheduler == "local" or cluster.interface or address != LOOPBACK:
         return address
     submitted_from = os.environ.get("SLURM_SUBMIT_HOST", "")
-    return _address_towards([*filter(None, [submitted_from]), ANYWHERE])
+    return _address_towards([*filter(None, [submitted_from]), ANYWHERE, ANYWHERE_IPV6])
 
 
 def ports(cluster: ClusterSpec) -> range | None:
@@ -75,13 +79,14 @@ def allow_many_files() -> None:
 
 
 def interface_variables(cluster: ClusterSpec, attempt: AttemptFiles) -> dict[str, str]:
-    """What tells gloo and NCCL to use the same interface as our own sockets."""
+    """What tells gloo and NCCL to use the same interface as our own sockets, and just that one: without the
+    sign NCCL takes every interface whose name begins so."""
     record = read_record(AttemptRecord, attempt.record)
     address = listening_address(cluster, record.nodes if record else "")
     names = [name for name, found in _interfaces() if found == address]
     if not names:
         return {}
-    return {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": names[0]}
+    return {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": f"={names[0]}"}
 
 
 def _other_nodes(nodes: str) -> list[str]:
@@ -92,19 +97,32 @@ def _other_nodes(nodes: str) -> list[str]:
 
 
 def _address_towards(others: Iterable[str]) -> str:
-    """Our address on the route to the first of ``others`` that has one; loopback without any. A name
-    that stands for a loopback address tells nothing of a route."""
+    """Our address on the route to the first of ``others`` that has one: by IPv4, where there is none by
+    IPv6; loopback without any."""
+    by_ipv6 = []
     for node in others:
         try:
-            target = socket.getaddrinfo(node, 9, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect(target)  # sends nothing: it only asks the routing table
-                found = str(probe.getsockname()[0])
-            if not found.startswith("127."):
-                return found
+            targets = [found[4] for found in socket.getaddrinfo(node, 9, 0, socket.SOCK_DGRAM)]
         except OSError:
             continue
-    return LOOPBACK
+        by_ipv6 += [target for target in targets if ":" in str(target[0])][:1]
+        for target in [target for target in targets if ":" not in str(target[0])][:1]:
+            if own := _own_address(target):
+                return own
+    return next(filter(None, map(_own_address, by_ipv6)), LOOPBACK)
+
+
+def _own_address(target: tuple[Any, ...]) -> str:
+    """Ours on the route there; empty without a route. A name that stands for a loopback address tells
+    nothing of one, and an address that counts on one cable only is none to be told to others."""
+    family = socket.AF_INET6 if ":" in str(target[0]) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # sends nothing: it only asks the routing table
+            found = str(probe.getsockname()[0])
+    except OSError:
+        return ""
+    return "" if found.startswith(("127.", "fe80:")) or found == "::1" else found
 
 
 def _named_address(wanted: str) -> str:
@@ -125,7 +143,7 @@ def _named_address(wanted: str) -> str:
 
 
 def _interfaces() -> list[tuple[str, str]]:
-    """(name, IPv4 address) of every interface that has one."""
+    """(name, address) of every interface that has one: IPv4, then IPv6."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
@@ -135,4 +153,18 @@ def _interfaces() -> list[tuple[str, str]]:
             except OSError:
                 continue
             found.append((name, socket.inet_ntoa(reply[20:24])))
-    return found
+    try:
+        lines = _IPV6.read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    return found + ipv6_interfaces(lines)
+
+
+def ipv6_interfaces(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """(name, address) of lines of /proc/net/if_inet6, for addresses that count beyond one cable (pure)."""
+    fields = [line.split() for line in lines]
+    return [
+        (name, str(ipaddress.IPv6Address(int(address, 16))))
+        for address, _, _, scope, _, name in fields
+        if scope == _GLOBAL
+    ]

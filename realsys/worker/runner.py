@@ -171,7 +171,7 @@ class WorkerRunner:
             on_watched=self._watched,
         )
 
-    def register(self, *, control: str = "", data: str = "") -> None:
+    def register(self, *, control: str = "", data: str = "", rendezvous: str = "") -> None:
         """Publishes where this worker listens, under a lease that is kept from now on.
 
         Raises:
@@ -187,6 +187,7 @@ class WorkerRunner:
             token=self.attempt.token,
             control=control,
             data=data,
+            rendezvous=rendezvous,
             node=os.environ.get("SLURMD_NODENAME", ""),
         )
         num_workers = sum(group.count for group in self.phase.scheduling.groups().values())

@@ -33,7 +33,7 @@ from realsys.api.trial import Failure, TrialFiles, WorkerExit, is_there, read_re
 from realsys.name_resolve.commit_log import NFS, file_system_of
 from realsys.slurm.gpus import own_devices
 from realsys.worker import exit_codes
-from realsys.worker.environment import task_environment
+from realsys.worker.environment import gpu_variables, task_environment
 from realsys.worker.main import command
 from realsys.worker.network import interface_variables
 from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
@@ -88,7 +88,8 @@ def main() -> int:
 def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
     files = TrialFiles(Path(args.trial_dir))
     plan = read_plan(files.plan, expected_hash=args.plan_hash)
-    (step,) = [s for s in plan.phase(args.phase).steps if s.worker_type == args.worker_type]
+    phase = plan.phase(args.phase)
+    (step,) = [s for s in phase.steps if s.worker_type == args.worker_type]
     argv = command(
         trial_dir=args.trial_dir,
         plan_hash=args.plan_hash,
@@ -104,6 +105,7 @@ def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
         **_gpus(step, args, files.attempt(args.attempt).place_of(f"{args.worker_type}/{index}")),
         PARENT_PID_VARIABLE: str(os.getpid()),
     }
+    environment |= gpu_variables(phase, args.worker_type, environment)
     environment.update(_interface(plan, files, args.attempt, environment))
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environment)
 

@@ -22,6 +22,17 @@ from realsys.model_worker.process_groups import rank_groups
 from realsys.worker.parent import die_with_parent
 
 
+def rows_asked(head: torch.nn.Module) -> list[int]:
+    """From now on, of how many rows ``head`` makes logits, call by call."""
+    rows: list[int] = []
+
+    def count(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], made: object) -> None:
+        rows.append(inputs[0].numel() // inputs[0].shape[-1])
+
+    head.register_forward_hook(count)
+    return rows
+
+
 def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 200) -> None:
     """Runs ``rank_main(rank, folder)`` of a test module beside this one in ``world_size`` processes.
 
@@ -42,7 +53,7 @@ def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 
 def _fork_ranks(module: str, world_size: int, folder: str, parent_pid: int) -> None:
     """What ``run_ranks`` starts: modules are imported once, then each rank is a fork."""
     die_with_parent(parent_pid)
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     rank_main = importlib.import_module(module).rank_main
     context = multiprocessing.get_context("fork")
     ranks = [

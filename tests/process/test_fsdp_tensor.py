@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from parallel_ranks import groups_of, join, read, run_ranks, write
+from parallel_ranks import groups_of, join, read, rows_asked, run_ranks, write
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -18,6 +18,7 @@ from transformers import (
     Qwen3ForTokenClassification,
 )
 
+from realsys.api import data
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -121,8 +122,8 @@ def value_loss(values, mb):
     return (values - mb.data["packed_input_ids"] / VOCABULARY).square().mean()
 
 
-def train(engine, sample, *, critic, max_tokens=25):
-    # The second data rank cuts its share into more micro-batches than the first has.
+def train(engine, sample, *, critic, max_tokens=15):
+    # The second data rank cuts its share, and a group in it, into more micro-batches than the first has.
     return engine.train_batch(
         sample,
         loss_fn=value_loss if critic else next_token_loss,
@@ -148,6 +149,7 @@ def whole_weights(engine):
 
 def rank_main(world_rank, folder):
     store = join(world_rank, 4, folder)
+    data.LOGITS_AT_ONCE = 4 * VOCABULARY  # unlike the one process that they are compared with
     made = {}
     for _, layout, workers, _ in CASES:
         if (layout, workers) not in made:
@@ -182,7 +184,9 @@ def one_case(folder, name, topo, rank, groups, args):
     generates = (name, str(topo)) in (("qwen3", "d2t1p1"), ("qwen3", "d2t2p1"), ("qwen2", "d2t2p1"))
     if generates:
         answers(engine)  # the copy it makes must not be the one that answers after training
+    rows = [] if critic else rows_asked(engine.module.lm_head)
     found["stats"] = [train(engine, share, critic=critic)]
+    found["rows"] = max(rows, default=0)
     state = engine.state_dict()
     found["stats"].append(train(engine, share, critic=critic))
     after = engine.state_dict()
@@ -297,6 +301,7 @@ def test_a_copy_of_several_processes_equals_one(world, name, layout, args):
         assert rank["same"]
         assert rank.get("written", True), "what is written to the views is computed with"
         assert rank.get("memory", True), "nothing keeps the whole of a weight that was cut"
+        assert rank["rows"] == (0 if name == "critic" else 4), "logits are those of a chunk"
         assert rank["stats"] == ranks[0]["stats"], "every figure is global"
         assert rank.get("gradients", 0) < 1e-6
     _, _, alone = make_model(world, name, **{k: v for k, v in args.items() if k == "lora"})

@@ -5,6 +5,7 @@ import itertools
 import megatron_world as world
 import pytest
 import torch
+from parallel_ranks import rows_asked
 from safetensors.torch import load_file
 
 from realsys.backends.fsdp import FSDPBackend
@@ -39,6 +40,8 @@ def rank_main(rank):
             continue
         critic, share = family == "critic", rank.share(model)
         engine = start(model).module
+        on_last = engine.company.is_last_stage and not critic
+        rows = rows_asked(engine.part.stage.output_layer) if on_last else []
         figures = {"evaluated": evaluate(engine, share, critic)}
         figures["steps"] = [world.train(engine, share, critic=critic) for _ in range(STEPS - 1)]
         state = engine.state_dict()
@@ -47,6 +50,7 @@ def rank_main(rank):
         after = engine.state_dict()
         engine.load_state_dict(state)
         figures["repeated"] = world.train(engine, share, critic=critic)
+        figures["rows"] = max(rows, default=0)
         figures["repeated_bits"] = equal(engine.state_dict(), after)
         rank.found[case] = figures
 
@@ -86,7 +90,10 @@ def test_training_equals_one_process(ran, alone, case):
     family = case.split()[0]
     evaluated, steps, weights = alone[family]
     figures = found[case]
-    assert all(other == figures[0] for other in figures), "every figure is the copy's"
+    rows = [other.get("rows") for other in figures]
+    assert max(rows) == (0 if family == "critic" else 4), "logits are those of a chunk"
+    for name in ("evaluated", "steps", "repeated", "repeated_bits"):
+        assert all(other[name] == figures[0][name] for other in figures), "it is the copy's"
     assert figures[0]["evaluated"] == pytest.approx(evaluated, abs=1e-5)
     for found_step, step in zip(figures[0]["steps"], steps, strict=True):
         assert found_step == pytest.approx(step, abs=1e-5)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from paced import Pace
 from real_trials import (
     SMALL_PPO,
@@ -62,6 +63,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory):
     plug_in = made.file_root / "rule.py"
     plug_in.parent.mkdir(parents=True)
     plug_in.write_text(PLUG_IN)
+    # A site whose workers meet at the first one's store, not by a file.
+    (made.file_root / "meet.yaml").write_text(f"file_root: {made.file_root}\nrendezvous: tcp\n")
     yield made
     made.end_all()
 
@@ -140,9 +143,11 @@ def moves_of(files: TrialFiles) -> list[MoveEvent]:
         ),
     ],
 )
-def test_other_layouts_give_the_same_losses_and_weights(run, one, name, words):
-    files = run(name, *words)
+def test_other_layouts_give_the_same_losses_and_weights(shared, run, one, name, words):
+    site = {"megatron-t2": ("--cluster", str(shared.file_root / "meet.yaml"))}
+    files = run(name, *words, *site.get(name, ()))
     assert_same_run(files, one, 1e-5)
+    assert any(files.attempt(1).rendezvous.glob("main*")) is (name not in site)
     moved = {(e.step, e.name) for e in moves_of(files)}
     assert {(step, "weights actor@0 → actor@1") for step in range(1, STEPS + 1)} <= moved
     assert sum(e.num_bytes for e in moves_of(files)) > 0
@@ -173,11 +178,15 @@ AHEAD = (
     "pools.train=1",
     "allocation=actor_gen:d1@gen,*:d1@train",
     "ref_ema_eta=0.1",
+    "actor.dtype=bfloat16",
 )
 
 
 def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path):
-    """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor."""
+    """The step that has begun ahead is in the checkpoint; so is the reference that follows the actor.
+
+    All compute in bfloat16: masters and the average of the reference are float32, there as well.
+    """
     pace = Pace(tmp_path, 0.0)
     words = (f"actor.path={tiny_policy}", *SMALL_PPO, *AHEAD, *pace.words)
     whole = finish(trials, "ppo-math", "whole", *words)
@@ -194,6 +203,7 @@ def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path)
     assert trained_ids(stopped) == trained_ids(whole)
     for role in ("actor", "critic"):
         assert weights_of(stopped, role) == weights_of(whole, role)
+        assert {x.dtype for x in load(weights_of(whole, role)).values()} == {torch.bfloat16}
     events = read_events(whole.phase(whole.root).events)
     generated = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_gen"}
     trained = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_train"}

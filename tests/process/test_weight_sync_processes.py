@@ -92,7 +92,7 @@ class Trainer:
 
     def __init__(self, rank, keypairs, **options):
         layout = fsdp_layout(WEIGHTS, TOPOLOGY)
-        giving = who_gives_what(layout, [0, 1], dtypes=wire_dtypes(WEIGHTS, held="float32"))
+        giving = who_gives_what(layout, [0, 1], dtypes=wire_dtypes(WEIGHTS, dtype="float32"))
         self.store = TensorStore()
         self.engine = Engine(layout[rank])
         self.publisher = WeightPublisher(

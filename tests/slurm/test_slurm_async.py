@@ -17,7 +17,9 @@ from real_trials import explain, small_ppo, trained_ids, worker_pid
 from slurm_trials import SlurmTrials
 
 from launcher.trial_state import State
+from realsys.api.trial import read_record
 from realsys.observability.metrics import read_metrics
+from realsys.worker.task_place import TaskPlace
 
 LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
 PLUGIN = Path(__file__).parents[1] / "crawl_plugin.py"
@@ -53,11 +55,20 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
         f"actor.path={tiny_policy}",
         "max_staleness=2",
         "rollout.servers=2",
+        "rollout.gpus_per_server=0.5",
         *("--import", str(PLUGIN), "rollout.agent=crawl"),
         f"rollout.agent_args={{version: 4, go: {go}, slow_s: 3600}}",
         *LONGER,
     )
     view = slurm_trials.wait_for_step(files, 4, timeout_s=180)
+    first, second = (
+        read_record(TaskPlace, files.attempt(1).place_of(f"generation_server/{i}"))
+        for i in range(2)
+    )
+    assert first is not None
+    assert second is not None
+    assert first.devices == second.devices != "", "they share a GPU"
+    assert "," not in first.devices
     assert_asks_little(calls)
     go.touch()
     os.kill(worker_pid(view, "generation_server/1"), signal.SIGKILL)

@@ -79,19 +79,13 @@ def test_a_part_of_one_node_and_nothing_more_is_asked_for(
     assert {w["host"] for w in workers(files).values()} == {job["NodeList"]}
 
 
-def test_each_task_sees_its_own_gpus_and_shares_of_one(
-    completed: Callable[..., TrialFiles], tmp_path: Path
-) -> None:
+def test_each_task_sees_its_own_gpu(completed: Callable[..., TrialFiles], tmp_path: Path) -> None:
     spy = tmp_path / "spy.py"
     spy.write_text(SPY)
     mine = ("--import", str(spy), "reward=spy")
-    whole = completed("whole", TWO, "gpus_per_model_worker=2", *mine)
-    assert [devices(whole, f"model_worker/{i}") for i in range(2)] == ["0,1", "2,3"]
+    whole = completed("whole", TWO, "gpus_per_model_worker=1", *mine)
+    assert [devices(whole, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
     assert devices(whole, "master_worker/0") == ""  # a CPU task on a GPU node
-    shared = completed("shared", TWO, "gpus_per_model_worker=0.5", *mine)
-    first, second = (devices(shared, f"model_worker/{i}") for i in range(2))
-    assert first == second != ""
-    assert "," not in first
 
 
 def test_slurms_own_binding(completed: Callable[..., TrialFiles], slurm_trials: SlurmTrials,
@@ -100,8 +94,8 @@ def test_slurms_own_binding(completed: Callable[..., TrialFiles], slurm_trials: 
     spy.write_text(SPY)
     slurm_trials.write_spec(slurm={"gpu_binding": "per_task"})
     mine = ("--import", str(spy), "reward=spy")
-    files = completed("bound", TWO, "gpus_per_model_worker=2", *mine)
-    assert [devices(files, f"model_worker/{i}") for i in range(2)] == ["0,1", "2,3"]
+    files = completed("bound", TWO, "gpus_per_model_worker=1", *mine)
+    assert [devices(files, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
 
 
 def test_groups_that_want_different_nodes_become_one_heterogeneous_job(

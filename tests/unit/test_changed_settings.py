@@ -49,8 +49,8 @@ CAN = """
 mem_per_model_worker tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
 exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps
 exp_ctrl.ckpt_freq_secs exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps
-exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb dataset.max_prompt_len ppo.gen.max_new_tokens
-rollout.flush_request_timeout rollout.max_concurrent_rollouts rollout.max_in_flight
+exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb ROLE.max_cache_tokens dataset.max_prompt_len
+ppo.gen.max_new_tokens rollout.flush_request_timeout rollout.max_concurrent_rollouts rollout.max_in_flight
 rollout.new_tokens_per_chunk rollout.rollout_request_timeout rollout.dump_limit_gib
 rollout.mem_per_server rollout.cpus_per_worker rollout.mem_per_worker evaluator.batch_size
 evaluator.max_tries evaluator.retry_s evaluator.poll_s evaluator.mem wandb.mode wandb.project
@@ -59,7 +59,7 @@ wandb.entity max_answer_len
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
 seed group_size reward placement pools allocation n_model_workers mode max_staleness replay_from
-auto_eval weights_through ref_ema_eta cpus_per_model_worker gpus_per_model_worker ROLE.path
+auto_eval weights_through ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
 ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload
 ROLE.optimizer.lr ROLE.optimizer.weight_decay ROLE.optimizer.beta1 ROLE.optimizer.beta2
 ROLE.optimizer.eps ROLE.optimizer.lr_schedule ROLE.optimizer.warmup_steps_proportion
@@ -90,6 +90,7 @@ VALUES: dict[str, Any] = {
     "dataset.train_bs_n_seqs": 32,
     "mode": "one_step_off",
     "n_model_workers": 2,
+    "ROLE.dtype": "bfloat16",
     "ROLE.backend": "inference",
     "ROLE.parallel": "d2t1p1",
     "ROLE.pool": "more",

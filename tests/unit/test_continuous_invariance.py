@@ -107,11 +107,14 @@ def expected(module):
     arrivals=st.lists(st.integers(0, 30), min_size=9, max_size=9),
     max_running=st.sampled_from([1, 2, 3, 9, 30]),
     prefix_bytes=st.sampled_from([0, 30_000, 1 << 20]),
+    max_tokens=st.sampled_from([None, 250, 500]),
 )
 def test_whoever_else_runs_and_whenever_they_come(
-    module, expected, arrivals, max_running, prefix_bytes
+    module, expected, arrivals, max_running, prefix_bytes, max_tokens
 ):
-    engine = ContinuousEngine(module, max_running=max_running, prefix_bytes=prefix_bytes)
+    engine = ContinuousEngine(
+        module, max_running=max_running, prefix_bytes=prefix_bytes, max_tokens=max_tokens
+    )
     assert answers(engine, some_requests(), arrivals) == expected
 
 
@@ -237,3 +240,16 @@ def test_a_longer_cache_adds_zeros(length, size):
 def test_at_most_fifteen_positions_are_looked_at_for_nothing():
     assert all(0 <= seen_width(num) - num < 16 for num in range(1, 2000))
     assert [seen_width(num) for num in (1, 16, 17, 128, 129, 145)] == [16, 16, 24, 128, 144, 152]
+
+
+@pytest.mark.parametrize("threads", [2, 4, 8])
+def test_in_a_tight_cache_of_fewer_rows_than_the_matrices_have(module, threads):
+    """A cache within its bound has no rows for padding, but one matrix for each thread."""
+    torch.set_num_threads(threads)
+    try:
+        free = answers(ContinuousEngine(module), some_requests())
+        for max_tokens in (250, 700):
+            engine = ContinuousEngine(module, max_tokens=max_tokens)
+            assert answers(engine, some_requests()) == free
+    finally:
+        torch.set_num_threads(1)

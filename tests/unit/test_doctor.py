@@ -18,6 +18,7 @@ from launcher.slurm import node_job as jobs
 from launcher.slurm.discover import Discovered, discovered
 from launcher.slurm.doctor import examine, space_finding
 from launcher.slurm.findings import Finding
+from launcher.slurm.gpu_job import GpuQuestion
 from launcher.slurm.images import pull
 from launcher.slurm.login_checks import (
     account_findings,
@@ -118,6 +119,7 @@ def test_a_healthy_site(calls: Callable[[], list[str]], spec: ClusterSpec, tmp_p
         "submission",
         "compute node",
         "shared file root",
+        "locks",
         "name resolution there",
         "clock",
         "ports",
@@ -331,7 +333,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "localid": "0",
         "visible": "0",
         "programs": ["apptainer"],
-        "shared": {"read": "token", "wrote": True, "error": "", "seen_back": True},
+        "shared": SHARED,
         "store": [],
         "packages": dict.fromkeys(PACKAGES, "1.0"),
         "ports": [32, 32],
@@ -349,7 +351,7 @@ def judged(spec: ClusterSpec, begun: float = 100.0, ended: float = 101.0, **chan
     return {finding.name: finding for finding in node_findings(job, {"host": seen})}
 
 
-SHARED = {"read": "token", "wrote": True, "error": "", "seen_back": True}
+SHARED = {"read": "token", "wrote": True, "error": "", "locks": "kept", "seen_back": True}
 
 
 @pytest.mark.parametrize(
@@ -363,6 +365,10 @@ SHARED = {"read": "token", "wrote": True, "error": "", "seen_back": True}
          "the node can't write: read-only"),
         ("shared file root", {"shared": {**SHARED, "seen_back": False}},
          "what the node wrote in /f is not seen here"),
+        ("locks", {"shared": {**SHARED, "locks": "free"}},
+         "a lock of this host does not hold on the node"),
+        ("locks", {"shared": {**SHARED, "locks": "[Errno 38] Function not implemented"}},
+         "no locks: [Errno 38] Function not implemented"),
         ("name resolution there", {"store": ["it can't be written there"]},
          "file:///f/n: it can't be written there"),
         ("clock", {"begin": 90.0, "end": 90.1},
@@ -761,3 +767,25 @@ def test_a_kernel_that_can_not_hold_a_process_is_told(
 
     monkeypatch.setattr(kernel_checks, "pidfd_open", lacks)
     assert found(replace(spec, scheduler="local"))["kernel"].ok is False
+
+
+def test_locks_are_not_asked_for_where_workers_do_not_meet_by_a_file(spec: ClusterSpec) -> None:
+    assert "locks" not in judged(
+        replace(spec, rendezvous="tcp"), shared={**SHARED, "locks": "free"}
+    )
+
+
+def test_gpus_are_measured_where_that_is_asked_and_slurm_takes_jobs(
+    calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_BUSY", "Unable to allocate resources: Requested nodes are busy")
+    *_, last = examine(spec, gpu=GpuQuestion(nodes=2))
+    assert (last.name, last.ok) == ("GPU nodes", None)
+    assert last.what.startswith("not checked: 2 nodes were not free within 60 s")
+    assert calls()[-2:] == ["salloc", "salloc"]  # the small job's, and this one
+    assert list(Path(spec.file_root).iterdir()) == []
+    monkeypatch.setenv("FAKE_REFUSES", "Invalid account or account/partition combination specified")
+    before = len(calls())
+    *_, last = examine(spec, gpu=GpuQuestion())
+    assert (last.name, last.what) == ("GPU nodes", "not checked: Slurm would take no job")
+    assert "salloc" not in calls()[before:]

@@ -19,7 +19,7 @@ from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.inference import InferenceBackend
 from realsys.backends.lr_schedule import learning_rate
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.interfaces.answers import answer_logits, num_answer_tokens
+from realsys.interfaces.answers import answer_tokens, num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
 from realsys.models.build import hf_critic, tiny_llama
 
@@ -96,8 +96,8 @@ def test_loss_is_the_mean_over_all_tokens_not_of_means():
     engine, batch = make_engine(), make_batch(((9,), (3,)))
     one_each = MicroBatchSpec(n_mbs=2)
     logits = engine.forward(batch)
-    logits_RV, tokens_R = answer_logits(logits, batch)
-    losses = torch.nn.functional.cross_entropy(logits_RV, tokens_R, reduction="none")
+    tokens_R, rows_N = answer_tokens(batch)
+    losses = torch.nn.functional.cross_entropy(logits[rows_N], tokens_R, reduction="none")
     assert len(losses) == 8
     assert abs(losses.mean() - (losses[:7].mean() + losses[7]) / 2) > 1e-3
     found = train(engine, batch, one_each)["loss"]
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_no_number_leaves_the_weights():
     engine, batch = make_engine(), make_batch()
     before = engine.state_dict()["weights"]
     with pytest.raises(DataError, match="gradient's norm is nan"):
-        train(engine, batch, loss_fn=lambda logits, mb: logits.sum() * float("nan"))
+        train(engine, batch, loss_fn=lambda output, mb: output.logits().sum() * float("nan"))
     after = engine.state_dict()["weights"]
     assert all(torch.equal(before[name], after[name]) for name in before)
 

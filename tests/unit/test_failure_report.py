@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ import pytest
 
 from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, WorkerStatus
 from realsys.supervisor.failure_report import FailureReporter, suspects
+from realsys.supervisor.first_failure import is_secondary, order_failures
 from realsys.worker import exit_codes
 
 IN_COLLECTIVE = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"
@@ -126,3 +127,80 @@ def test_a_log_that_is_not_there_is_not_named(reporter):
     own.write_text("hello\n")
     (reporter.files.logs / "srun-generation_server.log").write_text("srun: something\n")
     assert reporter.of_task(Unstarted(), None).log == str(own)  # its own says most
+
+
+# ---- NCCL's end, which leaves no last words ----------------------------------------------------------
+
+FRAMES = "\n".join(
+    f"frame #{i}: c10d::ProcessGroupNCCL::run() + 0x{i:x} (…/libtorch_cuda.so)" for i in range(40)
+)
+TIMED_OUT = f"""\
+[rank1]:[E1123 10:00:00 ProcessGroupNCCL.cpp:688] [Rank 1] Watchdog caught collective operation timeout: \
+WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1, Timeout(ms)=1800000) ran for 1800012 milliseconds
+terminate called after throwing an instance of 'c10::DistBackendError'
+{FRAMES}
+"""
+LOST = f"""\
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: NCCL error: \
+remote process exited or there was a network error, NCCL version 2.27.5
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+{FRAMES}
+"""
+SOCKET = f"""\
+  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: NCCL error: \
+unhandled system error (run with NCCL_DEBUG=INFO for details)
+Last error:
+socketProgressOpt: Call to recv from 10.0.0.2<47133> failed : Connection reset by peer
+{FRAMES}
+"""
+OWN = f"""\
+  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: an \
+illegal memory access was encountered
+{FRAMES}
+"""
+
+
+@dataclass
+class Aborted:
+    worker: str = "model_worker/1"
+    host: str = "n1"
+    pid: int = 7
+    ended_at: float | None = 5.0
+    hint: str = ""
+    returncode: int = -6
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+@pytest.mark.parametrize(
+    ("said", "secondary", "told"),
+    [
+        (TIMED_OUT, True, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5"),
+        (LOST, True, "remote process exited or there was a network error"),
+        (SOCKET, True, "Connection reset by peer"),
+        (OWN, False, "killed by SIGABRT (signal 6): a native library gave up"),
+        ("double free or corruption (out)\n", False, "a native library gave up"),
+        ("GET /x: Connection reset by peer\n" + "free(): invalid pointer\n", False, "gave up"),
+    ],
+    ids=["timeout", "remote", "socket", "its own", "heap", "another's socket"],
+)
+def test_a_worker_that_nccl_ended_since_a_peer_was_gone_is_not_the_first(
+    reporter, said, secondary, told
+):
+    reporter.files.log("model_worker/1").write_text(said)
+    found = reporter.of_task(Aborted(), None)
+    assert told in found.why
+    assert is_secondary(found) is secondary
+    lost = replace(
+        found, worker="model_worker/0", at=9.0, why="its lease has ended: its node is lost"
+    )
+    first, _ = order_failures([found, lost])
+    assert first is not None
+    assert first.worker == ("model_worker/0" if secondary else "model_worker/1")
+
+
+def test_only_an_abort_is_put_down_to_the_watchdog(reporter):
+    reporter.files.log("model_worker/1").write_text(LOST)
+    assert not is_secondary(reporter.of_task(Aborted(returncode=-9), None))

@@ -470,14 +470,14 @@ def test_interfaces_take_what_the_experiment_passes(path):
         )
 
 
-def test_evaluation_decodes_no_more_rows_than_a_micro_batch_has_tokens_for(path, monkeypatch):
+def test_evaluation_keeps_no_more_tokens_than_its_bound(path, monkeypatch):
     """All questions of a batch were decoded together, 128 of them, where training kept to its bound."""
-    roles, widths = Roles(path, settings()), []
+    roles, bounds = Roles(path, settings()), []
 
     class Seen(ContinuousEngine):
-        def __init__(self, *args, max_running, **more):
-            widths.append(max_running)
-            super().__init__(*args, max_running=max_running, **more)
+        def __init__(self, *args, max_tokens, **more):
+            bounds.append(max_tokens)
+            super().__init__(*args, max_tokens=max_tokens, **more)
 
     monkeypatch.setattr(engine, "ContinuousEngine", Seen)
     batch = roles.prompts.batch(range(5), list("abcde"))
@@ -485,4 +485,7 @@ def test_evaluation_decodes_no_more_rows_than_a_micro_batch_has_tokens_for(path,
     longest = max(batch.piece_lengths("packed_prompts")) + roles.actor_does.gen.max_new_tokens
     two_rows = MicroBatchSpec(max_tokens_per_mb=2 * longest)
     assert roles.actor_does.evaluate(roles.actor, [batch], two_rows) == whole
-    assert widths == [5, 2]
+    three_rows = replace(two_rows, max_cache_tokens=3 * longest)
+    assert roles.actor_does.evaluate(roles.actor, [batch], three_rows) == whole
+    assert bounds[0] >= 5 * longest
+    assert bounds[1:] == [2 * longest, 3 * longest]

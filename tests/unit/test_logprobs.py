@@ -8,9 +8,9 @@ from realsys.algorithms import logprobs as module
 from realsys.algorithms.logprobs import (
     entropy,
     gather_logprobs,
-    next_token_logprobs,
     shift_to_next_token,
 )
+from realsys.algorithms.predictions import Predictions, next_token_logprobs
 from realsys.api.errors import ConfigError, DataError
 
 LN3 = math.log(3.0)
@@ -110,7 +110,7 @@ def test_next_token_logprobs_stand_at_the_token_they_belong_to():
     torch.manual_seed(0)
     lengths, vocab = [3, 1, 0, 2], 5
     logits, ids = torch.randn(6, vocab), torch.randint(vocab, (6,))
-    result = next_token_logprobs(logits, ids, lengths, temperature=0.9)
+    result = next_token_logprobs(Predictions.of_logits(logits), ids, lengths, temperature=0.9)
     start = 0
     for length in lengths:
         for t in range(start, start + length):
@@ -124,10 +124,10 @@ def test_next_token_logprobs_stand_at_the_token_they_belong_to():
 def test_other_sequences_do_not_leak_in():
     torch.manual_seed(0)
     logits, ids = torch.randn(5, 4, requires_grad=True), torch.randint(4, (5,))
-    together = next_token_logprobs(logits, ids, [3, 2])
+    together = next_token_logprobs(Predictions.of_logits(logits), ids, [3, 2])
     alone = [
-        next_token_logprobs(logits[:3], ids[:3], [3]),
-        next_token_logprobs(logits[3:], ids[3:], [2]),
+        next_token_logprobs(Predictions.of_logits(logits[:3]), ids[:3], [3]),
+        next_token_logprobs(Predictions.of_logits(logits[3:]), ids[3:], [2]),
     ]
     assert torch.equal(together, torch.cat(alone))
     together.sum().backward()
@@ -138,7 +138,7 @@ def test_a_ruled_out_label_across_a_border_gives_no_nan():
     logits = torch.zeros(3, 2)
     logits[1, 0] = -torch.inf  # the last row of the first sequence; token 0 begins the second
     logits.requires_grad_()
-    result = next_token_logprobs(logits, torch.tensor([0, 1, 0]), [2, 1])
+    result = next_token_logprobs(Predictions.of_logits(logits), torch.tensor([0, 1, 0]), [2, 1])
     assert_close(result, torch.tensor([0.0, math.log(0.5), 0.0]))
     result.sum().backward()
     assert torch.isfinite(logits.grad).all()

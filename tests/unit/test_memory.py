@@ -19,9 +19,10 @@ from transformers import (
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, size
+from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, usable_bytes
 from launcher.plan_view import allocation_rows, memory_rows
 from launcher.resolve import resolve
+from realsys.api import data
 from realsys.api.allocation import CallAllocation
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError
@@ -42,6 +43,7 @@ from realsys.planner.memory import (
     staying,
 )
 from realsys.planner.memory_of_workers import memory_of_experiment, memory_of_workers
+from realsys.planner.memory_words import size
 
 SHAPE = ModelShape(
     family="llama",
@@ -94,8 +96,8 @@ def test_held_numbers_are_those_of_the_layouts(data, tensor, pipeline, backend, 
 
 
 def test_training_state_by_backend_and_type():
-    """A number has weight + gradient + optimizer: fsdp keeps all in the weights' type, Megatron the
-    gradient and what AdamW needs in float32, of which a float32 weight is its own master."""
+    """A number has weight + gradient + optimizer: fsdp keeps all in float32 and computes with a cast,
+    Megatron the gradient and what AdamW needs, of which a float32 weight is its own master."""
     numbers = SHAPE.num_params
 
     def per_number(backend: str, dtype: str, layout: str = "d1") -> dict[str, float]:
@@ -104,12 +106,8 @@ def test_training_state_by_backend_and_type():
         return {what: n / numbers for what, n in terms.items()}
 
     assert per_number("fsdp", "float32") == {"weights": 4, "gradients": 4, "optimizer": 8}
-    assert per_number("fsdp", "bfloat16") == {"weights": 2, "gradients": 2, "optimizer": 4}
-    assert per_number("fsdp", "bfloat16", "d4") == {
-        "weights": 0.5,
-        "gradients": 0.5,
-        "optimizer": 1,
-    }
+    assert per_number("fsdp", "bfloat16") == {"weights": 4, "gradients": 4, "optimizer": 8}
+    assert per_number("fsdp", "bfloat16", "d4") == {"weights": 1, "gradients": 1, "optimizer": 2}
     assert per_number("megatron", "bfloat16", "d4") == {
         "weights": 2,
         "gradients": 4,
@@ -120,6 +118,14 @@ def test_training_state_by_backend_and_type():
     assert staying(frozen, topo("d4"), 0, generates=False) == {"weights": 2 * numbers}
 
 
+def test_an_average_of_half_precision_is_float32_beside_what_computes():
+    ref = HeldModel(shape=SHAPE, dtype="bfloat16", backend="inference", averaged=True)
+    numbers = SHAPE.num_params
+    assert staying(ref, ONE, 0, generates=False) == {"weights": 2 * numbers, "average": 4 * numbers}
+    whole = staying(replace(ref, dtype="float32"), ONE, 0, generates=False)
+    assert whole == {"weights": 4 * numbers}
+
+
 def test_adapters_are_all_that_trains():
     model = HeldModel(shape=SHAPE, trained=True, lora_rank=2, lora_targets=LORA_TARGETS)
     # of a layer: q 64→64, k and v 64→32, o 64→64, gate and up 64→192, down 192→64; rank 2
@@ -128,6 +134,9 @@ def test_adapters_are_all_that_trains():
     terms = staying(model, ONE, 0, generates=True)
     assert terms["optimizer"] == 8 * adapters
     assert terms["whole copy"] == 4 * SHAPE.num_params  # merged weights to generate with
+    half = staying(replace(model, dtype="bfloat16"), ONE, 0, generates=True)
+    assert half["weights"] == 2 * SHAPE.num_params + 4 * adapters
+    assert (half["gradients"], half["optimizer"]) == (4 * adapters, 8 * adapters)
 
 
 def test_generation_needs_whole_weights_where_they_are_cut():
@@ -136,6 +145,8 @@ def test_generation_needs_whole_weights_where_they_are_cut():
     assert "whole copy" not in staying(model, ONE, 0, generates=True)
     assert staying(model, topo("d2"), 0, generates=True)["whole copy"] == whole
     assert "whole copy" not in staying(model, topo("d2"), 0, generates=False)
+    cast = replace(model, dtype="bfloat16")
+    assert staying(cast, ONE, 0, generates=True)["whole copy"] == whole / 2
     copy = replace(model, backend="inference", trained=False)
     assert staying(copy, topo("d2"), 0, generates=True) == {"weights": whole}
 
@@ -203,8 +214,22 @@ def test_early_stages_keep_more_micro_batches_and_the_last_has_the_logits():
     first, last = (passing(model, topo("p2"), stage, TRAIN, SIZES) for stage in (0, 1))
     assert first["activations"] == 2 * last["activations"]
     assert "logits" not in first
-    # 128 tokens, a quarter of them answers: 4 bytes each, and 4 of an answer's, twice for gradients
-    assert last["logits"] == 96 * 2 * (128 * 4 + 32 * 4)
+    # 128 tokens: a chunk, logits as they are and their gradients, the last norm
+    assert last["logits"] == 96 * 128 * (7 * 4 + 2 * 4) + 128 * 64 * 8
+
+
+def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):
+    monkeypatch.setattr(data, "LOGITS_AT_ONCE", 32 * 96)
+
+    def logits(limit: int, **changes: object) -> float:
+        model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=limit)
+        return passing(replace(model, **changes), ONE, 0, TRAIN, SIZES)["logits"]  # type: ignore[arg-type]
+
+    # 128 tokens' and 32 answers' states and their gradients, the last norm, the head's gradient twice
+    chunk, head = 32 * 96 * 7 * 4, 2 * 96 * 64 * 4
+    assert logits(128) == chunk + head + 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
+    assert logits(256) - logits(128) == 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
+    assert logits(128) - logits(128, lora_rank=2) == head
 
 
 def test_a_micro_batch_is_at_least_one_sequence_and_at_most_the_minibatch():
@@ -217,13 +242,18 @@ def test_a_micro_batch_is_at_least_one_sequence_and_at_most_the_minibatch():
     assert activations(None) == activations(10**9) == 16 * activations(32)
 
 
-def test_fsdp_keeps_whole_gradients_until_the_last_micro_batch(monkeypatch):
+def test_fsdp_reduces_the_gradients_of_each_micro_batch_layer_by_layer(monkeypatch):
     monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", 0)
     model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=32)
-    assert passing(model, topo("d2"), 0, TRAIN, SIZES)["whole gradients"] == 4 * SHAPE.num_params
-    at_once = replace(model, max_tokens_per_mb=None)
-    assert "whole gradients" not in passing(at_once, topo("d2"), 0, TRAIN, SIZES)
-    assert "whole gradients" not in passing(model, ONE, 0, TRAIN, SIZES)
+    # norms, q and o, k and v, three of the MLP; embedding, norm and head of 96 tokens are smaller
+    layer = 2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192
+    found = passing(model, topo("d2"), 0, TRAIN, SIZES)
+    assert found["gradients of a layer"] == layer * (4 + 4)  # as computed, and as they are sent
+    assert "whole gradients" not in found
+    half = passing(replace(model, dtype="bfloat16"), ONE, 0, TRAIN, SIZES)
+    assert half["gradients of a layer"] == layer * (2 + 4)
+    assert half["gathered layers"] == 2 * (2 * layer + 2 * 96 * 64 + 64)
+    assert "gradients of a layer" not in passing(model, ONE, 0, TRAIN, SIZES)
 
 
 def test_fsdp_gathers_a_small_model_in_one_piece(monkeypatch):
@@ -231,18 +261,30 @@ def test_fsdp_gathers_a_small_model_in_one_piece(monkeypatch):
     monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", size)
     found = passing(model, topo("d2"), 0, TRAIN, SIZES)
     assert (found["gathered layers"], found["whole gradients"]) == (size, size)
+    half = passing(replace(model, dtype="bfloat16"), topo("d2"), 0, TRAIN, SIZES)
+    assert half["gathered layers"] == size / 2
+    assert half["whole gradients"] == size * 3 / 2  # their float32 sums, and a micro-batch's own
     monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", size - 1)
     found = passing(model, topo("d2"), 0, TRAIN, SIZES)
     assert found["gathered layers"] < size
     assert "whole gradients" not in found
 
 
-def test_the_cache_holds_as_many_rows_as_a_micro_batch_has_room_for():
+def test_the_cache_holds_as_many_tokens_as_it_may():
     model = HeldModel(shape=SHAPE, max_tokens_per_mb=None)
-    of_a_token = 2 * 4 * 32 * 4  # keys and values, layers, kv heads × width, bytes
+    # Keys and values, layers, kv heads × width, bytes; one of four layers twice while it grows.
+    of_a_token = 2 * 4 * 32 * 4 * 1.25
     assert passing(model, ONE, 0, GENERATE, SIZES)["cache"] == 64 * 32 * of_a_token
-    few = replace(model, max_tokens_per_mb=100)  # three rows of 32
-    assert passing(few, ONE, 0, GENERATE, SIZES)["cache"] == 3 * 32 * of_a_token
+    few = replace(model, max_tokens_per_mb=100)
+    assert passing(few, ONE, 0, GENERATE, SIZES)["cache"] == 100 * of_a_token
+    own = replace(few, max_cache_tokens=160)
+    assert passing(own, ONE, 0, GENERATE, SIZES)["cache"] == 160 * of_a_token
+    one = replace(few, max_cache_tokens=8)  # a whole answer's at the least
+    assert passing(one, ONE, 0, GENERATE, SIZES)["cache"] == 32 * of_a_token
+    assert (
+        passing(own, ONE, 0, GENERATE, SIZES)["logits"]
+        > passing(few, ONE, 0, GENERATE, SIZES)["logits"]
+    )
     assert passing(model, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 32 * 32 * of_a_token
     dealt = replace(model, backend="megatron")
     assert passing(dealt, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 16 * 32 * of_a_token
@@ -399,12 +441,13 @@ def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
     assert rows["actor_gen"] == (
         "actor@1",
         "inference",
+        "bfloat16",
         "d2t1p1",
         "0-1",
         "left",
         "before: weights from actor@0",
     )
-    assert rows["actor_train"][2:4] == ("d1t2p1", "0-1")
+    assert rows["actor_train"][2:5] == ("bfloat16", "d1t2p1", "0-1")
     assert rows["actor_train"][-1] == "after: weights to ref@0 (eta 0.5)"
     memory = memory_rows(memory_of_plan(plan)["main"])
     assert [row[0] for row in memory if row[0]] == ["0-1", "2-3"]
@@ -430,3 +473,12 @@ def test_an_evaluation_counts_its_answers_and_in_an_asynchronous_run_its_whole_w
         config = config_of(replace(run, actor=more))
         larger = memory_of_experiment(config, TINY)[0].calls["evaluation of actor@0"]
         assert larger["cache"] > terms["cache"] > 0
+
+
+def test_a_process_has_memory_of_its_own_on_a_gpu():
+    """Context and communicators were in no plan: a worker of several copies has gigabytes of them."""
+    alone = usable_bytes(80 * 2**30, workers=1, copies=3)
+    assert alone == 0.96 * 80 * 2**30 - 2**30 / 2
+    several = [usable_bytes(80 * 2**30, workers=8, copies=n) for n in (1, 3)]
+    assert alone - several[0] == 2 * 300 * 2**20
+    assert several[0] - several[1] == 2 * 300 * 2**20

@@ -12,7 +12,7 @@ import zmq
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
 from realsys.api.trial import AttemptFiles, AttemptRecord, write_record
-from realsys.transport.binding import bind
+from realsys.transport.binding import bind, connect
 from realsys.worker import network
 from realsys.worker.network import (
     entrance_address,
@@ -66,6 +66,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         getaddrinfo=lookup,
         gethostname=lambda: "n1.site.org",
         AF_INET=socket.AF_INET,
+        AF_INET6=socket.AF_INET6,
         SOCK_DGRAM=socket.SOCK_DGRAM,
     )
     monkeypatch.setattr(network, "socket", stand_in)
@@ -158,7 +159,7 @@ def test_a_node_is_not_taken_for_another_one_by_its_second_name(asked, monkeypat
 
 def test_gloo_and_nccl_are_told_the_interface_of_that_address(tmp_path: Path):
     attempt = AttemptFiles(tmp_path / "0001")
-    told = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    told = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     assert interface_variables(cluster(interface="lo"), attempt) == told
     record = AttemptRecord(
         number=1,
@@ -229,3 +230,47 @@ def test_an_address_of_another_host_is_no_matter_of_ports(make_socket):
     with pytest.raises(zmq.ZMQError) as caught:
         bind(make_socket(), "203.0.113.7", range(20000, 20010))
     assert caught.value.errno == zmq.EADDRNOTAVAIL
+
+
+# ---- hosts that have no IPv4 -----------------------------------------------------------------------
+
+
+def test_a_host_without_ipv4_listens_on_the_ipv6_address_towards_another_node(asked, monkeypatch):
+    monkeypatch.setitem(NAMES, "v6", "fd00::7")
+    monkeypatch.setitem(ROUTES, "fd00::7", "fd00::1")
+    assert listening_address(cluster(), "n1,v6") == "fd00::1"
+    assert listening_address(cluster(), "v6,n7") == "10.1.0.1", "IPv4 where there is one"
+
+
+@pytest.mark.parametrize("own", ["fe80::1", "::1", "127.0.1.1"])
+def test_addresses_of_one_cable_or_one_host_are_not_told_to_others(asked, monkeypatch, own):
+    target = "fd00::7" if ":" in own else "10.9.9.9"
+    monkeypatch.setitem(NAMES, "v6", target)
+    monkeypatch.setitem(ROUTES, target, own)
+    assert listening_address(cluster(), "v6") == "127.0.0.1"
+
+
+def test_ipv6_addresses_of_interfaces_are_those_that_others_can_reach():
+    lines = [
+        "fe8000000000000000fc00fffe000001 04 40 20 80     eth0",
+        "00000000000000000000000000000001 01 80 10 80       lo",
+        "fd000000000000000000000000000002 04 40 00 82     eth0",
+    ]
+    assert network.ipv6_interfaces(lines) == [("eth0", "fd00::2")]
+
+
+def test_an_ipv6_subnet_names_an_interface(monkeypatch):
+    monkeypatch.setattr(network, "_interfaces", lambda: [("eth0", "10.0.0.1"), ("ib0", "fd00::2")])
+    assert listening_address(cluster(interface="fd00::/64"), "") == "fd00::2"
+    assert listening_address(cluster(interface="ib0"), "") == "fd00::2"
+
+
+def test_sockets_listen_and_connect_over_ipv6():
+    context = zmq.Context.instance()
+    with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
+        endpoint = bind(server, "::1")
+        assert endpoint.startswith("tcp://[::1]:")
+        connect(client, endpoint)
+        client.send(b"here")
+        assert server.poll(10_000)
+        assert server.recv_multipart()[1] == b"here"

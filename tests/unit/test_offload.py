@@ -7,6 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from realsys.api.errors import InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
+from realsys.backends import offload
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.group_of_one import group_of_one
 from realsys.backends.inference import InferenceBackend
@@ -41,6 +42,19 @@ def batch():
 
 def train(engine):
     return engine.train_batch(batch(), loss_fn=next_token_loss, loss_weight_fn=num_answer_tokens)
+
+
+def test_what_need_not_be_kept_is_freed_and_comes_back_as_zeros():
+    gradients, view = torch.ones(40), torch.ones(6)
+    part, host = gradients[10:20], HostMemory()
+    host.take([view])
+    host.empty([gradients, part, view])
+    assert gradients.untyped_storage().nbytes() == 0
+    assert host.num_bytes == 6 * 4, "what is kept is the tensor that was taken before"
+    host.give_back()
+    assert gradients.tolist() == [0.0] * 40
+    assert part.data_ptr() == gradients[10:].data_ptr()
+    assert view.tolist() == [1.0] * 6
 
 
 def test_memory_is_given_back_and_taken_again():
@@ -104,10 +118,10 @@ def test_shards_in_cpu_memory_of_a_single_process_train_as_the_plain_module(tiny
 
 @pytest.mark.usefixtures("no_process_group")
 def test_a_group_of_one_belongs_to_the_world_that_it_was_made_in():
-    first = group_of_one()
-    assert (group_of_one(), dist.get_world_size(first)) == (first, 1)
+    first = group_of_one("cpu")
+    assert (group_of_one("cpu"), dist.get_world_size(first)) == (first, 1)
     dist.destroy_process_group()
-    second = group_of_one()
+    second = group_of_one("cpu")
     assert second is not first
     x = torch.ones(3)
     dist.all_reduce(x, group=second)  # the first one's world is gone: this would raise
@@ -137,3 +151,22 @@ def test_nothing_touches_an_offloaded_model(tiny_policy, backend, tmp_path):
     engine.onload()
     engine.onload()
     assert torch.equal(engine.forward(batch()), before)
+
+
+def test_pinned_memory_is_asked_for_in_powers_of_two_that_fit(monkeypatch):
+    """torch rounds it up to the next one: 5 GiB would take 8."""
+    monkeypatch.setattr(offload, "_LARGEST_BLOCK", 1 << 12)
+    monkeypatch.setattr(offload, "_SMALLEST_BLOCK", 1 << 6)
+    sizes = (5000, 3, 8192, 77, 1)
+    tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8) for n in sizes]
+    expected = [x.clone() for x in tensors]
+    host = HostMemory()
+    host.take(tensors)
+    blocks = host.block_bytes
+    assert all(size & (size - 1) == 0 for size in blocks)
+    assert host.num_bytes == sum(sizes) <= sum(blocks) < sum(sizes) + (1 << 6)
+    host.take(more := [torch.arange(10)])  # behind what is there
+    host.give_back()
+    assert all(map(torch.equal, tensors, expected))
+    assert more[0].tolist() == list(range(10))
+    assert host.num_bytes == 0 == sum(host.block_bytes)

@@ -222,7 +222,6 @@ def test_settings_that_are_on_reach_the_backend_and_those_that_are_off_do_not() 
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"recompute": True}, "backend 'fsdp' has no recompute"),
         ({"backend": "megatron", "cpu_offload": True}, "backend 'megatron' has no cpu_offload"),
         ({"backend": "megatron", "lora": LoRAOptions(rank=2)}, "backend 'megatron' has no lora"),
     ],

@@ -236,6 +236,22 @@ def test_weights_that_stay_where_they_are_are_not_moved() -> None:
     assert bytes_to_receive(8.0, d4, d4, sharded=True) == dict.fromkeys(four, 6)
 
 
+def test_float32_takes_as_much_longer_as_the_device_is_slower_in_it(file_root: Path) -> None:
+    graph = make_plan("ppo-math", (), trial="t").phases[-1].config.graph()
+    one = CallAllocation(workers=(0,), topology=ProcessTopology())
+
+    def took(dtype: str, device: str) -> float:
+        base = analytic()
+        roles = {"actor": replace(base.roles["actor"], dtype=dtype)}
+        costs = replace(base, roles=roles, device=DEVICES[device])
+        return costs.call_s(graph["actor_train"], one)
+
+    # dense bfloat16 over float32 without TF32, of the makers' data sheets
+    for device, ratio in (("h100", 989 / 67), ("a100", 312 / 19.5), ("cpu", 1.0)):
+        found = took("float32", device) / took("bfloat16", device)
+        assert found == pytest.approx(ratio, rel=0.03)
+
+
 def test_devices_are_found_by_the_name_that_slurm_has() -> None:
     assert device_of("nvidia_h100_80gb_hbm3") is DEVICES["h100"]
     with pytest.raises(ConfigError, match="mi300"):

@@ -597,3 +597,37 @@ def returns(value):
         return value
 
     return call
+
+
+def test_workers_read_their_own_files_of_a_checkpoint(tmp_path):
+    """All are asked at once, of the newest checkpoint first; the master reads its own file only."""
+    for step in (1, 2):
+        checkpoint(tmp_path, step)
+    asked = []
+
+    def hashes_of(files):
+        asked.append({worker: str(file.relative_to(tmp_path)) for worker, file in files.items()})
+        found = {w: (hashlib.sha256(f.read_bytes()).hexdigest(), "") for w, f in files.items()}
+        return found if len(asked) > 1 else {**found, WORKERS[1]: ("0" * 64, "")}
+
+    found = newest_whole(tmp_path, workers=WORKERS, lineage=EVERYTHING, hashes_of=hashes_of)
+    assert found.step == 1
+    assert [set(files) for files in asked] == [set(WORKERS)] * 2
+    assert [next(iter(f.values())).split("/")[0] for f in asked] == [
+        f"step-00000{n}.1" for n in (2, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("why", "told"), [("no file", "has hash no file"), ("I/O", "be read: I/O")]
+)
+def test_a_file_that_its_worker_cannot_read_is_refused(tmp_path, caplog, why, told):
+    checkpoint(tmp_path, 1)
+    found = newest_whole(
+        tmp_path,
+        workers=WORKERS,
+        lineage=EVERYTHING,
+        hashes_of=lambda files: dict.fromkeys(files, ("", why)),
+    )
+    assert found is None
+    assert told in caplog.text

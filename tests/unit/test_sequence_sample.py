@@ -151,7 +151,7 @@ def test_pieces_and_their_bounds_are_flat():
 def test_microbatches_hold_whole_ids_under_the_limit():
     # tokens a id: 3, 3, 2; a limit of 5 fits 3 + 2
     pieces = sample().microbatches(MicroBatchSpec(max_tokens_per_mb=5))
-    assert [indices for indices, _ in pieces] == [[0, 2], [1]]
+    assert [[run.id_index for run in runs] for runs, _ in pieces] == [[0, 2], [1]]
     assert_same(pieces[0][1], sample().take([0, 2]))
     assert_same(pieces[1][1], sample().take([1]))
     assert len(sample().microbatches(MicroBatchSpec(n_mbs=3))) == 3

@@ -118,7 +118,7 @@ CASES = {
     "apptainer": lambda: plan_of(APPTAINER),
     "het": lambda: plan_of(SITE, scheduling=MASTER_ON_CPU),
     "split": lambda: plan_of(SITE, scheduling=MASTER_ON_CPU, layout="split"),
-    "shared_gpu": lambda: plan_of(SITE, "gpus_per_model_worker=0.5"),
+    "shared_gpu": lambda: plan_of(SITE, "actor.parallel=d1t1p1", "gpus_per_model_worker=0.5"),
 }
 
 

@@ -130,7 +130,7 @@ def lists(cut=3, *, version=2, bucket_bytes=24, **changes):
         {"a": (Box((0, 0), (cut, 4)),)},
         {"a": (Box((cut, 0), (6, 4)),), "b": (Box((0,), (5,)),), "s": (Box((), ()),)},
     )
-    giving = who_gives_what(layout, [4, 7], dtypes=wire_dtypes(weights_of(layout), held="float32"))
+    giving = who_gives_what(layout, [4, 7], dtypes=wire_dtypes(weights_of(layout), dtype="float32"))
     index = {w.name: i for i, w in enumerate(giving.weights)}
     return [
         Manifest(
@@ -160,7 +160,7 @@ def test_lists_come_back_as_they_were_and_are_whole():
 
 def test_what_is_kept_apart_shares_no_bucket():
     layout = ({w.name: (Box.whole(w.shape),) for w in WEIGHTS},)
-    giving = who_gives_what(layout, [0], dtypes=wire_dtypes(WEIGHTS, held="float32"))
+    giving = who_gives_what(layout, [0], dtypes=wire_dtypes(WEIGHTS, dtype="float32"))
     assert [[p.name for p in b.pieces] for b in giving.buckets(0)] == [["a", "b", "s"]]
     assert [[p.name for p in b.pieces] for b in giving.buckets(0, apart={"b"})] == [
         ["a", "s"],
@@ -175,7 +175,7 @@ def test_adapters_travel_as_they_are_held():
         ("float32", "bfloat16", ["bfloat16", "float32"]),
         ("float64", "", ["float64", "float64"]),
     ):
-        assert list(wire_dtypes(weights, held=held, wire=wire).values()) == expected
+        assert list(wire_dtypes(weights, dtype=held, wire=wire).values()) == expected
 
 
 def test_a_name_says_who_gives():

@@ -1,16 +1,20 @@
 """A model worker's own shards, published and fetched while they train: real engines, no sockets."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from weight_sync_world import Receiver, assert_same
 
+from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import (
     FinetuneSpec,
     ModelAbstraction,
     ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+    ModelInterfaceType,
     ModelName,
     ModelShardID,
     ParallelGroups,
@@ -34,17 +38,26 @@ LORA = {"rank": 3, "alpha": 6.0, "target_modules": ["q_proj", "o_proj", "up_proj
 class World:
     """One worker with one model; ``stores`` is what a receiver's client sees."""
 
-    def __init__(self, path: Path, *, lora=None, **options):
+    def __init__(self, path: Path, *, lora=None, dtype="float32", **options):
         backend = {"optimizer": {"lr": 1e-2}, "lora": lora or {}}
         self.config = ModelWorker(
             shards=(
                 ModelShard(
                     id=ModelShardID(model_name=NAME, topo=ProcessTopology()),
-                    model=ModelAbstraction("hf_causal_lm", {"path": str(path)}),
+                    model=ModelAbstraction("hf_causal_lm", {"path": str(path), "dtype": dtype}),
                     backend=ModelBackendAbstraction("fsdp", backend),
                 ),
             ),
             instantiate=(NAME,),
+            model_rpcs=(
+                MFCDef(
+                    name="actor_train",
+                    n_seqs=1,
+                    interface_type=ModelInterfaceType.TRAIN_STEP,
+                    interface_impl=ModelInterfaceAbstraction("sft"),
+                    model_name=NAME,
+                ),
+            ),
         )
         shards = Shards(self.config, device="cpu")
         shards.make_models({NAME: ParallelGroups()})
@@ -114,3 +127,30 @@ def test_half_the_bytes_in_bfloat16_and_no_dtype_of_another_name(tiny_policy):
     assert said.num_bytes == sum(2 * x.numel() for x in expected.values())
     with pytest.raises(ConfigError, match="'int4'"):
         World(tiny_policy, wire_dtype="int4")
+
+
+def test_servers_get_what_the_model_computes_in_and_not_its_masters(tiny_policy):
+    world = World(tiny_policy, dtype="bfloat16")
+    assert {x.dtype for ((_, x),) in world.engine.held_weights().values()} == {torch.float32}
+    receiver = Receiver(world)
+    for version in range(2):
+        source, said = world.publish(version)
+        expected = world.whole()
+        assert {x.dtype for x in expected.values()} == {torch.bfloat16}
+        world.train()
+        assert_same(receiver.fetch(source, timeout_s=5), expected)
+    assert said.num_bytes == sum(2 * x.numel() for x in expected.values())
+    exact = World(tiny_policy, dtype="bfloat16", wire_dtype="float32")
+    held = {name: x.clone() for name, ((_, x),) in exact.engine.held_weights().items()}
+    assert_same(Receiver(exact).fetch(exact.publish(0)[0], timeout_s=5), held)
+
+
+def test_an_engine_that_holds_another_type_than_its_backend_says_gives_nothing(tiny_policy):
+    world = World(tiny_policy, dtype="bfloat16")
+    world.config = replace(world.config, model_rpcs=())  # who knows nothing of the training
+    shards = Shards(world.config, device="cpu")
+    shards.models = world.publications._shards.models
+    shards.sources = world.publications._shards.sources
+    others = WeightPublications(shards, [world.config], worker=0, store=TensorStore())
+    with pytest.raises(InternalError, match=r"float32, the plan sends torch\.bfloat16"):
+        others.publish(str(NAME), 0)

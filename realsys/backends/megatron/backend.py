@@ -46,7 +46,7 @@ class MegatronBackend(ModelBackend):
             )
 
     def _initialize(self, model: Model) -> Model:
-        if self.sequence_parallel and not has_transformer_engine():
+        if self.sequence_parallel and not has_transformer_engine(model.device):
             raise ConfigError(
                 "sequence_parallel needs the layers of Transformer Engine, which are not here",
                 where=f"backend of {model.name}",

@@ -52,7 +52,7 @@ class Company:
     @staticmethod
     def of(model: Model) -> Company:
         """The company of ``model``; without torch.distributed a world of one is made."""
-        topo, alone = model.topology, group_of_one()
+        topo, alone = model.topology, group_of_one(model.device)
         sizes = {
             "copy": topo.world_size,
             "data": topo.data,

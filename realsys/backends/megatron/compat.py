@@ -1,9 +1,9 @@
-"""Lets Megatron-Core run where there is no CUDA: CPU tensors, gloo groups.
+"""Lets Megatron-Core compute on the CPU: CPU tensors, gloo groups.
 
-Megatron-Core asks ``torch.cuda`` for its device and makes tensors with ``device="cuda"``. Without
-CUDA its modules get a stand-in under the name ``torch`` that answers "cpu" to both. Only Megatron's
-modules see it: torch itself, and everybody else who uses it in this process, stays as it is. With
-CUDA nothing here does anything.
+Megatron-Core asks ``torch.cuda`` for its device and makes tensors with ``device="cuda"``. In a process
+that computes on the CPU its modules get a stand-in under the name ``torch`` that answers "cpu" to both.
+Only Megatron's modules see it: torch itself, and everybody else who uses it in this process, stays as it
+is. A process computes on one device: the model's says which, not what the machine has.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from torch import nn
 
 _FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
 _PREFIX = "megatron.core"
+_SEED = 1
 
 
-def prepare_process() -> None:
-    """Makes Megatron-Core usable in this process. Does nothing with CUDA, or a second time."""
-    if torch.cuda.is_available():
+def prepare_process(device: str) -> None:
+    """Makes Megatron-Core usable in this process. Does nothing on a GPU but once, nor a second time."""
+    if device.startswith("cuda"):
+        _add_random_state()
         return
     stand_in = _stand_in()
     for name, module in list(sys.modules.items()):
@@ -39,14 +41,24 @@ def prepare_process() -> None:
 def prepare_parameters(module: nn.Module) -> None:
     """Must be called before Megatron makes an optimizer of ``module``'s parameters.
 
-    Its optimizers tell precisions apart by the type's name, ``torch.cuda.FloatTensor``. Without CUDA
+    Its optimizers tell precisions apart by the type's name, ``torch.cuda.FloatTensor``. On the CPU
     each parameter answers as if it were on a GPU; nothing else of it changes.
     """
-    if torch.cuda.is_available():
-        return
     for parameter in module.parameters():
+        if parameter.is_cuda:
+            continue
         name = parameter.data.type().replace("torch.", "torch.cuda.")
         parameter.type = functools.partial(str, name)  # type: ignore[method-assign, assignment]
+
+
+def _add_random_state() -> None:
+    """The state of the GPU's generator that Megatron enters where activations are cut over the tensor axis
+    (``sequence_parallel``). Nothing draws from it: there is no dropout."""
+    from megatron.core.tensor_parallel import random
+
+    tracker, name = random.get_cuda_rng_tracker(), random._MODEL_PARALLEL_RNG_TRACKER_NAME
+    if name not in tracker.get_states():
+        tracker.add(name, _SEED)
 
 
 class _StandIn(types.ModuleType):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from realsys.algorithms.predictions import Predictions, nothing_of
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import CheckpointError
 from realsys.api.model import LossFn, LossWeightFn, Model
@@ -60,11 +61,11 @@ class MegatronEngine(MegatronInferenceEngine):
         weights = weights_of(pieces, loss_weight_fn)
         means = WeightedMeans(self.ranks, weights, token_normalize_scope)
 
-        def loss(output: Tensor, i: int) -> Tensor:
+        def loss(output: Tensor | Predictions, i: int) -> Tensor:
             scale = means.scales[i]
             scaled = means.add(loss_fn(output, pieces[i][1]), scale)
             # Gradients are added up over ranks, while the scales are for a mean over them.
-            return scaled / self.ranks.size if scale else output.sum() * 0.0
+            return scaled / self.ranks.size if scale else nothing_of(output)
 
         self.optimizer.zero_grad()
         self._run(pieces, loss, trained=self.optimizer.ddp)
@@ -116,3 +117,6 @@ class MegatronEngine(MegatronInferenceEngine):
 
     def own_memory(self) -> list[Tensor]:
         return [*super().own_memory(), *self.optimizer.tensors()]
+
+    def passing_memory(self) -> list[Tensor]:
+        return self.optimizer.gradients()

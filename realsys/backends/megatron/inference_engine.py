@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -23,8 +24,10 @@ from realsys.api.model import (
     Model,
     PipelinableEngine,
 )
+from realsys.backends.averages import Averages
 from realsys.backends.data_parallel import DataParallel
-from realsys.backends.engine import PostHook, answer_prompts, weights_of
+from realsys.backends.engine import PostHook, answer_prompts, reduced, weights_of
+from realsys.backends.loading import save_streamed
 from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.schedule import UseOutput, run_microbatches
@@ -34,11 +37,12 @@ from realsys.backends.offload import Parkable
 from realsys.backends.slot_generation import generate_dealt
 from realsys.backends.weighted_means import WeightedMeans
 from realsys.data_plane.answers_layout import INPUT
+from realsys.data_plane.packing import Run
 from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.models.hf import save_hf
+from realsys.models.weight_writer import Kind
 from realsys.param_realloc.boxes import Box
 
-Pieces = Sequence[tuple[list[int], SequenceSample]]
+Pieces = Sequence[tuple[list[Run], SequenceSample]]
 
 
 class MegatronInferenceEngine(Parkable, PipelinableEngine):
@@ -51,6 +55,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         self.base_seed, self.rank = model.base_seed, model.rank
         self.ranks = DataParallel.of(model)
         self._config: Any = part.stage.config
+        self._averages: Averages | None = None
         self._replica: nn.Module | None = None
         self._replica_is_old = True
         self.module.requires_grad_(False)
@@ -83,7 +88,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         pieces = self.microbatches(input_, mb_spec)
         means = WeightedMeans(self.ranks, weights_of(pieces, loss_weight_fn), "global")
 
-        def count(output: Tensor, i: int) -> None:
+        def count(output: Tensor | Predictions, i: int) -> None:
             means.add(loss_fn(output, pieces[i][1]), means.scales[i])
 
         self._run(pieces, count)
@@ -98,22 +103,20 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         post_hook: PostHook | None = None,
     ) -> Tensor:
         pieces = self.microbatches(input_, mb_spec)
-        per_id: list[Tensor] = [torch.empty(0)] * input_.batch_size
+        by_run: dict[Run, Tensor] = {}
 
-        def keep(output: Tensor, i: int) -> None:
-            indices, mb = pieces[i]
-            if post_hook is not None:
-                output = post_hook(output, mb)
-            rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            for k, x in zip(indices, rows, strict=True):
-                per_id[k] = x
+        def keep(output: Tensor | Predictions, i: int) -> None:
+            runs, mb = pieces[i]
+            rows = torch.split(reduced(output, mb, post_hook), list(mb.meta.rows_per_id(INPUT)))
+            by_run.update(zip(runs, rows, strict=True))
 
         self._run(pieces, keep)
-        joined = torch.cat(per_id) if self.company.is_last_stage else None
+        of_last_stage = self.company.is_last_stage
+        joined = torch.cat([by_run[run] for run in sorted(by_run)]) if of_last_stage else None
         return tensor_from_last_stage(joined, self.company, self.device)
 
     def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> Pieces:
-        """Indices and micro-batches of ``input_`` on this engine's device.
+        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
 
         Equal on all processes of a slot. Those of other data-parallel ranks may be more or fewer:
         they meet at the end of a step only.
@@ -129,12 +132,14 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         ``trained`` is the module as its optimizer wrapped it: then backwards too.
         """
         self.module.train(trained is not None)  # recomputation asks; there is no dropout
+        stage: Any = self.part.stage
         cut_sequences = bool(self._config.sequence_parallel)
         with self.company.active():
             run_microbatches(
                 trained or self.module,
                 [mb for _, mb in pieces],
                 use_output,
+                predict=None if self.part.shape.critic else stage.predictions,
                 backward=trained is not None,
                 width_multiple=self.company.topology.tensor if cut_sequences else 1,
             )
@@ -145,11 +150,21 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
 
     # ---- weights ------------------------------------------------------------------------------
 
+    def keep_averages(self) -> None:
+        """Weights are held in float32 from now on, beside those that compute."""
+        self._averages = Averages(self._computing())
+
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
+        computing = self._computing()
+        return computing if self._averages is None else self._averages.views
+
+    def _computing(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
         self.must_be_here("held_weights")
         return views_of(self.module, self.part.holdings[self.rank])
 
     def weights_changed(self) -> None:
+        if self._averages is not None:
+            self._averages.round_into(self._computing())
         self._replica_is_old = True
 
     def whole_module(self) -> nn.Module:
@@ -168,7 +183,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         topo = self.company.topology
         slot = [self.part.holdings[rank] for rank in topo.slot(self.company.coordinate[1])]
         weights = self.part.shape.weights()
-        return gathered(self.held_weights(), weights, slot, self.company.slot, wanted=wanted)
+        return gathered(self._computing(), weights, slot, self.company.slot, wanted=wanted)
 
     def generate(
         self,
@@ -192,12 +207,17 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         if self.company.coordinate[1] == 0:  # one slot has the whole model
-            state = {}
-            for name, weight in self._gathered(wanted=self.rank == 0):
-                if self.rank == 0:
-                    state[name] = weight.cpu()
-            if self.rank == 0:
-                save_hf(skeleton_of(self.part.source), tokenizer, save_dir, state_dict=state)
+            weights = self.part.shape.weights()
+            dtype = next(self.module.parameters()).dtype
+            writes = self.rank == 0
+            save_streamed(
+                skeleton_of(self.part.source) if writes else None,
+                tokenizer,
+                save_dir,
+                kinds={weight.name: Kind(weight.shape, dtype) for weight in weights},
+                weights=self._gathered(wanted=writes),
+                writes=writes,
+            )
         # Nobody goes on before the directory is whole.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.company.copy)
 
@@ -208,4 +228,5 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
 
     def own_memory(self) -> list[Tensor]:
         """All tensors that this engine keeps between two calls."""
-        return [p.data for p in self.module.parameters()]
+        averages = self._averages.memory if self._averages is not None else ()
+        return [*(p.data for p in self.module.parameters()), *averages]

@@ -18,8 +18,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
+from realsys.backends.grouped_heads import keys_for
 from realsys.models.shape import ModelShape
 from realsys.models.whole import MEGATRON_ROPE_TYPES
 
@@ -32,6 +34,7 @@ def transformer_config(
     topo: ProcessTopology,
     *,
     dtype: torch.dtype,
+    device: str,
     recompute: bool = False,
     sequence_parallel: bool = False,
 ) -> TransformerConfig:
@@ -69,7 +72,7 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         perform_initialization=False,
-        use_cpu_initialization=not torch.cuda.is_available(),
+        use_cpu_initialization=not device.startswith("cuda"),
         calculate_per_token_loss=True,  # losses come scaled: gradients are summed, never averaged
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
@@ -96,7 +99,7 @@ def make_stage(
         warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
         module = _Stage(
             config=config,
-            transformer_layer_spec=_layer_spec(shape),
+            transformer_layer_spec=_layer_spec(shape, on_cpu=config.use_cpu_initialization),
             vocab_size=shape.vocab_size,
             max_sequence_length=shape.max_positions or hf_config.max_position_embeddings,
             pre_process=stage == 0,
@@ -110,15 +113,18 @@ def make_stage(
     module.rotary_pos_emb.inv_freq = frequencies.clone().to(module.rotary_pos_emb.inv_freq.device)
     for parameter in module.parameters():  # torch's own norms are made in float32
         parameter.data = parameter.data.to(config.params_dtype)
+    if config.sequence_parallel and stage == last:  # until there, see _postprocess
+        module.output_layer.sequence_parallel = False
+        module.output_layer.allreduce_dgrad = True
     if shape.critic and stage == last:
         norm = module.decoder.final_layernorm.weight
         module.output_layer = ValueHead(shape.hidden_size, config, norm)
     return module
 
 
-def has_transformer_engine() -> bool:
+def has_transformer_engine(device: str) -> bool:
     """Whether layers come from Transformer Engine: faster, and norms fused into linear layers."""
-    return bool(specs.HAVE_TE) and torch.cuda.is_available()
+    return bool(specs.HAVE_TE) and device.startswith("cuda")
 
 
 def _freeze_padding(embedding: Any, pad_token_id: int) -> None:
@@ -164,14 +170,16 @@ class CausalAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """``[T, B, heads · head_dim]``; query is ``[T, B, heads, head_dim]``, key and value have fewer."""
-        length, batch, heads = query.shape[:3]
+        length, batch = query.shape[:2]
+        q_BHTD, k_BHTD, v_BHTD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        k_BHTD, v_BHTD, shared = keys_for(q_BHTD, k_BHTD, v_BHTD)
         output = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
-            key.permute(1, 2, 0, 3),
-            value.permute(1, 2, 0, 3),
+            q_BHTD,
+            k_BHTD,
+            v_BHTD,
             is_causal=True,
             scale=self.scale,
-            enable_gqa=key.shape[2] != heads,
+            enable_gqa=shared,
         )
         return output.permute(2, 0, 1, 3).reshape(length, batch, -1)
 
@@ -183,9 +191,36 @@ class _Stage(GPTModel):  # type: ignore[misc]
         """Asked only while it is built, to copy the first stage's embedding to the last."""
         return False
 
+    def _postprocess(self, hidden_states: Tensor, **rest: Any) -> Tensor:
+        """On the last stage of a policy its last layer's states ``[B, T, H]``, for ``predictions``."""
+        if not self.post_process or isinstance(self.output_layer, ValueHead):
+            output: Tensor = super()._postprocess(hidden_states=hidden_states, **rest)
+            return output
+        if (
+            self.config.sequence_parallel
+        ):  # each tensor rank sees all tokens: the head adds up behind it
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, tensor_parallel_output_grad=False
+            )
+        return hidden_states.transpose(0, 1).contiguous()
 
-def _layer_spec(shape: ModelShape) -> Any:
-    if has_transformer_engine():
+    def predictions(self, states_NH: Tensor) -> Predictions:
+        """Of a policy's last stage; all its tensor ranks ask alike."""
+
+        def head(states: Tensor) -> Tensor:
+            shared = self.share_embeddings_and_output_weights
+            weight = self.shared_embedding_or_output_weight() if shared else None
+            logits, _ = self.output_layer(
+                states[:, None], weight=weight, runtime_gather_output=True
+            )
+            whole: Tensor = logits[:, 0]
+            return whole
+
+        return Predictions(states_NH, head, vocab_size=self.vocab_size)
+
+
+def _layer_spec(shape: ModelShape, *, on_cpu: bool) -> Any:
+    if has_transformer_engine("cpu" if on_cpu else "cuda"):
         return specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
     spec = specs.get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
     spec.submodules.self_attention.submodules.core_attention = CausalAttention

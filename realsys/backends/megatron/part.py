@@ -50,7 +50,7 @@ class Part:
         shape, topo = source.shape(), model.topology
         if problems := layout_problems(shape, topo, "megatron"):
             raise problems[0]
-        compat.prepare_process()
+        compat.prepare_process(model.device)
         company = Company.of(model)
         dtype = _dtype_of(source, model)
         config = transformer_config(
@@ -58,10 +58,11 @@ class Part:
             source.config(),
             topo,
             dtype=dtype,
+            device=model.device,
             recompute=recompute,
             sequence_parallel=sequence_parallel and topo.tensor > 1,
         )
-        fused = has_transformer_engine()
+        fused = has_transformer_engine(model.device)
         holdings = [stage_slices(shape, topo, r, fused_norms=fused) for r in range(topo.world_size)]
         with company.active():
             stage = make_stage(shape, source.config(), topo, config, stage=company.coordinate[0])

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from torch import Tensor, nn
 
+from realsys.algorithms.predictions import Predictions
 from realsys.api.progress import tick
 from realsys.data_plane.ragged import pad_packed, unpad_to_packed
 from realsys.data_plane.sequence_sample import SequenceSample
 
 INPUT = "packed_input_ids"
-UseOutput = Callable[[Tensor, int], Tensor | None]  # (output, index of the micro-batch) → loss
+# (output, index of the micro-batch) → loss
+UseOutput = Callable[[Tensor | Predictions, int], Tensor | None]
 
 
 def run_microbatches(
@@ -29,15 +30,16 @@ def run_microbatches(
     microbatches: Sequence[SequenceSample],
     use_output: UseOutput,
     *,
+    predict: Callable[[Tensor], Predictions] | None = None,
     backward: bool,
     width_multiple: int = 1,
 ) -> None:
     """Passes micro-batches through all stages; the last gives each one's output to ``use_output``.
 
-    Call with the company active. Outputs are as ``PipelinableEngine`` has them: packed, the whole
-    vocabulary.
+    Call with the company active. Outputs are as ``PipelinableEngine`` has them, packed.
 
     Args:
+        predict: from the last stage's states, of a policy. None: a critic's values come out of it.
         backward: takes the gradient of the loss that ``use_output`` returns, and at the end adds up
             gradients over the data axis.
         width_multiple: of the rectangle's width (sequence parallelism cuts it evenly).
@@ -54,10 +56,7 @@ def run_microbatches(
         i: int, lengths: list[int], output_BTV: Tensor, non_loss_data: bool = False
     ) -> Any:
         output = unpad_to_packed(output_BTV, lengths)
-        is_critic = output.shape[-1] == 1
-        loss = use_output(
-            output.squeeze(-1) if is_critic else gather_from_tensor_model_parallel_region(output), i
-        )
+        loss = use_output(output.squeeze(-1) if predict is None else predict(output), i)
         one = torch.ones((), dtype=torch.int32, device=output.device)  # of tokens; never divided by
         return None if non_loss_data else (loss, one, {})
 

@@ -155,4 +155,4 @@ def load(views: Views, source: ModuleSource) -> None:
     """Fills the windows; of each weight only what is held is read."""
     for name, pieces in views.items():
         for box, view in pieces:
-            view.copy_(source.read(name, box.start, box.stop))
+            source.read_into(view, name, box.start, box.stop)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GenerationConfig
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from realsys.api.model import ModuleSource
 from realsys.backends.megatron.weights import Slice, Views
+from realsys.models.hf import hf_skeleton
 from realsys.models.shape import Weight
+from realsys.models.skeleton import skeleton
 from realsys.param_realloc.boxes import Box
 
 
@@ -69,24 +69,14 @@ def _boxes(slices: Sequence[Slice]) -> dict[str, list[Box]]:
 
 def plain_module(source: ModuleSource) -> nn.Module:
     """A Hugging Face module to be filled with whole weights, for generation."""
-    module = source.empty().eval().requires_grad_(False)
-    return _with_generation_settings(module, source)
+    module: nn.Module = source.empty()
+    return module.eval().requires_grad_(False)
 
 
 def skeleton_of(source: ModuleSource) -> nn.Module:
     """The Hugging Face module without memory for weights: its config and its way of saving."""
-    config = source.config()
-    auto: Any = AutoModelForCausalLM
-    if source.critic:
-        auto, config.num_labels = AutoModelForTokenClassification, 1
-    with torch.device("meta"):
-        module: nn.Module = auto.from_config(config, dtype=getattr(torch, source.dtype))
-    return _with_generation_settings(module, source)
-
-
-def _with_generation_settings(module: Any, source: ModuleSource) -> nn.Module:
-    """A module made from a config does not have the file beside it, where end tokens may stand."""
-    path = Path(getattr(source, "path", ""))
-    if not source.critic and (path / GENERATION_CONFIG_NAME).is_file():
-        module.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
-    return module  # type: ignore[no-any-return]
+    if (path := getattr(source, "path", None)) is not None:
+        return hf_skeleton(path, critic=source.critic, dtype=source.dtype)
+    module = source.load()
+    made: nn.Module = skeleton(lambda: type(module)(copy.deepcopy(module.config)))
+    return made

@@ -1,0 +1,150 @@
+"""What a language model says about the next tokens, computed where it is asked for and a part at a time.
+
+Logits are tokens × vocabulary, of a real model the largest tensor by far. Here are the states that they are
+made from, and the head that makes them: a loss asks for log-probabilities of the rows it counts, and
+logits exist for one chunk of rows at a time, in the backward pass too, where they are computed again.
+What fits into one chunk is computed once, for all rows and at the beginning.
+
+Shape suffixes: N packed tokens, U those that the model computed, R rows asked for, H width of a state,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from realsys.algorithms.logprobs import entropy, gather_logprobs, shift_to_next_token
+from realsys.api.data import logits_at_once
+from realsys.data_plane.ragged import rows_at
+
+Head = Callable[[Tensor], Tensor]
+
+
+class Predictions:
+    """Row t of N is about the token at t + 1. What is said at the last token of a sequence, about nothing
+    that is there, may be anything."""
+
+    def __init__(
+        self, states_UH: Tensor, head: Head, *, vocab_size: int, place_N: Tensor | None = None
+    ) -> None:
+        """
+        Args:
+            head: ``[n, H]`` → logits ``[n, V]``, each row by itself.
+            place_N: int64, which of the U stands for each token; None: itself.
+        """
+        self._rows_at_once = logits_at_once(vocab_size)
+        self._place_N = place_N
+        if len(states_UH) <= self._rows_at_once:
+            states_UH, head = head(states_UH), _as_it_is
+        self._states_UH, self._head = states_UH, head
+
+    @classmethod
+    def of_logits(cls, logits_NV: Tensor) -> Predictions:
+        """From logits that are there already."""
+        return cls(logits_NV, _as_it_is, vocab_size=logits_NV.shape[-1])
+
+    def logprobs(
+        self, tokens_R: Tensor, rows_N: Tensor | None = None, *, temperature: float = 1.0
+    ) -> Tensor:
+        """float32 ``[R]``: log p of ``tokens_R``, each by its row.
+
+        Args:
+            rows_N: bool, which rows; or int64 ``[R]``, their numbers; None: all.
+        """
+
+        def of_chunk(logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+            return (gather_logprobs(logits, tokens, temperature=temperature),)
+
+        (logprob_R,) = self._by_chunks(of_chunk, tokens_R, rows_N)
+        return logprob_R
+
+    def logprobs_and_entropy(
+        self,
+        tokens_R: Tensor,
+        rows_N: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        train_entropy: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """``logprobs``, and the entropy ``[R]`` of each row, with a gradient if ``train_entropy``."""
+
+        def of_chunk(logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+            # The entropy last: without a gradient it is not computed again.
+            logprob = gather_logprobs(logits, tokens, temperature=temperature)
+            with torch.set_grad_enabled(train_entropy and torch.is_grad_enabled()):
+                return logprob, entropy(logits, temperature=temperature)
+
+        logprob_R, entropy_R = self._by_chunks(of_chunk, tokens_R, rows_N)
+        return logprob_R, entropy_R
+
+    def logits(self, rows_N: Tensor | None = None) -> Tensor:
+        """``[R, V]`` of these rows, or of all, as the model gives them.
+
+        At real size that is most of a GPU's memory: ask for few rows.
+        """
+        return self._head(self._states_of(rows_N))
+
+    def nothing(self) -> Tensor:
+        """0 with a gradient of 0 for every weight: where shards of weights need one."""
+        return self._head(self._states_UH[:1]).sum() * 0.0
+
+    def _by_chunks(
+        self,
+        of_chunk: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        tokens_R: Tensor,
+        rows_N: Tensor | None,
+    ) -> list[Tensor]:
+        """What ``of_chunk`` makes of logits and tokens, of all rows."""
+
+        def of_states(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+            return of_chunk(self._head(states), tokens)
+
+        num = self._rows_at_once
+        states = torch.split(self._states_of(rows_N), num)
+        again = len(states) > 1 and torch.is_grad_enabled()
+        parts = [
+            checkpoint(of_states, *part, use_reentrant=False, preserve_rng_state=False)
+            if again
+            else of_states(*part)
+            for part in zip(states, torch.split(tokens_R, num), strict=True)
+        ]
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+    def _states_of(self, rows_N: Tensor | None) -> Tensor:
+        index_R = self._place_N
+        if rows_N is not None:
+            index_R = rows_N.nonzero().flatten() if rows_N.dtype == torch.bool else rows_N
+            index_R = index_R if self._place_N is None else self._place_N[index_R]
+        return self._states_UH if index_R is None else rows_at(self._states_UH, index_R)
+
+
+def _as_it_is(logits: Tensor) -> Tensor:
+    return logits
+
+
+def nothing_of(output: Tensor | Predictions) -> Tensor:
+    """0 with a gradient of 0 for every weight that made a model's ``output``."""
+    return output.nothing() if isinstance(output, Predictions) else output.sum() * 0.0
+
+
+def next_token_logprobs(
+    predictions: Predictions,
+    packed_input_ids: Tensor,
+    lengths: Sequence[int],
+    *,
+    temperature: float = 1.0,
+) -> Tensor:
+    """float32 ``[N]``: at position t of a sequence, log p(token t | tokens before t).
+
+    Position 0 of every sequence, which nothing predicts, is 0.
+
+    Args:
+        packed_input_ids: int64 ``[N]``.
+        lengths: of the packed sequences; they add up to N.
+    """
+    next_ids = packed_input_ids.roll(-1)  # the label at a sequence's end is dropped by the shift
+    return shift_to_next_token(predictions.logprobs(next_ids, temperature=temperature), lengths)

@@ -1,0 +1,1 @@
+"""How torch computes in a process of ours: the settings that belong to its device."""

@@ -1,0 +1,92 @@
+"""Which GPUs of this machine are ours: from its device files and ``nvidia-smi -L``, without starting CUDA.
+
+A process that starts CUDA keeps memory on every GPU, so neither the command line nor a supervisor does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+
+SMI_TIMEOUT_S = 20.0  # without persistence mode the driver is loaded for it, which takes seconds
+_GPU = re.compile(r"^GPU (\d+):")
+_MIG = re.compile(r"^\s+MIG .*\(UUID: (MIG-[^)\s]+)\)")
+
+
+def machine_gpus(environ: Mapping[str, str], devices: str = "/dev") -> int:
+    """GPUs that a process with this environment may use: NVIDIA's, AMD's, or a Windows host's (WSL)."""
+    return len(gpu_entries(environ, devices))
+
+
+def gpu_entries(
+    environ: Mapping[str, str],
+    devices: str = "/dev",
+    ask: Callable[[Mapping[str, str]], str] | None = None,
+) -> tuple[str, ...]:
+    """One entry of CUDA_VISIBLE_DEVICES for each of them, in the order of the machine's or of the one set.
+
+    Args:
+        devices: folder of device files.
+        ask: what prints the driver's list; by default ``nvidia-smi -L``.
+    """
+    names = _names(devices)
+    found = sum(name.startswith("nvidia") and name[6:].isdigit() for name in names)
+    nvidia = bool(found)
+    if not found and "kfd" in names:
+        found = sum(name.startswith("renderD") for name in _names(f"{devices}/dri"))
+    if not found and "dxg" in names:
+        found, nvidia = 1, True  # at least: the driver says how many
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None and nvidia:
+        return entries_of_list((ask or _nvidia_smi)(environ)) or _numbers(found)
+    if visible is None or not found:
+        return _numbers(found)
+    entries = [entry.strip() for entry in visible.split(",")]
+    # CUDA reads up to the first that is none (CUDA C Programming Guide, CUDA Environment Variables).
+    shown = next((i for i, e in enumerate(entries) if e in ("", "-1")), len(entries))
+    most = shown if "MIG-" in visible else min(found, shown)  # one GPU may be several MIG instances
+    return tuple(entries[:most])
+
+
+def entries_of_list(text: str) -> tuple[str, ...]:
+    """Of what ``nvidia-smi -L`` prints: a GPU's number, or the UUIDs of its MIG instances (pure).
+
+    A number, since not every server understands a UUID; of a GPU that is cut into instances CUDA by itself
+    would show only one.
+    """
+    found: list[list[str]] = []
+    for line in text.splitlines():
+        if gpu := _GPU.match(line):
+            found.append([gpu[1]])
+        elif (instance := _MIG.match(line)) and found:
+            found[-1].append(instance[1])
+    return tuple(entry for number, *instances in found for entry in instances or [number])
+
+
+def _nvidia_smi(environ: Mapping[str, str]) -> str:
+    """What it prints; empty where there is none, or it knows nothing."""
+    try:
+        return subprocess.run(
+            ["nvidia-smi", "-L"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SMI_TIMEOUT_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
