@@ -20,6 +20,7 @@ from realsys.api.worker_configs import (
     RolloutControl,
     RolloutWorker,
 )
+from realsys.models.shape import DTYPE_BYTES
 
 # What a datapoint has when it comes from a rollout worker.
 ROLLOUT_KEYS = (
@@ -150,9 +151,16 @@ class RolloutOptions:
             policy=self.staleness_policy,
             max_in_flight=self.max_in_flight,
             weights_through=self.weights_through,
-            wire_dtype=self.wire_dtype or "",
+            wire_dtype=self.wire_dtype or self._half_precision,
             delta=self.delta,
         )
+
+    @property
+    def _half_precision(self) -> str:
+        """The dtype of servers that were given one of two bytes: what is wider need not travel."""
+        dtype = str(self.server_args.get("dtype", ""))
+        streams = self.weights_through == "stream" and self.server_backend == "embedded"
+        return dtype if streams and DTYPE_BYTES.get(dtype) == 2 else ""
 
     def generation_servers(
         self, *, seed: int, model_path: str, dtype: str

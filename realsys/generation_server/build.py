@@ -19,6 +19,7 @@ from realsys.serving.engines import Fetched, ServedEngine
 from realsys.serving.listener import HttpsListener
 from realsys.serving.secret import bearer_key
 from realsys.transport.keys import TrialKeypairs
+from realsys.weight_sync.host_share import HostShare
 from realsys.weight_sync.receiver import WeightReceiver
 from realsys.worker import exit_codes
 from realsys.worker.commands import Verb
@@ -43,7 +44,8 @@ def run(runner: WorkerRunner) -> int:
             attempt=runner.attempt.number,
             token=runner.attempt.token,
             keypairs=keypairs,
-        )
+        ),
+        share=lambda fetch: HostShare(keypairs, attempt=_attempt(runner), fetch=fetch),
     )
     try:
         engine = make_engine(
@@ -59,6 +61,11 @@ def run(runner: WorkerRunner) -> int:
     finally:
         receiver.close()
     return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+
+
+def _attempt(runner: WorkerRunner) -> str:
+    """What no other attempt of any trial has."""
+    return f"{runner.plan.trial} {runner.attempt.number} {runner.attempt.token}"
 
 
 def _gpus(runner: WorkerRunner) -> float:
