@@ -159,8 +159,7 @@ class RolloutOptions:
     def _half_precision(self) -> str:
         """The dtype of servers that were given one of two bytes: what is wider need not travel."""
         dtype = str(self.server_args.get("dtype", ""))
-        streams = self.weights_through == "stream" and self.server_backend == "embedded"
-        return dtype if streams and DTYPE_BYTES.get(dtype) == 2 else ""
+        return dtype if self.weights_through == "stream" and DTYPE_BYTES.get(dtype) == 2 else ""
 
     def generation_servers(
         self, *, seed: int, model_path: str, dtype: str

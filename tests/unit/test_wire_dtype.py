@@ -12,6 +12,7 @@ from experiments.rollouts import RolloutOptions
         ({"server_args": {"dtype": "float32"}}, ""),
         ({"server_args": {"dtype": "bfloat16"}}, "bfloat16"),
         ({"server_args": {"dtype": "float16"}}, "float16"),
+        ({"server_backend": "sglang", "server_args": {"dtype": "bfloat16"}}, "bfloat16"),
         ({"server_args": {"dtype": "bfloat16"}, "wire_dtype": "float32"}, "float32"),
         ({"server_args": {"dtype": "bfloat16"}, "weights_through": "disk"}, ""),
     ],
