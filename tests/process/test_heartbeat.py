@@ -379,11 +379,10 @@ def test_another_attempts_command_to_dump_is_refused(site: Site) -> None:
     assert not site.files.stacks_of("model_worker/0").exists()
 
 
-def test_a_heartbeat_process_is_small_and_soon_there(site: Site) -> None:
+def test_a_heartbeat_process_is_small(site: Site) -> None:
     worker = site.start(registered=False)
-    seconds = float(worker.hears("registered"))
+    worker.hears("registered")
     rss = Path(f"/proc/{worker.heartbeat_pid}/status").read_text().split("VmRSS:")[1].split()[0]
-    assert seconds < 3, "0.2 s where nothing else runs"
     assert int(rss) < 60_000, "kB"
 
 
