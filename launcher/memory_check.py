@@ -7,12 +7,12 @@ warning. Formulas: realsys/planner/memory.py and host_memory.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.allocation import workers_text
 from realsys.api.cluster import ClusterSpec, PartitionSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.planner.devices import device_of
@@ -102,25 +102,54 @@ def scheduling_of(phase: PhasePlan) -> Scheduling:
     return group.scheduling if group else Scheduling()
 
 
-def memory_problems(memory: Mapping[str, list[WorkerGroup]]) -> Iterator[ConfigError]:
-    """Workers whose models do not fit."""
-    for phase, groups in memory.items():
-        workers = sum(len(group.workers) for group in groups)
+def usable_of(group: WorkerGroup, groups: Iterable[WorkerGroup]) -> float | None:
+    """Bytes of a GPU that a worker of ``group``, one of a phase's ``groups``, can use; None: not known."""
+    if group.limit is None:
+        return None
+    workers = sum(len(each.workers) for each in groups)
+    return usable_bytes(group.limit, workers=workers, copies=len(group.memory.copies))
+
+
+def excess_bytes(memory: Mapping[str, list[WorkerGroup]]) -> float:
+    """By how much the fullest GPU is too full; 0 or less: all fits, as far as is known."""
+    found = [0.0]
+    for groups in memory.values():
         for group in groups:
-            if group.limit is None:
-                continue
-            copies = len(group.memory.copies)
-            usable = usable_bytes(group.limit, workers=workers, copies=copies)
-            if group.memory.bytes > usable:
+            if (usable := usable_of(group, groups)) is not None:
+                found.append(group.memory.bytes - usable)
+    return max(found)
+
+
+class ModelsTooLarge(ConfigErrors):
+    """Models that do not fit their GPUs; ``plan`` is what was refused, for who shows it."""
+
+    def __init__(self, problems: Sequence[ConfigError], plan: LaunchPlan) -> None:
+        super().__init__(problems)
+        self.plan = plan
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problems, self.plan)
+
+
+def memory_problems(
+    memory: Mapping[str, list[WorkerGroup]], way_out: str = ""
+) -> Iterator[ConfigError]:
+    """Workers whose models do not fit.
+
+    Args:
+        way_out: what to do; else what helps with the largest terms.
+    """
+    for phase, groups in memory.items():
+        for group in groups:
+            usable = usable_of(group, groups)
+            if usable is not None and group.memory.bytes > usable:
+                terms = largest(group.memory, group.memory.peak_call)
                 yield ConfigError(
                     f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
-                    f"of GPU memory each, {size(usable)} of {size(group.limit)} can be used: "
-                    + "; ".join(
-                        f"{name} {size(n)}"
-                        for name, n in largest(group.memory, group.memory.peak_call)
-                    ),
+                    f"of GPU memory each, {size(usable)} of {size(group.limit or 0)} can be used: "
+                    + "; ".join(f"{name} {size(n)}" for name, n in terms),
                     where=f"phase {phase}, layouts of its roles",
-                    fix=advice(largest(group.memory, group.memory.peak_call)[:2]),
+                    fix=way_out or advice(terms[:2]),
                 )
 
 

@@ -16,10 +16,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from launcher.job.allocation import JobRequest, allocate
-from launcher.memory_check import memory_of_plan, memory_problems, memory_warnings
+from launcher.memory_advice import changes_that_fit, excess_or_never, words_of
+from launcher.memory_check import (
+    ModelsTooLarge,
+    excess_bytes,
+    memory_of_plan,
+    memory_problems,
+    memory_warnings,
+)
 from launcher.problems import collected, flat, raise_all
 from launcher.scheduling_options import SchedulingOptions
 from launcher.snapshot import snapshot_imports
@@ -77,6 +85,7 @@ def resolve(
     Raises:
         ConfigErrors: everything that is wrong.
     """
+    machine_gpus = cache(machine_gpus) if machine_gpus else None  # asked again for other settings
     problems = [*earlier, *_name_problems("experiment", experiment_name)]
     problems += _name_problems("trial", trial_name)
     folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
@@ -115,8 +124,28 @@ def resolve(
         revision=revision,
     )
     memory = memory_of_plan(plan)
-    if fits_memory:
-        raise_all(memory_problems(memory))
+    if fits_memory and list(memory_problems(memory)):
+
+        def excess(changed: Experiment) -> float:
+            """Of the plan of an experiment with other settings. Raises ConfigError: it has none."""
+            other = resolve(
+                experiment_name,
+                changed,
+                cluster=cluster,
+                trial_name=trial_name,
+                user=user,
+                machine_gpus=machine_gpus,
+                scheduling=scheduling,
+                request=request,
+                now=now,
+                fits_memory=False,
+            )
+            return excess_bytes(memory_of_plan(other))
+
+        main = plan.phase(MAIN_PHASE).config
+        changes = changes_that_fit(experiment, main, excess_or_never(excess))
+        refused = memory_problems(memory, words_of(changes) if changes else "")
+        raise ModelsTooLarge(list(refused), plan)
     return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
 
 
