@@ -20,10 +20,10 @@ from functools import cache
 from pathlib import Path
 
 from launcher.job.allocation import JobRequest, allocate
-from launcher.memory_advice import changes_that_fit, excess_or_never, words_of
+from launcher.memory_advice import way_out
 from launcher.memory_check import (
     ModelsTooLarge,
-    excess_bytes,
+    WorkerGroup,
     memory_of_plan,
     memory_problems,
     memory_warnings,
@@ -126,8 +126,8 @@ def resolve(
     memory = memory_of_plan(plan)
     if fits_memory and list(memory_problems(memory)):
 
-        def excess(changed: Experiment) -> float:
-            """Of the plan of an experiment with other settings. Raises ConfigError: it has none."""
+        def memory_with(changed: Experiment) -> dict[str, list[WorkerGroup]]:
+            """Of an experiment with other settings. Raises ConfigError: it has no plan."""
             other = resolve(
                 experiment_name,
                 changed,
@@ -140,11 +140,9 @@ def resolve(
                 now=now,
                 fits_memory=False,
             )
-            return excess_bytes(memory_of_plan(other))
+            return memory_of_plan(other)
 
-        main = plan.phase(MAIN_PHASE).config
-        changes = changes_that_fit(experiment, main, excess_or_never(excess))
-        refused = memory_problems(memory, words_of(changes) if changes else "")
+        refused = memory_problems(memory, way_out(experiment, plan, memory_with))
         raise ModelsTooLarge(list(refused), plan)
     return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
 

@@ -172,6 +172,7 @@ def plan(
         output.document(hash=plan_hash(text), plan=made)
     else:
         from launcher.predictions import show_prediction
+
         print_plan(made)
         found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
         if made.job is not None:
