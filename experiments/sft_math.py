@@ -171,6 +171,10 @@ class SFTMathExperiment(Experiment):
         given = (self.dataset.path, self.dataset.eval_path, *map(str, weights))
         return tuple(path for path in map(absolute, given) if path is not None)
 
+    def with_gpus(self, per_model_worker: float) -> Self:
+        """As ``gpus_per_model_worker``: the dtype and the memory beside them follow from it."""
+        return replace(self, gpus_per_model_worker=per_model_worker)
+
     def scheduling_setup(self) -> ExperimentScheduling:
         """One master, as many model workers as the model's layout has processes."""
         return math_scheduling(

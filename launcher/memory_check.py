@@ -15,11 +15,13 @@ from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import Scheduling, WorkerType
+from realsys.models.shape import ModelShape
 from realsys.planner.devices import device_of
 from realsys.planner.host_memory import host_memory_of_experiment, host_mib
 from realsys.planner.memory import Terms
 from realsys.planner.memory_of_workers import WorkerMemory, memory_of_experiment, model_shapes
 from realsys.planner.memory_words import GiB, MiB, advice, largest, size
+from realsys.planner.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
 
 PROCESS_MIB = 600  # a worker's libraries, without any model
 RESERVE = 0.04  # of a GPU: what the allocator can't use
@@ -43,8 +45,7 @@ class WorkerGroup:
 def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
     """Phase → its groups of model workers, in the order of their first workers."""
     found: dict[str, list[WorkerGroup]] = {}
-    made = None
-    for phase in plan.phases:
+    for phase, made in _with_made_before(plan):
         scheduling = scheduling_of(phase)
         limit = gpu_bytes(plan.cluster, scheduling)
         groups: dict[str, list[int]] = {}
@@ -62,9 +63,86 @@ def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
             )
             for workers in groups.values()
         ]
+    return found
+
+
+def _with_made_before(plan: LaunchPlan) -> Iterator[tuple[PhasePlan, ModelShape | None]]:
+    """Each phase, and the sizes of the model that an earlier one makes."""
+    made = None
+    for phase in plan.phases:
+        yield phase, made
         if phase.publish is not None:
             made = next(iter(model_shapes(phase.config, made).values()), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerGroup:
+    """Generation servers, or evaluators, with GPUs; bytes that each has; None: not known."""
+
+    kind: WorkerType
+    count: int
+    memory: ServerMemory
+    limit: float | None
+    host_limit: float
+
+    @property
+    def usable(self) -> float | None:
+        """Of a GPU: an engine of ours talks to no other."""
+        return None if self.limit is None else usable_bytes(self.limit, workers=1, copies=0)
+
+
+def servers_of_plan(plan: LaunchPlan) -> dict[str, list[ServerGroup]]:
+    """Phase → its servers and evaluators that have GPUs, as far as the sizes of their models are known."""
+    found: dict[str, list[ServerGroup]] = {}
+    for phase, made in _with_made_before(plan):
+        here = found.setdefault(phase.name, [])
+        for kind in (WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR):
+            group = phase.scheduling.groups().get(kind)
+            if group is None or not group.scheduling.gpu:
+                continue
+            limit = gpu_bytes(plan.cluster, group.scheduling)
+            usable = None if limit is None else usable_bytes(limit, workers=1, copies=0)
+            if kind is WorkerType.EVALUATOR:
+                memory = memory_of_evaluator(phase.config, made)
+            else:
+                memory = memory_of_server(phase.config, usable, made)
+            if memory is not None:
+                here.append(
+                    ServerGroup(
+                        kind=kind,
+                        count=group.count,
+                        memory=memory,
+                        limit=limit,
+                        host_limit=group.scheduling.mem * MiB,
+                    )
+                )
     return found
+
+
+def server_problems(servers: Mapping[str, list[ServerGroup]]) -> Iterator[ConfigError]:
+    """Servers and evaluators whose model does not fit."""
+    for phase, groups in servers.items():
+        for group in groups:
+            memory, usable = group.memory, group.usable
+            if usable is None or memory.bytes <= usable:
+                continue
+            terms = sorted(memory.terms.items(), key=lambda part: -part[1])
+            if group.kind is WorkerType.EVALUATOR:
+                fix = "leave auto_eval out, or evaluate on larger GPUs"
+            elif memory.cache_token:
+                fix = (
+                    "use rollout.server_backend=sglang or vllm with more rollout.gpus_per_server, which "
+                    "cut the model over several GPUs, or larger GPUs"
+                )
+            else:
+                fix = "raise rollout.gpus_per_server: the model is cut over the GPUs of a server"
+            yield ConfigError(
+                f"each {group.kind.value} ({memory.what}) needs {size(memory.bytes)} of GPU memory, "
+                f"{size(usable)} of {size(group.limit or 0)} can be used: "
+                + "; ".join(f"{what} {size(n)}" for what, n in terms),
+                where=f"phase {phase}, {group.kind.value}",
+                fix=fix,
+            )
 
 
 def gpu_bytes(cluster: ClusterSpec, scheduling: Scheduling) -> float | None:
@@ -155,6 +233,18 @@ def memory_problems(
 
 def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
     """Workers that need more of their hosts than their tasks ask for, and workers that hold nothing."""
+    for name, servers in servers_of_plan(plan).items():
+        for server in servers:
+            host, has = server.memory.host, server.host_limit
+            if sum(host.values()) > has:
+                servers = server.kind is WorkerType.GENERATION_SERVER
+                yield (
+                    f"phase {name}: each {server.kind.value} needs about {size(sum(host.values()))} of its "
+                    f"host's memory, its task has {size(has)}: "
+                    f"{', '.join(f'{what} {size(n)}' for what, n in host.items())}; raise "
+                    f"{'rollout.mem_per_server' if servers else 'evaluator.mem'} to {host_mib(host)}, "
+                    "or leave it out"
+                )
     for phase in plan.phases:
         scheduling = scheduling_of(phase)
         for group in memory[phase.name]:

@@ -27,6 +27,8 @@ from launcher.memory_check import (
     memory_of_plan,
     memory_problems,
     memory_warnings,
+    server_problems,
+    servers_of_plan,
 )
 from launcher.problems import collected, flat, raise_all
 from launcher.scheduling_options import SchedulingOptions
@@ -89,9 +91,10 @@ def resolve(
     problems = [*earlier, *_name_problems("experiment", experiment_name)]
     problems += _name_problems("trial", trial_name)
     folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
+    asked, wanted = experiment, scheduling or SchedulingOptions()
+    experiment = _with_gpus(experiment, wanted)
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
-    wanted = scheduling or SchedulingOptions()
     phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems, wanted)
     phases.add(MAIN_PHASE, experiment_name, experiment)
     done, job, told = phases.done, None, []
@@ -115,7 +118,7 @@ def resolve(
         trial_dir=str(folder),
         cluster=cluster,
         phases=tuple(done),
-        options=to_plain(experiment),
+        options=to_plain(asked),
         scheduling_options=wanted.given(),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
         warnings=(*experiment.remarks(given), *_warnings(done, cluster, machine_cpus), *told),
@@ -124,6 +127,9 @@ def resolve(
         revision=revision,
     )
     memory = memory_of_plan(plan)
+    too_large = list(server_problems(servers_of_plan(plan))) if fits_memory else []
+    if too_large and not list(memory_problems(memory)):
+        raise ModelsTooLarge(too_large, plan)
     if fits_memory and list(memory_problems(memory)):
 
         def memory_with(changed: Experiment) -> dict[str, list[WorkerGroup]]:
@@ -143,8 +149,14 @@ def resolve(
             return memory_of_plan(other)
 
         refused = memory_problems(memory, way_out(experiment, plan, memory_with))
-        raise ModelsTooLarge(list(refused), plan)
+        raise ModelsTooLarge([*refused, *too_large], plan)
     return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
+
+
+def _with_gpus(experiment: Experiment, wanted: SchedulingOptions) -> Experiment:
+    """``scheduling.model_worker.gpu`` means what an experiment's own setting means."""
+    gpus = wanted.gpus_per_model_worker
+    return experiment if gpus is None else experiment.with_gpus(gpus)
 
 
 class _Phases:
@@ -170,6 +182,7 @@ class _Phases:
         None for the main phase, and for one with problems.
         """
         before = len(self.problems)
+        experiment = _with_gpus(experiment, self.wanted)
         for preparation in experiment.preparations():
             self.problems += _name_problems("preparation", preparation.name)
             with _in_phase(preparation.name, self.problems):

@@ -258,7 +258,8 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
     for call in config.model_rpcs:
         args = {**call.interface_impl.args, **args}
     data: dict[str, Any] = {}
-    for worker in config.model_worker[:1]:
+    # Where servers sample, rollout workers have the questions.
+    for worker in (*config.model_worker[:1], *config.rollout_worker[:1]):
         for dataset in worker.datasets:
             data = {**dataset.args, **data}
     gen = args.get("gen") or {}
