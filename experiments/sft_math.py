@@ -7,7 +7,8 @@ From a Hugging Face directory (``model.path=``) or, without one, a small Llama m
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 from pathlib import Path
 
 from experiments.backend_args import backend_of, compute_dtype, mb_spec_of

@@ -127,10 +127,7 @@ def resolve(
         revision=revision,
     )
     memory = memory_of_plan(plan)
-    too_large = list(server_problems(servers_of_plan(plan))) if fits_memory else []
-    if too_large and not list(memory_problems(memory)):
-        raise ModelsTooLarge(too_large, plan)
-    if fits_memory and list(memory_problems(memory)):
+    if fits_memory:
 
         def memory_with(changed: Experiment) -> dict[str, list[WorkerGroup]]:
             """Of an experiment with other settings. Raises ConfigError: it has no plan."""
@@ -148,8 +145,12 @@ def resolve(
             )
             return memory_of_plan(other)
 
-        refused = memory_problems(memory, way_out(experiment, plan, memory_with))
-        raise ModelsTooLarge([*refused, *too_large], plan)
+        refused = list(memory_problems(memory))
+        if refused:
+            refused = list(memory_problems(memory, way_out(experiment, plan, memory_with)))
+        refused += server_problems(servers_of_plan(plan))
+        if refused:
+            raise ModelsTooLarge(refused, plan)
     return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
 
 
