@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
 from pathlib import Path
+from typing import Self
 
 from experiments.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.layout_checks import held_out_problems, layout_problems_of
