@@ -41,7 +41,7 @@ MODELS: dict[str, Config] = {"7b": SEVEN_BILLION, "32b": THIRTY_TWO_BILLION, "70
 @pytest.fixture
 def given(tmp_path: Path, file_root: Path) -> Path:
     """Questions, and sites of 8 nodes with 8 GPUs."""
-    lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(64))
+    lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(256))
     (tmp_path / "q.jsonl").write_text(lines)
     (tmp_path / "shared").mkdir()
     for gpu in ("h100", "h200"):
