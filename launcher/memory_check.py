@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from realsys.api.allocation import workers_text
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import Scheduling, WorkerType
-from realsys.models.shape import ModelShape
 from realsys.planner.devices import device_of
 from realsys.planner.host_memory import host_memory_of_experiment, host_mib
 from realsys.planner.memory import Terms
@@ -66,7 +66,7 @@ def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
     return found
 
 
-def _with_made_before(plan: LaunchPlan) -> Iterator[tuple[PhasePlan, ModelShape | None]]:
+def _with_made_before(plan: LaunchPlan) -> Iterator[tuple[PhasePlan, Any]]:
     """Each phase, and the sizes of the model that an earlier one makes."""
     made = None
     for phase in plan.phases:
@@ -224,7 +224,7 @@ def memory_problems(
                 terms = largest(group.memory, group.memory.peak_call)
                 yield ConfigError(
                     f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
-                    f"of GPU memory each, {size(usable)} of {size(group.limit or 0)} can be used: "
+                    f"of GPU memory each, {size(max(0.0, usable))} of {size(group.limit or 0)} can be used: "
                     + "; ".join(f"{name} {size(n)}" for name, n in terms),
                     where=f"phase {phase}, layouts of its roles",
                     fix=way_out or advice(terms[:2]),
@@ -237,12 +237,12 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
         for server in servers:
             host, has = server.memory.host, server.host_limit
             if sum(host.values()) > has:
-                servers = server.kind is WorkerType.GENERATION_SERVER
+                is_server = server.kind is WorkerType.GENERATION_SERVER
                 yield (
                     f"phase {name}: each {server.kind.value} needs about {size(sum(host.values()))} of its "
                     f"host's memory, its task has {size(has)}: "
                     f"{', '.join(f'{what} {size(n)}' for what, n in host.items())}; raise "
-                    f"{'rollout.mem_per_server' if servers else 'evaluator.mem'} to {host_mib(host)}, "
+                    f"{'rollout.mem_per_server' if is_server else 'evaluator.mem'} to {host_mib(host)}, "
                     "or leave it out"
                 )
     for phase in plan.phases:
