@@ -224,8 +224,8 @@ def memory_problems(
                 terms = largest(group.memory, group.memory.peak_call)
                 yield ConfigError(
                     f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
-                    f"of GPU memory each, {size(max(0.0, usable))} of {size(group.limit or 0)} can be used: "
-                    + "; ".join(f"{name} {size(n)}" for name, n in terms),
+                    f"of GPU memory each, {size(max(0.0, usable))} of {size(group.limit or 0)} can be "
+                    "used: " + "; ".join(f"{name} {size(n)}" for name, n in terms),
                     where=f"phase {phase}, layouts of its roles",
                     fix=way_out or advice(terms[:2]),
                 )
