@@ -170,6 +170,7 @@ def tensor_targets() -> dict[str, Target]:
     import torch
 
     from realsys.data_plane import transfer_messages as m
+    from realsys.data_plane.sealed_frames import new_offer
     from realsys.data_plane.tensor_client import TensorClient
     from realsys.data_plane.tensor_server import TensorServer
     from realsys.data_plane.tensor_store import TensorStore
@@ -180,6 +181,7 @@ def tensor_targets() -> dict[str, Target]:
     big = ("c", "d")  # these go through shared memory
     store.put_rows("x", [(name, torch.zeros(3000, dtype=torch.int64)) for name in big])
     server = TensorServer(store, name="model_worker/0", keypairs=KEYS, **WHO)
+    server._streams.offer = lambda: new_offer(1)  # type: ignore[method-assign]  # there is no loop
 
     def ask(data: bytes) -> None:
         header, _ = server._answer([data])
@@ -207,6 +209,9 @@ def tensor_targets() -> dict[str, Target]:
     replies = [
         m.TensorReply(dtype="int64", trailing_shape=(), rows=(3, 2)),
         m.TensorReply(error="no such key (x)"),
+        m.TensorReply(
+            dtype="int64", rows=(3, 2), sealed=m.SealedBytes(stream=b"s", number=0, num_bytes=40)
+        ),
         shared,
     ]
     return {

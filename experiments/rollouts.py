@@ -21,6 +21,7 @@ from realsys.api.worker_configs import (
     RolloutControl,
     RolloutWorker,
 )
+from realsys.models.shape import DTYPE_BYTES
 from realsys.planner.memory import Terms
 
 # What a datapoint has when it comes from a rollout worker.
@@ -33,7 +34,6 @@ ROLLOUT_KEYS = (
     "rewards",
 )
 MADE_BY_ROLLOUTS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
-TO_FOLDER_ONLY = ("sglang", "vllm")  # engines that read new weights from a folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +135,6 @@ class RolloutOptions:
                 where=f"{path}server_args.device and {path}gpus_per_server",
                 fix=f"set {path}gpus_per_server=1 (then they compute there by themselves)",
             )
-        if self.server_backend in TO_FOLDER_ONLY and self.weights_through != "disk":
-            yield ConfigError(
-                f"{self.server_backend} servers read new weights from a folder",
-                where=f"{path}weights_through",
-                fix=f"use {path}weights_through=disk",
-            )
         if self.weights_through == "disk" and (self.delta or self.wire_dtype):
             yield ConfigError(
                 "weights go through the trial's folder, as the models are saved",
@@ -164,9 +158,15 @@ class RolloutOptions:
             policy=self.staleness_policy,
             max_in_flight=self.max_in_flight,
             weights_through=self.weights_through,
-            wire_dtype=self.wire_dtype or "",
+            wire_dtype=self.wire_dtype or self._half_precision,
             delta=self.delta,
         )
+
+    @property
+    def _half_precision(self) -> str:
+        """The dtype of servers that were given one of two bytes: what is wider need not travel."""
+        dtype = str(self.server_args.get("dtype", ""))
+        return dtype if self.weights_through == "stream" and DTYPE_BYTES.get(dtype) == 2 else ""
 
     def generation_servers(
         self, *, seed: int, model_path: str, dtype: str, longest: int

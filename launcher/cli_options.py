@@ -78,6 +78,7 @@ _JOB_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "deadline": (("--deadline",), "WHEN", "Remove it if it can't end before this."),
     "layout": (("--layout",), "KIND", "auto, single, het or split."),
     "after": (("--after",), "TRIAL[:ok|any|notok]", "Wait until that trial is over."),
+    "preflight": (("--preflight",), "off|warn|stop", "Check nodes and GPUs before workers start."),
 }
 
 

@@ -99,7 +99,7 @@ def _busy(worker: WorkerView) -> str:
 
 
 def _failure(view: TrialView, failure: Failure) -> Iterator[str]:
-    yield f"first failure: {failure.worker} (pid {failure.pid} on {failure.host}), {moment(failure.at)}"
+    yield f"first failure: {failure.who}, {moment(failure.at)}"
     yield f"  {failure.why}"
     if failure.log_tail:
         yield f"  end of {failure.log}:"

@@ -33,6 +33,7 @@ class JobOptions:
     layout: str | None = None
     requeue: bool | None = None
     after: str | None = None
+    preflight: str | None = None
 
     def settings(self) -> Iterator[Setting]:
         """Those about nodes, as settings."""
@@ -52,6 +53,7 @@ class JobOptions:
             dependency=dependency,
             after=self.after,
             requeue=self.requeue,
+            preflight=self.preflight,
         )
 
     def problems(self, cluster: ClusterSpec) -> Iterator[ConfigError]:

@@ -327,7 +327,11 @@ def _of_job(plan: LaunchPlan, job: JobOptions) -> dict[str, tuple[Any, Any]]:
     if plan.job is None:
         return {}
     old = plan.job
-    former = {"layout": old.layout.value, "requeue": old.requeue}
+    former = {
+        "layout": old.layout.value,
+        "requeue": old.requeue,
+        "preflight": old.preflight,
+    }
     found = {}
     for name in (*former, "begin", "deadline", "after"):
         value = getattr(job, name)
@@ -349,6 +353,7 @@ def _request(plan: LaunchPlan, job: JobOptions, layout: str | None) -> JobReques
         dependency=dependency_on(job.after) if job.after else None,
         after=job.after,
         requeue=old.requeue if job.requeue is None else job.requeue,
+        preflight=job.preflight or old.preflight,
     )
 
 

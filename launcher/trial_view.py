@@ -274,7 +274,7 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
             return told
     if state is State.FAILED and marker and marker.first_failure:
         failure = marker.first_failure
-        why = f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}"
+        why = f"{failure.who}: {failure.why}"
         if lost := lost_nodes(marker, attempt.nodes if attempt else ""):
             return why, f"{resume} --exclude {compress(sorted(lost))}, which takes other nodes"
         return why, failure.fix or (f"read its log, then {resume}" if failure.log else resume)

@@ -157,7 +157,7 @@ def _first_error(files: TrialFiles) -> int:
     view = trial_view(files)
     failure = view.exit.first_failure if view.exit else None
     if failure is not None:
-        output.data(f"{failure.worker} (pid {failure.pid} on {failure.host}): {failure.why}")
+        output.data(f"{failure.who}: {failure.why}")
         for line in failure.log_tail:
             output.data(f"{failure.worker} | {line}")
         return ExitCode.OK

@@ -60,18 +60,43 @@ def doctor(
             "--partition", "-p", metavar="NAME", help="Where to look at a node; else the default."
         ),
     ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu", help="Measure GPUs and the network between nodes; takes whole nodes."
+        ),
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-N", metavar="N", min=1, help="How many; else two.")
+    ] = None,
+    nodelist: Annotated[
+        str | None,
+        typer.Option("--nodelist", "-w", metavar="HOSTS", help="These nodes, e.g. n[1-4]."),
+    ] = None,
+    with_gloo: Annotated[
+        bool, typer.Option("--with-gloo", help="Measure on CPUs: the network only, by gloo.")
+    ] = False,
     json: o.Json = False,
 ) -> int:
     """Check a site: Slurm, containers, shared files, clocks, ports, GPUs, packages."""
     from launcher import output
     from launcher.clusters import find_cluster
     from launcher.slurm.doctor import examine
+    from launcher.slurm.gpu_job import GpuQuestion, longest_s
 
+    if not gpu and (nodes is not None or nodelist is not None or with_gloo):
+        raise typer.BadParameter("--nodes, --nodelist and --with-gloo belong to --gpu")
     spec = find_cluster(cluster)
+    asked = GpuQuestion(nodes=nodes, nodelist=nodelist, gloo=with_gloo) if gpu else None
+    if asked is not None and spec.scheduler != "slurm" and (nodes or nodelist):
+        raise typer.BadParameter("this machine is one node; --nodes and --nodelist are Slurm's")
     if spec.scheduler == "slurm":
         output.say("a small job looks at a compute node; waits up to a minute for one")
+    if asked is not None:
+        minutes = longest_s(spec, partition, asked) / 60
+        output.say(f"then GPUs are measured: a minute or two, {minutes:.0f} if something hangs")
     found = []
-    for finding in examine(spec, partition=partition):
+    for finding in examine(spec, partition=partition, gpu=asked):
         found.append(finding)
         if not json:
             _print_finding(finding)

@@ -130,7 +130,7 @@ class StoreClient:
         self.names = []
         self.rows = []  # that were asked for
 
-    def stream(self, sources, *, timeout_s, in_flight, silence_s):
+    def stream(self, sources, *, timeout_s, in_flight, silence_s, land):
         for worker, key, ids in reversed(sources):
             self.rows += ids
             try:

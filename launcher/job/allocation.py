@@ -28,6 +28,7 @@ from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
 from realsys.api.scheduling import ExperimentScheduling
 
 AUTO = "auto"
+PREFLIGHTS = ("off", "warn", "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class JobRequest:
     dependency: str | None = None
     after: str | None = None
     requeue: bool | None = None
+    preflight: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ def allocate(
     planned = _planned(components, groups, times, cluster, problems)
     problems += crowded_partitions([c for c, _ in planned], layout, cluster)
     problems += _no_requeue(layout, request, cluster)
+    problems += _no_such_preflight(request)
     if layout is Layout.HET:
         problems += _carried_over([component for component, _ in planned])
     warnings = [*times.warnings, *(w for g in groups for w in group_warnings(g, cluster))]
@@ -94,6 +97,7 @@ def allocate(
         requeue=wanted,
         dependency=request.dependency,
         after=request.after if request.dependency else None,
+        preflight=request.preflight or cluster.slurm.preflight,
         spare=tuple(
             nodes.spare
             for c, (_, nodes) in zip(components, planned, strict=True)
@@ -119,6 +123,12 @@ def _no_requeue(layout: Layout, request: JobRequest, cluster: ClusterSpec) -> It
             where="--layout split and --requeue",
             fix="use layout single or het, or --no-requeue and `realsys resume`",
         )
+
+
+def _no_such_preflight(request: JobRequest) -> Iterator[ConfigError]:
+    if request.preflight not in (None, *PREFLIGHTS):
+        fix = did_you_mean(request.preflight, PREFLIGHTS)
+        yield UnknownName(f"no preflight {request.preflight!r}", where="--preflight", fix=fix)
 
 
 def _carried_over(components: Sequence[JobComponent]) -> Iterator[ConfigError]:

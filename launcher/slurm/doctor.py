@@ -1,7 +1,8 @@
 """`realsys doctor`: is the site as its file says, and can a trial run there?
 
 Checks of this host for every site; for Slurm also what the login node can ask (login_checks.py) and
-what one small job sees on a compute node (node_job.py, node_checks.py). It changes nothing
+what one small job sees on a compute node (node_job.py, node_checks.py), and where asked what whole nodes'
+GPUs do (gpu_job.py). It changes nothing
 (but makes the file root), and every check has a deadline.
 """
 
@@ -17,7 +18,8 @@ from pathlib import Path
 from launcher.clusters import check_store, check_writable
 from launcher.folder_checks import folder_findings
 from launcher.site_problems import IMAGES, missing_secrets
-from launcher.slurm.findings import Finding, of_error
+from launcher.slurm.findings import Finding, of_error, unchecked
+from launcher.slurm.gpu_job import GPU_NODES, GpuQuestion, gpu_findings
 from launcher.slurm.kernel_checks import kernel_here
 from launcher.slurm.login_checks import slurm_findings
 from launcher.slurm.node_checks import NEEDED, node_findings, not_looked, python_here
@@ -30,16 +32,21 @@ from realsys.slurm.containers import image_warnings, missing_files
 LEAST_FREE_GIB = 5.0  # a checkpoint or two of a small model
 
 
-def examine(spec: ClusterSpec, *, partition: str | None = None) -> Iterator[Finding]:
+def examine(
+    spec: ClusterSpec, *, partition: str | None = None, gpu: GpuQuestion | None = None
+) -> Iterator[Finding]:
     """Every finding, as it is made.
 
     Args:
-        partition: of the small job; else the site's default.
+        partition: of the small job, and of that which measures GPUs; else the site's default.
+        gpu: what is to be measured of GPUs; None: nothing.
     """
     yield from here_findings(spec)
     if spec.scheduler != "slurm":
         yield packages_finding()
         yield from kernel_here()
+        if gpu is not None:
+            yield from gpu_findings(spec, partition, gpu)
         return
     yield from image_findings(spec)
     try:
@@ -52,6 +59,12 @@ def examine(spec: ClusterSpec, *, partition: str | None = None) -> Iterator[Find
         asked.append(finding)
         yield finding
     yield from _there(job, asked)
+    if gpu is not None:
+        if _refused(asked):
+            why = "Slurm would take no job"
+            yield from unchecked([GPU_NODES], why, "see slurm and submission")
+        else:
+            yield from gpu_findings(spec, partition, gpu)
 
 
 def here_findings(spec: ClusterSpec) -> Iterator[Finding]:
@@ -102,8 +115,7 @@ def image_findings(spec: ClusterSpec) -> Iterator[Finding]:
 
 def _there(job: NodeJob, asked: list[Finding]) -> Iterator[Finding]:
     """What the job sees; none is asked for where Slurm has refused it already."""
-    refused = [f for f in asked if f.name in ("slurm", "submission") and not f.ok]
-    if refused:
+    if refused := _refused(asked):
         error = ClusterError(refused[0].what, where=refused[0].name, fix=refused[0].fix)
         yield from not_looked(job, error)
         return
@@ -118,6 +130,10 @@ def _there(job: NodeJob, asked: list[Finding]) -> Iterator[Finding]:
         yield from not_looked(job, problem)
     else:
         yield from node_findings(job, with_answer(job, seen))
+
+
+def _refused(asked: list[Finding]) -> list[Finding]:
+    return [f for f in asked if f.name in ("slurm", "submission") and not f.ok]
 
 
 def _no_node(error: ClusterError) -> ClusterError:

@@ -23,6 +23,7 @@ from launcher.slurm.store_checks import asked_there
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
 from realsys.api.folders import make_folders
+from realsys.preflight.drive import in_site_shell
 from realsys.slurm.containers import wrap
 
 QUEUE_S = 60  # longest wait for a node
@@ -73,18 +74,22 @@ class NodeJob:
         return f".realsys-doctor-{self.token}"
 
 
-def small_request(spec: ClusterSpec, partition: str | None) -> list[str]:
-    """sbatch's and salloc's options of a job of one task, with a GPU where the partition has some."""
-    name = partition or spec.slurm.partition
-    described = spec.partitions.get(name or "")
+def site_request(spec: ClusterSpec, partition: str | None) -> list[str]:
+    """sbatch's and salloc's options that the site's jobs have."""
     options = {
-        "partition": name,
+        "partition": partition or spec.slurm.partition,
         "account": spec.slurm.account,
         "qos": spec.slurm.qos,
         "reservation": spec.slurm.reservation,
         "constraint": spec.slurm.constraint,
     }
-    found = [f"--{option}={value}" for option, value in options.items() if value]
+    return [f"--{option}={value}" for option, value in options.items() if value]
+
+
+def small_request(spec: ClusterSpec, partition: str | None) -> list[str]:
+    """Those of a job of one task, with a GPU where the partition has some."""
+    described = spec.partitions.get(partition or spec.slurm.partition or "")
+    found = site_request(spec, partition)
     found += ["--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=1024M"]
     if described and described.gpus:
         kind = f"{described.gpu_type}:" if described.gpu_type else ""
@@ -189,7 +194,7 @@ def _steps(job: NodeJob) -> Iterator[tuple[str, list[str], int]]:
     program = ["-c", Path(canary.__file__).read_text(encoding="utf-8"), _wanted(job)]
     srun = ["srun", "--ntasks=1", "--nodes=1", "--export=ALL", "--input=none"]
     python = f"{spec.venv}/bin/python" if spec.venv else sys.executable
-    yield "host", [*srun, *_in_site_shell(spec, [python, *program])], HOST_S
+    yield "host", [*srun, *in_site_shell(spec, [python, *program])], HOST_S
     for option, image in job.images.items():
         wrapped = wrap(
             spec.container,
@@ -199,16 +204,6 @@ def _steps(job: NodeJob) -> Iterator[tuple[str, list[str], int]]:
             gpu=job.gpu and option != "cpu_image",
         )
         yield option, [*srun, *wrapped.srun_options, *wrapped.command], IMAGE_S
-
-
-def _in_site_shell(spec: ClusterSpec, argv: list[str]) -> list[str]:
-    """The command as the batch script would start it: modules and set-up first."""
-    lines = ["module load " + shlex.join(spec.modules)] if spec.modules else []
-    lines += spec.setup
-    if not lines:
-        return argv
-    shell = ["bash", "-l", "-c"] if spec.modules else ["bash", "-c"]
-    return [*shell, "\n".join([*lines, 'exec "$@"']), "realsys-doctor", *argv]
 
 
 def _wanted(job: NodeJob) -> str:

@@ -45,6 +45,8 @@ def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
         yield f"  waits for {whom}"
     if plan.job.requeue:
         yield "  goes on by itself after preemption, a lost node and the time limit"
+    if plan.job.preflight != "off":
+        yield f"  checks nodes and GPUs before workers start (preflight {plan.job.preflight})"
     for index, component in enumerate(plan.job.components):
         yield from _component_lines(plan, index, component)
     yield ""

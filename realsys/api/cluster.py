@@ -67,6 +67,12 @@ class SlurmSpec:
     rendezvous_seconds: int = option(
         900, "layout split: how long the first job waits for the others", ge=1, unit="s"
     )
+    preflight: str = option(
+        "off",
+        "check nodes, GPUs and the network between them before a job's workers start; warn: tell what is "
+        "wrong; stop: end the run, or with requeue go on without the nodes that are ill",
+        choices=("off", "warn", "stop"),
+    )
     gpu_binding: str = option(
         "visible",
         "visible: tasks of a node can reach each other's GPUs (CUDA IPC, NVLink), each is told its own; "

@@ -107,6 +107,7 @@ class JobPlan:
         begin, deadline: absolute, ``YYYY-MM-DDTHH:MM:SS`` in the launching host's time zone.
         dependency: as --dependency, with job ids.
         after: the trial or sweep that it waits for, as --after: ``ppo-math/run1:ok``.
+        preflight: ``off``, ``warn`` or ``stop``, see SlurmSpec.
         spare: per component, what its nodes have beyond the request of this job: (CPUs, MiB, GPUs)
             of one node; empty where the cluster spec does not describe the partition.
     """
@@ -118,4 +119,5 @@ class JobPlan:
     requeue: bool = False
     dependency: str | None = None
     after: str | None = None
+    preflight: str = "off"
     spare: tuple[tuple[int, int, int], ...] = ()

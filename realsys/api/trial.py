@@ -105,6 +105,7 @@ class AttemptFiles:
     curve_keys = _Under("secrets", "curve.json")  # sockets of this attempt take these and no other
     etcd_access = _Under("secrets", "etcd.json")  # of an etcd of the job's own
     history = _Under("history")
+    preflight = _Under("preflight.json")
     ballast = _Under(".ballast")  # space kept for the exit marker, should the disk fill up
 
     def exit_of(self, worker: str) -> Path:
@@ -288,6 +289,25 @@ class Failure:
     log_tail: tuple[str, ...] = ()
     secondary: bool = False  # only says that somebody else was missing
     resume_with: str = ""  # NAME=VALUE for a resume that gets past it
+
+    @property
+    def who(self) -> str:
+        """``model_worker/3 (pid 4242 on n1)``; without a pid where it is the node's fault."""
+        pid = f"pid {self.pid} " if self.pid else ""
+        return f"{self.worker} ({pid}on {self.host})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightRecord:
+    """``preflight.json``: what was found before the workers started (realsys/preflight)."""
+
+    mode: str  # warn or stop
+    at: float
+    seconds: float
+    checks: tuple[
+        Mapping[str, Any], ...
+    ]  # name, ok (None: not checked), what, fix, against (node → why)
+    ill: Mapping[str, str]  # node → why: those that others can do without
 
 
 @dataclass(frozen=True, kw_only=True)

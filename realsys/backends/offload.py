@@ -22,6 +22,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._kept: list[tuple[torch.UntypedStorage, list[Tensor]]] = []
+        self._emptied: list[tuple[torch.UntypedStorage, int]] = []  # and their sizes
         self._blocks: list[Tensor] = []
         self._free = 0  # bytes at the end of the last block
 
@@ -56,8 +57,20 @@ class HostMemory:
         for storage, _ in self._kept:
             storage.resize_(0)
 
+    def empty(self, tensors: Iterable[Tensor]) -> None:
+        """Frees the storages of ``tensors``; what was in them is not kept."""
+        for x in tensors:
+            storage = x.untyped_storage()
+            if storage.nbytes():
+                self._emptied.append((storage, storage.nbytes()))
+                storage.resize_(0)
+
     def give_back(self) -> None:
-        """Puts everything back where it was, bit for bit."""
+        """Puts everything back where it was, bit for bit; zeros into what was emptied."""
+        for storage, size in self._emptied:
+            storage.resize_(size)
+            _bytes_of(storage).zero_()
+        self._emptied.clear()
         for storage, pieces in self._kept:
             storage.resize_(sum(piece.numel() for piece in pieces))
             wholes = torch.split(_bytes_of(storage), [piece.numel() for piece in pieces])
@@ -92,6 +105,10 @@ class Parkable(abc.ABC):
     def own_memory(self) -> list[Tensor]:
         """All tensors that this engine keeps between two calls."""
 
+    def passing_memory(self) -> list[Tensor]:
+        """Memory that it keeps between two calls, while what is in it counts during one only: gradients."""
+        return []
+
     @abc.abstractmethod
     def drop_copies(self) -> None:
         """Frees what can be made again: whole weights that were gathered."""
@@ -104,6 +121,7 @@ class Parkable(abc.ABC):
         self._parked = HostMemory()
         if self.device.type == "cuda":
             self._parked.take(x for x in self.own_memory() if x.is_cuda)
+            self._parked.empty(x for x in self.passing_memory() if x.is_cuda)
             torch.cuda.empty_cache()
 
     def onload(self) -> None:

@@ -1,23 +1,28 @@
 """Fetches tensors from the workers that have them, all that a call needs at once.
 
 Used by the compute thread only; blocks with a deadline. Rows from a peer of this host are used where the
-peer wrote them (shared_memory.py), others arrive in encrypted frames; dtypes arrive exact.
+peer wrote them (shared_memory.py), others arrive by a sealed stream (sealed_receiver.py), or with the
+answer's header where they are few; dtypes arrive exact.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import zmq
 
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
+from realsys.data_plane.sealed_receiver import Arrived, Landing, SealedReceiver, WholeLanding
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.shared_memory import SegmentMaps, host_name
 from realsys.data_plane.tensor_bytes import joined
@@ -38,6 +43,11 @@ from realsys.transport.keys import TrialKeypairs
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 500  # how often one who waits looks whether it was given up
+MAX_STREAMS = (
+    4  # that are opened to one peer in one call: connections may be cut, but not again and again
+)
+
+Land = Callable[[Source, int], Landing | None]  # source, bytes → where they go
 
 WaitingFor = Callable[[str], AbstractContextManager[None]]
 
@@ -79,6 +89,10 @@ class TensorClient:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._given_up = False
+        self._streams: dict[int, SealedReceiver] = {}  # by peer
+        self._asked_with: dict[bytes, bytes] = {}  # request → the stream that it named
+        self._arrivals: SimpleQueue[Arrived] = SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable: there are arrivals
         self.num_bytes: Counter[str] = Counter()
 
     def fetch_all(
@@ -115,16 +129,21 @@ class TensorClient:
         timeout_s: float,
         in_flight: int,
         silence_s: float | None = None,
-    ) -> Iterator[tuple[Source, list[torch.Tensor]]]:
+        land: Land | None = None,
+    ) -> Generator[tuple[Source, list[torch.Tensor]], None, None]:
         """Each source with its rows, as they come; stays a source ahead of who works on them.
 
         Args:
             timeout_s: for all of them. in_flight: so many at most are asked of a peer at a time.
             silence_s: raises sooner, when nothing has come from anybody for so long.
+            land: says where what comes by a stream goes; such a source comes without rows: they are there.
+                None, or where it gives none: in new memory.
         Raises:
             WaitTimeout, RemoteError: as ``fetch_all``.
         """
-        return self._answers(sources, timeout_s, in_flight=in_flight, silence_s=silence_s)
+        return self._answers(
+            sources, timeout_s, in_flight=in_flight, silence_s=silence_s, land=land
+        )
 
     def put(self, worker: int, sample: SequenceSample, *, timeout_s: float) -> None:
         """Gives ``sample`` to model worker ``worker``, which keeps it. Returns when it has it.
@@ -149,7 +168,7 @@ class TensorClient:
         waiting = {request_id: source}
         deadline_s = time.monotonic() + timeout_s
         answered, parts = self._receive(waiting, deadline_s, _unheard)
-        if not answered:
+        if not answered or isinstance(parts, Arrived):
             raise WaitTimeout(
                 f"model_worker/{worker} did not take {len(sample.ids)} datapoints in {timeout_s:g} s",
                 where=self._endpoints[worker],
@@ -163,10 +182,14 @@ class TensorClient:
 
     def close(self) -> None:
         """Closes all connections."""
+        self._drop_streams(list(self._streams))
         for socket in self._sockets.values():
             socket.close(linger=0)
         self._context.term()
         self._maps.close()
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
 
     def _answers(
         self,
@@ -176,34 +199,149 @@ class TensorClient:
         *,
         in_flight: int | None = None,
         silence_s: float | None = None,
-    ) -> Iterator[tuple[Source, list[torch.Tensor]]]:
+        land: Land | None = None,
+    ) -> Generator[tuple[Source, list[torch.Tensor]], None, None]:
         later: dict[int, deque[Source]] = {}  # not asked for yet, by peer
         for source in sources:
             later.setdefault(source[0], deque()).append(source)
         firsts = [s for of_peer in later.values() for s in _taken(of_peer, in_flight)]
         waiting = {self._ask(source): source for source in firsts}
+        coming: dict[bytes, tuple[TensorReply, torch.Tensor | None]] = {}  # by streams
+        opened: Counter[int] = Counter()  # streams, by peer
         deadline_s = time.monotonic() + timeout_s
-        while waiting:
-            now_s = time.monotonic()
-            patience_s = deadline_s - now_s if silence_s is None else silence_s
-            until_s = min(deadline_s, now_s + patience_s)
-            request_id, parts = self._receive(waiting, until_s, waiting_for)
-            if not request_id:
-                silent_s = timeout_s if until_s == deadline_s else patience_s
-                raise self._late(list(waiting.values()), silent_s)
-            source = waiting.pop(request_id)
-            waiting |= {self._ask(s): s for s in _taken(later[source[0]], 1)}
-            header = self._header(source, parts)
-            rows = self._rows(source, header, parts[1:])
-            if rows is not None:
+        try:
+            while waiting:
+                now_s = time.monotonic()
+                patience_s = deadline_s - now_s if silence_s is None else silence_s
+                until_s = min(deadline_s, now_s + patience_s)
+                request_id, answer = self._receive(waiting, until_s, waiting_for)
+                if not request_id:
+                    silent_s = timeout_s if until_s == deadline_s else patience_s
+                    raise self._late(list(waiting.values()), silent_s)
+                source = waiting[request_id]
+                if isinstance(answer, Arrived):
+                    header, whole = coming.pop(request_id)
+                    rows = self._arrived(source, header, whole, answer)
+                else:
+                    header = self._header(source, answer)
+                    if header.sealed is not None and self._has_stream(source[0], header):
+                        coming[request_id] = header, self._expect(source, request_id, header, land)
+                        continue
+                    if header.offer is not None:
+                        self._open(source, request_id, header, opened, until_s)
+                    rows = self._rows(source, header, answer[1:])
+                del waiting[request_id]
+                if rows is None:  # it can't come as it should: ask again
+                    slot = header.slot
+                    back = () if slot is None else ((slot.segment, slot.index),)
+                    waiting[self._ask(source, give_back=back)] = source
+                    continue
+                waiting |= {self._ask(s): s for s in _taken(later[source[0]], 1)}
                 yield source, rows
-            elif header.slot is not None:  # it can't be opened from here: the same as frames
-                slot = (header.slot.segment, header.slot.index)
-                waiting[self._ask(source, give_back=(slot,))] = source
+        finally:
+            # What was asked for and not taken would come first the next time.
+            self._drop_streams({worker for worker, _, _ in waiting.values()})
+            self._asked_with.clear()
+
+    # ---- streams ----------------------------------------------------------------------------
+
+    def _has_stream(self, worker: int, header: TensorReply) -> bool:
+        found, sealed = self._streams.get(worker), header.sealed
+        return found is not None and sealed is not None and found.stream == sealed.stream
+
+    def _open(
+        self,
+        source: Source,
+        request_id: bytes,
+        header: TensorReply,
+        opened: Counter[int],
+        until_s: float,
+    ) -> None:
+        """Opens the stream that is offered, unless there is one since the request was made."""
+        worker, key, _ = source
+        mine = self._streams.get(worker)
+        if header.offer is None or (
+            mine is not None and mine.stream != self._asked_with.get(request_id)
+        ):
+            return
+        self._drop_streams([worker])
+        opened[worker] += 1
+        if opened[worker] > MAX_STREAMS:
+            raise RemoteError(
+                f"the connection by which {self.names[worker]} gives {key!r} was cut "
+                f"{MAX_STREAMS} times",
+                where=self._endpoints[worker],
+                fix=f"look at the network between the hosts, and at the log of {self.names[worker]}",
+            )
+        self._streams[worker] = SealedReceiver(
+            urlsplit(self._endpoints[worker]).hostname or "",
+            header.offer,
+            name=self.names[worker],
+            timeout_s=until_s - time.monotonic(),
+            arrived=self._tell,
+        )
+
+    def _tell(self, arrived: Arrived) -> None:
+        """From the thread of a stream."""
+        self._arrivals.put(arrived)
+        with suppress(OSError):  # more were told than a counter holds
+            os.eventfd_write(self._wake, 1)
+
+    def _expect(
+        self, source: Source, request_id: bytes, header: TensorReply, land: Land | None
+    ) -> torch.Tensor | None:
+        """The memory into which the rows of an answer come from now on; None if the caller gave it."""
+        worker, _, ids = source
+        sealed = header.sealed
+        assert sealed is not None, "asked by the caller"
+        dtype, shape = checked_layout(header, num_rows=len(ids), num_bytes=sealed.num_bytes)
+        if land is not None and (landing := land(source, sealed.num_bytes)) is not None:
+            self._streams[worker].expect(request_id, sealed, landing)
+            return None
+        try:
+            whole = torch.empty(shape, dtype=dtype)
+        except (RuntimeError, MemoryError) as error:
+            raise ProtocolError(
+                f"{sealed.num_bytes} bytes are announced: {error}",
+                where=self.names[worker],
+                fix="ask for less at a time, or give this worker more memory",
+            ) from error
+        self._streams[worker].expect(request_id, sealed, WholeLanding(whole))
+        return whole
+
+    def _arrived(
+        self, source: Source, header: TensorReply, whole: torch.Tensor | None, arrived: Arrived
+    ) -> list[torch.Tensor] | None:
+        """Rows that came by a stream; None where it was cut and they must be asked for again."""
+        worker, key, _ = source
+        mine = self._streams.get(worker)
+        if (arrived.forged or arrived.cut) and mine is not None and mine.stream == arrived.stream:
+            self._drop_streams([worker])
+        if arrived.forged:
+            raise ProtocolError(
+                f"bytes of {key!r} are not those that {self.names[worker]} sent: changed, left out, "
+                "repeated or in another order",
+                where=self._endpoints[worker],
+                fix="fetch again; if it comes again, somebody or something between the two hosts "
+                "changes what they send (docs/security.md)",
+            )
+        if arrived.cut:
+            logger.warning("tensor stream cut peer=%s error=%s", self.names[worker], arrived.cut)
+            return None
+        self.num_bytes["socket"] += header.sealed.num_bytes if header.sealed is not None else 0
+        return [] if whole is None else list(torch.split(whole, list(header.rows)))
+
+    def _drop_streams(self, workers: Collection[int]) -> None:
+        """Closes streams; what was on its way by them does not come."""
+        for worker in workers:
+            if (stream := self._streams.pop(worker, None)) is not None:
+                stream.close()
 
     def _ask(self, source: Source, give_back: tuple[tuple[int, int], ...] = ()) -> bytes:
         worker, key, ids = source
         request_id = uuid.uuid4().bytes
+        stream = self._streams[worker].stream if worker in self._streams else b""
+        self._asked_with[request_id] = stream
         request = TensorRequest(
             trial=self.trial,
             attempt=self.attempt,
@@ -214,15 +352,18 @@ class TensorClient:
             give_back=give_back,
             pid=self._me.pid,
             start_ticks=self._me.start_ticks,
+            stream=stream,
         )
         self._socket(worker).send_multipart([request_id, encode(request)])
         return request_id
 
     def _receive(
         self, waiting: Mapping[bytes, Source], deadline_s: float, waiting_for: WaitingFor
-    ) -> tuple[bytes, list[Any]]:
-        """The next answer that is waited for: its request's id and its frames; none at the deadline."""
+    ) -> tuple[bytes, list[Any] | Arrived]:
+        """The next answer that is waited for: its request's id, and its frames or that it came by a stream;
+        none at the deadline."""
         poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
         sockets = {self._socket(worker): worker for worker, _, _ in waiting.values()}
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
@@ -235,10 +376,28 @@ class TensorClient:
             if not ready:
                 return b"", []
             for socket, _ in ready:
+                if socket == self._wake:
+                    continue  # below: streams go on while headers are read first
                 request_id, *parts = socket.recv_multipart(copy=False)
                 if request_id.bytes in waiting:
                     return request_id.bytes, parts
                 self._drop(sockets[socket], parts)
+            if (arrived := self._next_arrival(waiting)) is not None:
+                return arrived.ticket, arrived
+
+    def _next_arrival(self, waiting: Collection[bytes]) -> Arrived | None:
+        """The next one that is waited for. Its flag falls with the last."""
+        while True:
+            try:
+                arrived = self._arrivals.get_nowait()
+            except Empty:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+                if self._arrivals.empty():
+                    return None
+                continue
+            if arrived.ticket in waiting:
+                return arrived
 
     def _polled(self, poller: zmq.Poller, deadline_s: float) -> list[tuple[Any, int]]:
         """What is there to be read; nothing at the deadline, or once it was given up."""
@@ -288,9 +447,11 @@ class TensorClient:
     def _rows(
         self, source: Source, header: TensorReply, frames: Sequence[Any]
     ) -> list[torch.Tensor] | None:
-        """The rows of an answer; None where its memory can't be opened and frames must be asked for."""
+        """The rows of an answer; None where its memory can't be opened, or it has none yet but a stream."""
         worker, _, ids = source
         slot = header.slot
+        if header.sealed is not None or header.offer is not None:
+            return None
         num_bytes = sum(map(len, frames)) if slot is None else slot.num_bytes
         dtype, shape = checked_layout(header, num_rows=len(ids), num_bytes=num_bytes)
         if slot is None:

@@ -1,7 +1,8 @@
 """Gives a worker's tensors to its peers, from a thread of its own: they fetch while this worker computes.
 
-Every answer is a header and raw bytes, authenticated, no pickle: to a peer of this host in memory that both
-have mapped (shared_memory.py), to others in encrypted frames. tensor_client.py asks.
+Every answer is a header under CURVE and raw bytes, no pickle: to a peer of this host in memory that both
+have mapped (shared_memory.py), to others in a sealed stream (sealed_sender.py); few bytes come with the
+header. tensor_client.py asks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from realsys.api.errors import ClusterError, InternalError, RealsysError
+from realsys.data_plane.sealed_sender import SealedSender
 from realsys.data_plane.shared_memory import MIN_SHARED_BYTES, SegmentPool, host_name
 from realsys.data_plane.tensor_store import TensorStore
 from realsys.data_plane.transfer_messages import (
@@ -45,6 +47,7 @@ from realsys.transport.keys import TrialKeypairs
 logger = logging.getLogger(__name__)
 
 Asked = TensorRequest | TensorPut
+MIN_SEALED_BYTES = 64 << 10  # below that the header takes them along
 MAX_ERROR_CHARS = 20_000  # an error that quotes a request must not outgrow a message
 
 
@@ -79,6 +82,7 @@ class TensorServer:
         self._host_name = host_name()
         self._host, self._ports = host, ports
         self._refusals = Refusals(f"{name} tensors")
+        self._streams = SealedSender(name=name, host=host, ports=ports, refusals=self._refusals)
         self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -154,6 +158,7 @@ class TensorServer:
                     parts = [peer, request_id, encode(header), *buffers]
                     await socket.send_multipart(parts, copy=False)
         finally:
+            self._streams.close()
             socket.disable_monitor()
             monitor.close(linger=0)
             socket.close()
@@ -215,7 +220,13 @@ class TensorServer:
         ):
             segments = self._pool.numbers if self._pool is not None else ()
             return msgspec.structs.replace(header, slot=taken, segments=segments), []
-        return header, frames_of(packed_bytes(rows))
+        if num_bytes < MIN_SEALED_BYTES:
+            return header, frames_of(packed_bytes(rows))
+        stream = self._streams.find(request.stream)
+        if stream is None:
+            return TensorReply(offer=self._streams.offer()), []
+        sealed = stream.give(packed_bytes(rows))
+        return msgspec.structs.replace(header, sealed=sealed), []
 
     def _slot(
         self, num_bytes: int, rows: Sequence[torch.Tensor], request: TensorRequest
@@ -242,12 +253,15 @@ class TensorServer:
 def packed_bytes(rows: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
     """The bytes of ``rows``, one after another: uint8 ``[num_bytes]`` in host memory, ``out`` if given.
 
-    As bytes, since some dtypes can't be concatenated; rows of one GPU come in one copy.
+    As bytes, since some dtypes can't be concatenated; rows of one GPU come in one copy, and a single row
+    in host memory is not copied at all where no ``out`` is given.
     """
     pieces = [x.detach().reshape(-1).view(torch.uint8) for x in rows]
     if len({x.device for x in pieces}) > 1:
         pieces = [x.cpu() for x in pieces]
     if pieces[0].device.type == "cpu":
+        if out is None and len(pieces) == 1:
+            return pieces[0]
         return torch.cat(pieces, out=out)
     whole = torch.cat(pieces)
     return whole.cpu() if out is None else out.copy_(whole)

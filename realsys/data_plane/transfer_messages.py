@@ -1,7 +1,7 @@
 """What tensor servers and clients say to each other, and bytes to tensors and back.
 
-Headers are msgpack, checked against their type; tensors are raw bytes, in frames behind the header or
-in a slot of memory that both processes have mapped. No pickle.
+Headers are msgpack, checked against their type; tensors are raw bytes: in frames behind the header where
+they are few, in a slot of memory that both processes have mapped, or in a sealed stream. No pickle.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from realsys.api.data import SequenceMeta
+from realsys.data_plane.sealed_frames import StreamOffer
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.data_plane.tensor_bytes import Buffer, bytes_of, joined
 from realsys.transport.codec import ProtocolError
@@ -33,6 +34,14 @@ class SharedSlot(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+class SealedBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that come as message ``number`` (from 0) of a stream."""
+
+    stream: bytes
+    number: int
+    num_bytes: int
+
+
 class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Give me ``key`` of these datapoints.
 
@@ -42,6 +51,7 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         give_back: (segment, index) of slots that the client got and can't open.
         pid, start_ticks: of the client's process on that host, so that what it has can be had back when
             it is dead.
+        stream: that the client has from this server; empty: none yet.
     """
 
     trial: str
@@ -53,6 +63,7 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     give_back: tuple[tuple[int, int], ...] = ()
     pid: int = 0
     start_ticks: int = 0
+    stream: bytes = b""
 
 
 class TensorPut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -71,10 +82,11 @@ class TensorPut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TensorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Header of the buffers that follow, or of those in ``slot``; ``error`` instead of them.
+    """Header of the buffers that follow, or of those in ``slot`` or ``sealed``; ``error`` instead of them.
 
     Attributes:
         segments: those that the server has, so that the client can forget others.
+        offer: no rows, but a stream for them: to be opened, and asked again.
     """
 
     dtype: str = ""
@@ -83,6 +95,8 @@ class TensorReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     slot: SharedSlot | None = None
     segments: tuple[int, ...] = ()
+    sealed: SealedBytes | None = None
+    offer: StreamOffer | None = None
 
 
 def header_of(rows: Sequence[torch.Tensor]) -> TensorReply:

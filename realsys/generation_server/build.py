@@ -15,11 +15,11 @@ from realsys.data_plane.tensor_client import TensorClient
 from realsys.generation_server.engine import make_engine
 from realsys.serving.api import WeightSource
 from realsys.serving.app import generation_app
-from realsys.serving.embedded import Fetched
-from realsys.serving.engines import ServedEngine
+from realsys.serving.engines import Fetched, ServedEngine
 from realsys.serving.listener import HttpsListener
 from realsys.serving.secret import bearer_key
 from realsys.transport.keys import TrialKeypairs
+from realsys.weight_sync.host_share import HostShare
 from realsys.weight_sync.receiver import WeightReceiver
 from realsys.worker import exit_codes
 from realsys.worker.commands import Verb
@@ -44,7 +44,8 @@ def run(runner: WorkerRunner) -> int:
             attempt=runner.attempt.number,
             token=runner.attempt.token,
             keypairs=keypairs,
-        )
+        ),
+        share=lambda fetch: HostShare(keypairs, attempt=_attempt(runner), fetch=fetch),
     )
     try:
         engine = make_engine(
@@ -62,13 +63,18 @@ def run(runner: WorkerRunner) -> int:
     return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
 
 
+def _attempt(runner: WorkerRunner) -> str:
+    """What no other attempt of any trial has."""
+    return f"{runner.plan.trial} {runner.attempt.number} {runner.attempt.token}"
+
+
 def _gpus(runner: WorkerRunner) -> float:
     group = runner.phase.scheduling.generation_server
     return group.scheduling.gpu if group is not None else 0.0
 
 
 def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], Fetched]:
-    """What an embedded engine gets new weights with."""
+    """What an engine gets new weights with."""
 
     def fetch(source: WeightSource) -> Fetched:
         before = receiver.num_bytes

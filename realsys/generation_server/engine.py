@@ -11,9 +11,9 @@ from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.worker_configs import GenerationServer
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.generation_server.child_guard import guarded
-from realsys.serving.embedded import EmbeddedEngine, Fetch
+from realsys.serving.embedded import EmbeddedEngine
 from realsys.serving.embedded_settings import EmbeddedSettings
-from realsys.serving.engines import ServedEngine
+from realsys.serving.engines import Fetch, ServedEngine
 from realsys.serving.sglang import SGLangEngine
 from realsys.serving.vllm import VLLMEngine
 from realsys.worker.device import compute_device
@@ -37,7 +37,7 @@ def make_engine(
         name: of the worker, for errors.
         log: where a child process writes.
         scratch: an existing folder that only we can read.
-        fetch: gets new weights for an embedded engine; others read folders themselves.
+        fetch: gets new weights from trainers.
         gpus: of the worker's task; with one, an embedded engine is on it unless its settings say otherwise.
         deterministic: equal requests get equal answers from an embedded engine; None: on the CPU.
     Raises:
@@ -64,6 +64,7 @@ def make_engine(
         "name": name,
         "log": log,
         "guard": guarded,
+        "fetch": fetch,
     }
     return makers[config.backend_type]()
 

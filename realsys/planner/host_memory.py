@@ -26,7 +26,7 @@ from realsys.planner.placed import allocation_of
 GiB = 1 << 30
 PROCESS_BYTES = 3 * GiB
 VERSIONS = 2  # that a trainer keeps for servers to fetch (weight_sync/publisher.py)
-_NOT_SAVED = ("gradients", "whole copy")  # of what stays: a checkpoint leaves it out
+_NOT_SAVED = ("gradients", "whole copy")  # of what stays: neither saved nor parked
 
 
 def host_memory_of_experiment(
@@ -74,7 +74,7 @@ def of_copy(model: HeldModel, topo: ProcessTopology, stage: int) -> dict[str, fl
     return {
         "loading": 2.0 * largest * model.learning_bytes,
         "checkpoint": sum(saved.values()) if model.trained or model.averaged else 0.0,
-        "parked": sum(stays.values()) if model.offload else 0.0,
+        "parked": sum(saved.values()) if model.offload else 0.0,
         "offloaded": sum(stays.values()) if model.cpu_offload else 0.0,
     }
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from realsys.api.errors import ConfigError, DataError, WorkerLost
 from realsys.generation.cache_room import room_on_gpu
@@ -32,21 +32,11 @@ from realsys.serving.api import (
 from realsys.serving.embedded_requests import answer_of, engine_request
 from realsys.serving.embedded_settings import EmbeddedSettings, stages_on_gpu
 from realsys.serving.engine_thread import EngineThread
-from realsys.serving.engines import Answer, Counters, full_answer
+from realsys.serving.engines import Answer, Counters, Fetch, full_answer
 from realsys.serving.staged_weights import StagedWeights, stage
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class Fetched(NamedTuple):
-    """Weights by their Hugging Face names, and how many bytes had to be read for them."""
-
-    weights: Mapping[str, Tensor]
-    num_bytes: int
-
-
-Fetch = Callable[[WeightSource], Fetched]
 
 
 @dataclass

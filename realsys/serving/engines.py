@@ -6,8 +6,8 @@ and by test doubles. No torch here, no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,6 +21,20 @@ from realsys.serving.api import (
     WeightSource,
     WeightsTaken,
 )
+
+if TYPE_CHECKING:  # values that are only handed on
+    from torch import Tensor
+
+
+class Fetched(NamedTuple):
+    """Weights by their Hugging Face names, and how many bytes had to be read for them."""
+
+    weights: Mapping[str, Tensor]
+    num_bytes: int
+
+
+# Called in a thread of its own. What it gives is only read.
+Fetch = Callable[[WeightSource], Fetched]
 
 
 class Answer(msgspec.Struct, kw_only=True):

@@ -17,8 +17,8 @@ import msgspec
 
 from realsys.serving.api import GenerateRequest, PauseMode
 from realsys.serving.child import ChildServer, Guard, options
-from realsys.serving.engines import Answer
-from realsys.serving.fronted import CONTROL_S, IDLE_S, REQUEST_S, UPDATE_S, FrontedEngine
+from realsys.serving.engines import Answer, Fetch
+from realsys.serving.fronted import CONTROL_S, IDLE_S, REQUEST_S, FrontedEngine
 from realsys.serving.http_answers import read_answer
 from realsys.serving.http_json import generate_body
 from realsys.serving.http_session import HttpSession
@@ -49,9 +49,12 @@ class SGLangEngine(FrontedEngine):
         log: Path,
         scratch: Path,
         guard: Guard,
+        fetch: Fetch,
         version: int = 0,
     ) -> None:
-        super().__init__(model_path=model_path, backend_args=backend_args, version=version)
+        super().__init__(
+            model_path=model_path, backend_args=backend_args, fetch=fetch, version=version
+        )
         key, port = secrets.token_hex(32), _free_port()
         config = scratch / f"{name.replace('/', '-')}-sglang.yaml"
         descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -106,13 +109,13 @@ class SGLangEngine(FrontedEngine):
     async def _resume(self) -> None:
         await self._control.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
 
-    async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
+    async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
         body = {
             "model_path": path,
             "weight_version": str(version),
             "flush_cache": not keep_caches,  # refused while running requests hold theirs
         }
-        await self._control.call("POST", "/update_weights_from_disk", body, timeout_s=UPDATE_S)
+        await self._control.call("POST", "/update_weights_from_disk", body, timeout_s=timeout_s)
 
     async def _name_version(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}

@@ -18,8 +18,8 @@ import msgspec
 from realsys.api.errors import DataError, RemoteError
 from realsys.serving.api import Finish, GenerateRequest, PauseMode
 from realsys.serving.child import ChildServer, Guard, options
-from realsys.serving.engines import Answer
-from realsys.serving.fronted import CONTROL_S, IDLE_S, REQUEST_S, UPDATE_S, FrontedEngine
+from realsys.serving.engines import Answer, Fetch
+from realsys.serving.fronted import CONTROL_S, IDLE_S, REQUEST_S, FrontedEngine
 from realsys.serving.http_answers import Span, version_number, versions_of
 from realsys.serving.http_session import HttpSession
 
@@ -73,9 +73,12 @@ class VLLMEngine(FrontedEngine):
         name: str,
         log: Path,
         guard: Guard,
+        fetch: Fetch,
         version: int = 0,
     ) -> None:
-        super().__init__(model_path=model_path, backend_args=backend_args, version=version)
+        super().__init__(
+            model_path=model_path, backend_args=backend_args, fetch=fetch, version=version
+        )
         # In the system's own folder: a socket's path may have 107 characters.
         self._folder = tempfile.TemporaryDirectory(prefix="realsys-vllm-")
         uds = str(Path(self._folder.name) / "http")
@@ -130,9 +133,9 @@ class VLLMEngine(FrontedEngine):
     async def _resume(self) -> None:
         await self._control.call("POST", "/resume", timeout_s=CONTROL_S)
 
-    async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
+    async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        await self._control.call("POST", "/collective_rpc", body, timeout_s=UPDATE_S)
+        await self._control.call("POST", "/collective_rpc", body, timeout_s=timeout_s)
         await self._name_version(version)
         if not keep_caches:
             await self._reset_prefixes(running=True)

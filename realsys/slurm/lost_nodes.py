@@ -16,12 +16,13 @@ from realsys.slurm.hostlist import compress, expand
 _OF_A_NODE = (
     *("its node is lost", "has not been seen to end", "ode failure"),
     *("uncorrectable ECC error", "GPU is lost", "fallen off the bus"),
+    "failed the preflight",
 )
 
 
 def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
     """Node of the attempt → the evidence against it: a worker there of which nobody heard any more, or
-    whose GPU is broken.
+    whose GPU is broken, or what the preflight found (realsys/supervisor/preflight.py).
 
     Args:
         nodes: hostlist of the attempt's nodes; empty on one machine.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from realsys.supervisor.component_board import ComponentBoard
 from realsys.supervisor.job_store import JobStore, former_store
 from realsys.supervisor.local_steps import LocalSteps
 from realsys.supervisor.other_nodes import leave_out
+from realsys.supervisor.preflight import preflight
 from realsys.supervisor.signals import (
     cancel_job,
     is_cancelled,
@@ -84,7 +86,16 @@ def _supervise(
     board = ComponentBoard(record, store, keys, job.nodes)
     steps = make_steps(plan, plan_hash, files, attempt_files, board)
     supervisor = Supervisor(
-        plan, plan_hash, record, files, attempt_files, store, keys, steps, opened.look_after
+        plan,
+        plan_hash,
+        record,
+        files,
+        attempt_files,
+        store,
+        keys,
+        steps,
+        opened.look_after,
+        functools.partial(preflight, plan, record, files, attempt_files),
     )
     try:
         requeue = listen_to_signals(supervisor, plan)

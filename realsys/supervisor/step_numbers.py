@@ -48,6 +48,8 @@ def skip_former_numbers(attempt: AttemptFiles, environ: Mapping[str, str]) -> in
     Args:
         environ: for srun; variables that it would read as options are left out.
     """
+    if _num_steps(attempt):
+        return 0  # done already: a preflight was before the workers' first step
     files = TrialFiles(attempt.root.parent.parent)
     former = former_attempts_of_same_job(files, attempt.number)
     wanted = numbers_to_skip(_num_steps(one) for one in former)

@@ -72,6 +72,7 @@ class Supervisor:
     keys: TrialKeys
     steps: Steps
     look_after_store: Callable[[], None] = lambda: None
+    preflight: Callable[[Callable[[], bool]], list[Failure]] = lambda goes_on: []
     _next_requeue_look: float = 0.0
     _left_s: dict[int, float] = field(default_factory=dict)  # by id: when it was seen to end well
     _failures: list[Failure] = field(default_factory=list)
@@ -150,7 +151,7 @@ class Supervisor:
 
     def _run_phases(self) -> tuple[Result, PhasePlan]:
         """Every phase that is not done yet, until one does not complete."""
-        result, phase = Result.COMPLETED, self.plan.phases[-1]
+        result, phase, is_checked = Result.COMPLETED, self.plan.phases[-1], False
         for phase in self.plan.phases:
             if phase.publish is not None and Path(phase.publish).is_dir():
                 logger.info("phase skipped phase=%s product=%s", phase.name, phase.publish)
@@ -159,10 +160,29 @@ class Supervisor:
             if by is not None and (phase.publish is not None or by >= self._planned_since()):
                 logger.info("phase skipped phase=%s done_by_attempt=%d", phase.name, by)
                 continue
+            if not is_checked and not self._nodes_are_well():
+                return (Result.STOPPED if self.stop_watch.is_asked else Result.FAILED), phase
+            is_checked = True
             result = self._run_phase(phase)
             if result is not Result.COMPLETED:
                 break
         return result, phase
+
+    def _nodes_are_well(self) -> bool:
+        """Asks the preflight, before any worker starts; False where the run ends by it, or by a stop."""
+        self._failures += self.preflight(self._goes_on)
+        first, _ = order_failures(self._failures)
+        if first is not None:
+            self.give_room()
+            logger.error("preflight failed host=%s why=%s", first.host, first.why)
+        return first is None and not self.stop_watch.is_asked
+
+    def _goes_on(self) -> bool:
+        """Whether nobody wants a stop; looks after what must not wait meanwhile."""
+        self.look_after_store()
+        self.stop_watch.poll()
+        self._refuse_if_requeued()
+        return not self.stop_watch.is_asked
 
     def _planned_since(self) -> int:
         """The first attempt with this plan: the main phase may be done by a former one's limits."""

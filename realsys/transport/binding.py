@@ -42,7 +42,7 @@ def bind(socket: Any, host: str, ports: Iterable[int] | None = None) -> str:
     raise ClusterError(
         f"none of {tried} ports is free",
         where=f"{address}, port_range of the cluster spec",
-        fix="widen port_range: every model worker needs two ports of its node",
+        fix="widen port_range: every model worker needs three ports of its node",
     )
 
 

@@ -6,21 +6,26 @@ changed goes to other memory.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from realsys.data_plane.tensor_bytes import bytes_of
 from realsys.param_realloc.boxes import Box
 from realsys.param_realloc.buckets import Bucket
 from realsys.param_realloc.views import Views, moves_of, pack, unpack
 from realsys.transport.codec import ProtocolError
-from realsys.weight_sync.checksum import checksum
+from realsys.weight_sync.checksum import RunningChecksum, checksum
 from realsys.weight_sync.manifest import GivenBucket, Manifest, WholeWeight
 from realsys.weight_sync.patches import apply_patch
 from realsys.weight_sync.warm_memory import WarmMemory
+
+_OTHER_CHECKSUM = "their checksum is another than when they were published"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,13 @@ class Held:
         return checksum(self.bytes_of(part, given).numpy()) == given.checksum
 
 
+class Memory(Protocol):
+    """What weights are put together in."""
+
+    def take(self, num_bytes: int) -> Tensor:
+        """uint8 ``[num_bytes]`` in host memory; what is in it is anything."""
+
+
 class Assembly:
     """The weights of one version while they come.
 
@@ -57,7 +69,7 @@ class Assembly:
     """
 
     def __init__(
-        self, weights: Collection[WholeWeight], kept: Mapping[str, Tensor], memory: WarmMemory
+        self, weights: Collection[WholeWeight], kept: Mapping[str, Tensor], memory: Memory
     ) -> None:
         self._dtypes = {w.name: w.dtype for w in weights}
         self.weights: dict[str, Tensor] = {}
@@ -75,9 +87,22 @@ class Assembly:
         if came.dtype != torch.uint8 or came.shape != (given.num_bytes,):
             raise _damaged(part, given, f"{list(came.shape)} {came.dtype} came")
         if checksum(came.numpy()) != given.checksum:
-            raise _damaged(part, given, "their checksum is another than when they were published")
+            raise _damaged(part, given, _OTHER_CHECKSUM)
         bucket = self._new_in(part.bucket(given))
         unpack(moves_of(self._views, bucket, self._dtypes), came, 1.0)
+
+    def landing(self, part: Manifest, given: GivenBucket) -> BucketLanding | None:
+        """Where a bucket can be written as it comes; None where its places are not in one piece each."""
+        segments = []
+        for piece in given.pieces:
+            name = part.weights[piece.weight].name
+            if name not in self._views:
+                return None
+            place = self.weights[name][tuple(map(slice, piece.start, piece.stop))]
+            if not place.is_contiguous():
+                return None
+            segments.append((piece.offset, bytes_of(place)))
+        return BucketLanding(part, given, segments)
 
     def patch(self, part: Manifest, given: GivenBucket, came: Tensor, base: Tensor) -> None:
         """Writes a bucket that is ``base`` but for what came. Changes ``base``; raises as ``put``."""
@@ -95,10 +120,44 @@ class Assembly:
         return Bucket(tuple(p for p, _ in new), tuple(o for _, o in new), bucket.num_bytes)
 
 
-def _new(weight: WholeWeight, memory: WarmMemory) -> Tensor:
+class BucketLanding:
+    """A bucket on its way to its places, from whatever thread reads it.
+
+    Args:
+        segments: (start in the bucket, bytes of a weight), ascending.
+    """
+
+    def __init__(
+        self, part: Manifest, given: GivenBucket, segments: Sequence[tuple[int, memoryview]]
+    ) -> None:
+        self._part, self._given, self._segments = part, given, segments
+        self._starts = [start for start, _ in segments]
+        self._checksum = RunningChecksum()
+
+    def room(self, offset: int, num_bytes: int) -> memoryview | None:
+        start, place = self._segments[max(0, bisect_right(self._starts, offset) - 1)]
+        begin = offset - start
+        inside = begin >= 0 and begin + num_bytes <= len(place)
+        return place[begin : begin + num_bytes] if inside else None
+
+    def landed(self, offset: int, frame: memoryview) -> None:
+        self._checksum.add(np.frombuffer(frame, np.uint8))
+        if self.room(offset, len(frame)) is not None:
+            return
+        for start, place in self._segments:
+            begin, end = max(start, offset), min(start + len(place), offset + len(frame))
+            if begin < end:
+                place[begin - start : end - start] = frame[begin - offset : end - offset]
+
+    def check(self) -> None:
+        """Raises ProtocolError when they are not the bytes that were published."""
+        if self._checksum.value != self._given.checksum:
+            raise _damaged(self._part, self._given, _OTHER_CHECKSUM)
+
+
+def _new(weight: WholeWeight, memory: Memory) -> Tensor:
     dtype: torch.dtype = getattr(torch, weight.dtype)
-    num_bytes = math.prod(weight.shape) * dtype.itemsize
-    return memory.take(num_bytes).view(dtype).view(weight.shape)
+    return memory.take(weight.num_bytes).view(dtype).view(weight.shape)
 
 
 def _views(weights: Mapping[str, Tensor], names: Collection[str]) -> Views:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 _COLUMNS = 512
+WHOLE_BYTES = 8 * _COLUMNS
 _BLOCK_ROWS = 256  # 1 MiB: still in the cache when it is read the second time
 
 Bytes = np.ndarray[Any, Any]
@@ -21,15 +22,41 @@ Bytes = np.ndarray[Any, Any]
 
 def checksum(x: Bytes) -> int:
     """64 bits that stand for ``x`` (uint8 ``[num_bytes]``, contiguous)."""
-    num_words = x.size // (8 * _COLUMNS) * _COLUMNS
-    words = x[: num_words * 8].view(np.uint64).reshape(-1, _COLUMNS)
-    columns = np.zeros(_COLUMNS, np.uint64)
-    rows = np.empty(len(words), np.uint64)
-    for i in range(0, len(words), _BLOCK_ROWS):
-        block = words[i : i + _BLOCK_ROWS]
-        columns += block.sum(0)
-        block.sum(1, out=rows[i : i + _BLOCK_ROWS])
-    digest = hashlib.blake2b(x.size.to_bytes(8, "little"), digest_size=8)
-    for part in (columns, rows, x[num_words * 8 :]):
-        digest.update(part.data)
-    return int.from_bytes(digest.digest(), "little")
+    running = RunningChecksum()
+    running.add(x)
+    return running.value
+
+
+class RunningChecksum:
+    """The checksum of bytes that come in pieces, each worked on while it is in the cache.
+
+    The lengths of all pieces but the last are multiples of ``WHOLE_BYTES``.
+    """
+
+    def __init__(self) -> None:
+        self._columns = np.zeros(_COLUMNS, np.uint64)
+        self._rows: list[Bytes] = []
+        self._rest: Bytes = np.empty(0, np.uint8)
+        self._size = 0
+
+    def add(self, x: Bytes) -> None:
+        """The next piece: uint8, contiguous."""
+        assert not self._rest.size, "only the last piece may end within a row"
+        num_words = x.size // WHOLE_BYTES * _COLUMNS
+        words = x[: num_words * 8].view(np.uint64).reshape(-1, _COLUMNS)
+        rows = np.empty(len(words), np.uint64)
+        for i in range(0, len(words), _BLOCK_ROWS):
+            block = words[i : i + _BLOCK_ROWS]
+            self._columns += block.sum(0)
+            block.sum(1, out=rows[i : i + _BLOCK_ROWS])
+        self._rows.append(rows)
+        self._rest = x[num_words * 8 :].copy()
+        self._size += x.size
+
+    @property
+    def value(self) -> int:
+        """Of all pieces so far."""
+        digest = hashlib.blake2b(self._size.to_bytes(8, "little"), digest_size=8)
+        for part in (self._columns, *self._rows, self._rest):
+            digest.update(part.data)
+        return int.from_bytes(digest.digest(), "little")

@@ -27,6 +27,11 @@ class WholeWeight(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole weight."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
 
 class GivenPiece(msgspec.Struct, frozen=True, array_like=True):
     """A box of a weight (by its index in the list), and where its bytes begin in the bucket."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from engines.serve import HELD
 from engines.small_models import SmallModel
 
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
@@ -26,6 +27,7 @@ from realsys.serving.api import (
     GenerateResult,
     PauseMode,
     Sampling,
+    WeightPart,
     WeightSource,
 )
 from realsys.serving.client import HttpGenerationClient
@@ -48,6 +50,7 @@ class Served:
         position: an answer made in chunks is the one made at once.
         seeds: sampled answers can be repeated.
         stop_texts: it has a tokenizer.
+        in_memory: new weights come from the memory of its trainers, which is that of engines/serve.py.
     """
 
     url: str
@@ -59,7 +62,14 @@ class Served:
     position: bool = True
     seeds: bool = True
     stop_texts: bool = True
+    in_memory: bool = False
     opened: list[HttpSession] = field(default_factory=list, compare=False, repr=False)
+
+    def source(self, path: str, version: int) -> WeightSource:
+        """The weights in a folder, which is read now or was when the server started."""
+        if not self.in_memory:
+            return WeightSource(version=version, path=path)
+        return WeightSource(version=version, parts=(WeightPart(endpoint=HELD, name=path),))
 
     def client(self) -> HttpGenerationClient:
         return HttpGenerationClient(self.url, self.key, name=self.name)
@@ -91,7 +101,7 @@ async def run_case(name: str, served: Served) -> None:
             await client.resume()
             await client.abort(every=True)
             if (await client.info()).weight_version != 0:
-                await _take(client, served.first, 0)
+                await _take(served, client, served.first, 0)
         finally:
             await client.close()
             while served.opened:
@@ -105,8 +115,10 @@ def request(rid: str, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> Gene
     )
 
 
-async def _take(client: HttpGenerationClient, model: SmallModel, version: int) -> None:
-    source = WeightSource(version=version, path=str(model.path))
+async def _take(
+    served: Served, client: HttpGenerationClient, model: SmallModel, version: int
+) -> None:
+    source = served.source(str(model.path), version)
     taken = await client.update_weights(source, timeout_s=S)
     assert taken.version == version
     assert taken.seconds >= taken.paused_s >= 0
@@ -402,12 +414,12 @@ async def _until_idle(client: HttpGenerationClient) -> None:
 async def new_weights_are_used(served: Served, client: HttpGenerationClient) -> None:
     # The prompt is cached: what the old weights made of it must not be used.
     await client.generate(request("before", temperature=0, max_new_tokens=12), timeout_s=S)
-    await _take(client, served.second, 1)
+    await _take(served, client, served.second, 1)
     assert (await client.info()).weight_version == 1
     result = await client.generate(request("b", temperature=0, max_new_tokens=12), timeout_s=S)
     assert result.versions == (1,) * 12
     assert_close(result.logprobs, served.second.logprobs(PROMPT, result.output_ids))
-    await _take(client, served.first, 2)
+    await _take(served, client, served.first, 2)
     result = await client.generate(request("c", temperature=0, max_new_tokens=12), timeout_s=S)
     assert result.versions == (2,) * 12
     assert_close(result.logprobs, served.first.logprobs(PROMPT, result.output_ids))
@@ -417,7 +429,7 @@ async def _switched(served: Served, client: HttpGenerationClient, mode: PauseMod
     async with Long(client, f"switched-{mode}") as long:
         if mode is not None:
             await client.pause(mode)
-        await _take(client, served.second, 1)
+        await _take(served, client, served.second, 1)
         if mode is not None:
             await client.resume()
         await long.wait_for(long.count + 40)
@@ -482,7 +494,7 @@ async def weights_from_a_folder(served: Served, client: HttpGenerationClient) ->
 async def weights_that_do_not_come_change_nothing(
     served: Served, client: HttpGenerationClient
 ) -> None:
-    nowhere = WeightSource(version=9, path=str(served.first.path) + "-nowhere")
+    nowhere = served.source(str(served.first.path) + "-nowhere", 9)
     with pytest.raises(RealsysError, match=served.name):
         await client.update_weights(nowhere, timeout_s=S)
     assert (await client.info()).weight_version == 0

@@ -1,7 +1,8 @@
 """A generation server without a trial, for tests and benchmarks: ``python -m engines.serve``.
 
-Reads one line of JSON, ``{"key", "log", "scratch", "config": {fields of GenerationServer}}``, prints its
-URL and ends when its standard input does.
+Reads one line of JSON, ``{"key", "log", "scratch", "held", "config": {fields of GenerationServer}}``,
+prints its URL and ends when its standard input does. ``held``: folders that it reads at its start, and
+gives the engine later as if they came from trainers.
 """
 
 from __future__ import annotations
@@ -12,32 +13,36 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from realsys.api.errors import RemoteError
 from realsys.api.worker_configs import GenerationServer
 from realsys.generation_server.build import fetch_with
 from realsys.generation_server.engine import make_engine
+from realsys.serving.api import WeightSource
 from realsys.serving.app import generation_app
+from realsys.serving.engines import Fetch, Fetched
 from realsys.serving.listener import HttpsListener
+from realsys.weight_sync.hf_folder import read_folder
 from realsys.weight_sync.receiver import WeightReceiver
 
 TESTS = Path(__file__).parents[1]
 KEY = "key of a test"
+HELD = "held://"  # endpoint of weights that the server's process holds
 
 
 @contextmanager
 def server_process(
-    folder: Path, config: Mapping[str, Any], *, key: str = KEY, start_timeout_s: float = 300.0
+    folder: Path, config: Mapping[str, Any], *, key: str = KEY, held: Sequence[str] = ()
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Starts one; gives its URL and its process, and ends it."""
     log = folder / "server.log"
-    said = json.dumps(
-        {"key": key, "log": str(folder / "child.log"), "scratch": str(folder), "config": config}
-    )
-    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    paths = {"log": str(folder / "child.log"), "scratch": str(folder)}
+    said = json.dumps({"key": key, "held": held, "config": config, **paths})
+    python_path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "engines.serve"],
@@ -45,7 +50,7 @@ def server_process(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": python_path},
         )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -68,13 +73,13 @@ def server_process(
 async def _main() -> None:
     said = json.loads(sys.stdin.readline())
     config = GenerationServer(**said["config"])
-    receiver = WeightReceiver(_no_trainers)
+    fetch = _fetch_with(WeightReceiver(_no_trainers), said["held"])
     engine = make_engine(
         config,
         name="generation_server/0",
         log=Path(said["log"]),
         scratch=Path(said["scratch"]),
-        fetch=fetch_with(receiver),
+        fetch=fetch,
     )
     listener = HttpsListener(generation_app(engine, key=said["key"]))
     try:
@@ -91,6 +96,23 @@ async def _main() -> None:
     finally:
         await engine.close()
         await listener.stop()
+
+
+def _fetch_with(receiver: WeightReceiver, held: Sequence[str]) -> Fetch:
+    """As the worker's own, and of what is held here."""
+    from_trainers = fetch_with(receiver)
+    # Copies: what safetensors gives is still in the file.
+    weights = {path: {n: x.clone() for n, x in read_folder(path).items()} for path in held}
+
+    def fetch(source: WeightSource) -> Fetched:
+        if not source.parts or source.parts[0].endpoint != HELD:
+            return from_trainers(source)
+        name = source.parts[0].name
+        if name not in weights:
+            raise RemoteError(f"nobody gives {name}", where="trainers of a test", fix="publish it")
+        return Fetched(weights[name], sum(x.nbytes for x in weights[name].values()))
+
+    return fetch
 
 
 def _no_trainers(endpoints: tuple[str, ...]) -> Any:

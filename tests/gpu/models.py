@@ -116,7 +116,7 @@ def publisher_of(engine: Any, module: Any) -> Callable[[int], int]:
 
     layout = FSDPBackend().layout(ModuleInMemory(module), ProcessTopology())
     weights = ModuleInMemory(module).weights()
-    dtypes = wire_dtypes(weights, held="float32", wire="bfloat16")
+    dtypes = wire_dtypes(weights, dtype="bfloat16")
     giving = who_gives_what(layout, [0], dtypes=dtypes)
     publisher = WeightPublisher(TensorStore(), giving, model="actor@0", worker=0, may_round=True)
     num_bytes = 2 * sum(w.numel for w in weights)

@@ -32,6 +32,14 @@ SHAPE_OF_HALF_A_BILLION = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
+FIGURES = (
+    "time/step_s",
+    "perf/tokens_per_s",
+    "actor_train/reward/mean",
+    "actor_train/grad_norm",
+    "actor_train/first_minibatch/max_abs_log_ratio",
+    "eval/accuracy",
+)
 Figures = dict[str, Any]
 _PER_RUN_S = 170.0
 
@@ -111,16 +119,8 @@ def launched(arguments: list[str], root: Path) -> Figures:
         raise RuntimeError(f"exit code {process.returncode}: {said[-600:]}")
     (newest,) = sorted(root.rglob("metrics.jsonl"), key=os.path.getmtime)[-1:]
     rows = [json.loads(line) for line in newest.read_text().splitlines()]
-    wanted = (
-        "reward/mean",
-        "grad_norm",
-        "first_minibatch/max_abs_log_ratio",
-        "step_s",
-        "tokens_per_s",
-    )
     last = rows[-1]
-    found = {k: v for k, v in last.items() if k.rpartition("actor_train/")[2] in wanted}
-    return {"rows": len(rows), **found}
+    return {"rows": len(rows), **{name: last[name] for name in FIGURES if name in last}}
 
 
 def main(kind: str, file: str) -> None:

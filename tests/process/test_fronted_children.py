@@ -14,19 +14,23 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 from aiohttp import web
 from real_trials import make_policy
+from safetensors.torch import load_file
 from serving_double import ServerDouble
 
-from realsys.api.errors import WaitTimeout
+from realsys.api.errors import WaitTimeout, WorkerLost
 from realsys.serving import fronted, http_control, http_session, sglang, vllm
-from realsys.serving.api import GenerateRequest, PauseMode, Sampling, WeightSource
+from realsys.serving.api import GenerateRequest, PauseMode, Sampling, WeightPart, WeightSource
 from realsys.serving.child import ChildServer
 from realsys.serving.client import HttpGenerationClient
+from realsys.serving.engines import Fetched
 from realsys.serving.fronted import FrontedEngine
 from realsys.serving.http_control import Control
 from realsys.serving.sglang import SGLangEngine
 from realsys.serving.vllm import VLLMEngine
+from realsys.weight_sync.hf_folder import read_folder
 
 S = 20.0
 CONNECTIONS = 4
@@ -34,15 +38,28 @@ ANSWERS = 9
 
 
 class StandIn:
-    """A child whose answers never end. ``works``: whether it makes tokens; ``mute``: paths that hang."""
+    """A child whose answers never end.
+
+    ``works``: whether it makes tokens; ``mute``: paths that hang; ``deadly``: paths at which it is gone;
+    ``read``: what it found in folders of weights.
+    """
 
     def __init__(self) -> None:
         self.works, self.steps, self.asked = True, 0, 0
         self.mute: set[str] = set()
+        self.deadly: set[str] = set()
+        self.read: list[dict[str, torch.Tensor]] = []
         self.heard: list[str] = []
 
     async def handle(self, request: web.Request) -> web.Response:
         self.heard.append(request.path)
+        if request.path in self.deadly:
+            assert request.transport is not None
+            request.transport.close()
+        if request.path in ("/collective_rpc", "/update_weights_from_disk"):
+            body = await request.json()
+            folder = body.get("model_path") or body["kwargs"]["weights_path"]
+            self.read.append(load_file(Path(folder) / "model.safetensors"))
         if request.path.endswith("/generate"):
             self.asked += 1
         elif request.path == "/metrics":
@@ -66,6 +83,7 @@ async def fronted_by(kind: str, folder: Path) -> AsyncIterator[tuple[FrontedEngi
         "name": "generation_server/0",
         "log": folder / "child.log",
         "guard": _as_it_is,
+        "fetch": _one_more,
     }
     engine: FrontedEngine
     engine = VLLMEngine(**common) if kind == "vllm" else SGLangEngine(**common, scratch=folder)
@@ -89,6 +107,12 @@ async def fronted_by(kind: str, folder: Path) -> AsyncIterator[tuple[FrontedEngi
 
 def _as_it_is(argv: Sequence[str]) -> list[str]:
     return list(argv)
+
+
+def _one_more(source: WeightSource) -> Fetched:
+    """As trainers that add 1 to each number of the model in the folder that their part names."""
+    weights = {name: x + 1 for name, x in read_folder(source.parts[0].name).items()}
+    return Fetched(weights, sum(x.nbytes for x in weights.values()))
 
 
 async def _nothing(*args: Any, **more: Any) -> None: ...
@@ -197,5 +221,56 @@ def test_a_pause_without_an_answer_is_taken_back(kind: str, tmp_path: Path) -> N
                     await call
                 assert child.heard == [pause, resume]
             assert not (await engine.info()).paused
+
+    asyncio.run(main())
+
+
+STEPS = {
+    "vllm": [
+        "/pause",
+        "/reset_prefix_cache",  # running requests give their caches back
+        "/collective_rpc",
+        "/update_weight_version",
+        "/reset_prefix_cache",
+        "/resume",
+    ],
+    "sglang": ["/pause_generation", "/update_weights_from_disk", "/continue_generation"],
+}
+
+
+def _from_trainers(folder: Path) -> WeightSource:
+    part = WeightPart(endpoint="tcp://trainer", name=str(folder / "policy"))
+    return WeightSource(version=3, parts=(part,))
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_weights_of_trainers_are_read_from_our_memory(kind: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fronted_by(kind, tmp_path) as (engine, child):
+            child.heard.clear()
+            taken = await engine.update_weights(_from_trainers(tmp_path))
+            assert child.heard == STEPS[kind]
+            assert (taken.version, (await engine.info()).weight_version) == (3, 3)
+            (found,), former = child.read, read_folder(str(tmp_path / "policy"))
+            assert found.keys() == former.keys()
+            assert all(torch.equal(found[name], x + 1) for name, x in former.items())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_child_that_is_gone_in_the_middle_of_new_weights(kind: str, tmp_path: Path) -> None:
+    """It may be there again, with nobody knows which: it is not resumed, and its worker ends."""
+
+    async def main() -> None:
+        async with fronted_by(kind, tmp_path) as (engine, child):
+            loads = next(path for path in STEPS[kind] if "rpc" in path or "disk" in path)
+            child.deadly = {loads}
+            child.heard.clear()
+            with pytest.raises(WorkerLost, match="was lost"):
+                await engine.update_weights(_from_trainers(tmp_path))
+            assert child.heard[-1] == loads
+            with pytest.raises(WorkerLost, match="failed while it took version 3"):
+                await engine.ended()
 
     asyncio.run(main())

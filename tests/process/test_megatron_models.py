@@ -156,7 +156,9 @@ def variants(rank):
         engine.load_state_dict(state)
         memory = HostMemory()
         memory.take(engine.own_memory())
-        emptied = all(x.untyped_storage().nbytes() == 0 for x in engine.own_memory() if x.numel())
+        memory.empty(engine.passing_memory())
+        taken = [*engine.own_memory(), *engine.passing_memory()]
+        emptied = all(x.untyped_storage().nbytes() == 0 for x in taken if x.numel())
         memory.give_back()
         repeated = world.train(engine, share)
         rank.found[f"variant {name}"] = {"steps": steps, "again": repeated, "emptied": emptied}

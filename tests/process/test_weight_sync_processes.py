@@ -8,6 +8,7 @@ what came after. This file is also the program of trainers and receivers.
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +29,9 @@ from realsys.param_realloc.layouts import fsdp_layout
 from realsys.serving.api import WeightPart, WeightSource
 from realsys.transport.codec import ProtocolError
 from realsys.transport.keys import TrialKeypairs
+from realsys.weight_sync import host_share
 from realsys.weight_sync.giving import who_gives_what, wire_dtypes
+from realsys.weight_sync.host_share import HostShare, PartSource, VersionSource
 from realsys.weight_sync.manifest import KEY
 from realsys.weight_sync.publisher import WeightPublisher
 from realsys.weight_sync.receiver import WeightReceiver
@@ -440,6 +443,207 @@ def test_a_receiver_that_does_not_read_does_not_hold_up_another(monkeypatch):
         assert same(found[0], 2)  # all of it was asked for before it was forgotten
 
 
+# ---- several servers of one host ----------------------------------------------------------------------
+
+
+def shared(keypairs, **options):
+    return lambda fetch: HostShare(keypairs, attempt="t/1 1", fetch=fetch, **options)
+
+
+def neighbour(keys, silence_s):
+    """As ``receive``, one of several on a host; says what came over the network, and keeps what it got."""
+    receiver = WeightReceiver(
+        lambda endpoints: TensorClient(endpoints, may_share=False, **who(keys)),
+        share=shared(who(keys)["keypairs"], silence_s=float(silence_s)),
+    )
+    say(ready=True)
+    kept = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        source = WeightSource(
+            version=order["version"], parts=tuple(WeightPart(**p) for p in order["parts"])
+        )
+        before = receiver.num_bytes
+        found = receiver.fetch(source, timeout_s=WAIT_S)
+        kept = {source.version: found, **dict(list(kept.items())[:1])}
+        right = [same(x, version) for version, x in kept.items()]
+        say(version=source.version, right=right, num_bytes=receiver.num_bytes - before)
+        del found
+    receiver.close()
+
+
+def two_trainers(start):
+    trainers = [start("train", rank) for rank in (0, 1)]
+    for trainer in trainers:
+        trainer.hear()
+
+    def published(version):
+        for trainer in trainers:
+            trainer.tell(version)
+        return source_of([trainer.hear() for trainer in trainers])
+
+    return trainers, published
+
+
+MODEL_BYTES = sum(4 * w.numel for w in WEIGHTS)
+
+
+def test_servers_of_one_host_fetch_each_version_once(start):
+    """Whoever comes first; what each keeps of the version before stays what it was."""
+    _, published = two_trainers(start)
+    servers = [start("neighbour", WAIT_S) for _ in range(2)]
+    for server in servers:
+        server.hear()
+    for version in range(6):
+        source = published(version)
+        for server in servers[:: -1 if version % 2 else 1]:
+            server.tell(source)
+        told = [server.hear() for server in servers]
+        assert [said["version"] for said in told] == [version] * 2
+        assert all(said["right"] == [True] * min(version + 1, 2) for said in told)
+        came = sum(said["num_bytes"] for said in told)
+        assert MODEL_BYTES <= came < 1.05 * MODEL_BYTES  # and not twice
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_hangs_while_it_fetches_for_others_is_replaced(start, kind):
+    trainers, published = two_trainers(start)
+    servers = [start("neighbour", 2.0) for _ in range(3)]
+    for server in servers:
+        server.hear()
+    source = published(0)
+    servers[0].tell(source)
+    assert servers[0].hear()["num_bytes"] >= MODEL_BYTES  # the others will ask it
+    source = published(1)
+    os.kill(trainers[1]._popen.pid, signal.SIGSTOP)  # a fetch stays in its middle
+    for server in servers:
+        server.tell(source)
+    with pytest.raises(queue.Empty):
+        servers[0]._lines.get(timeout=0.5)
+    os.kill(servers[0]._popen.pid, kind)
+    os.kill(trainers[1]._popen.pid, signal.SIGCONT)
+    told = [server.hear() for server in servers[1:]]
+    assert all(said["version"] == 1 and said["right"] == [True] for said in told)
+    if kind == signal.SIGKILL:  # another one fetched for both
+        assert sum(said["num_bytes"] for said in told) < 1.05 * MODEL_BYTES
+    source = published(2)
+    for server in servers[1:]:
+        server.tell(source)
+    assert all(server.hear()["right"] == [True, True] for server in servers[1:])
+
+
+@contextmanager
+def neighbours_here(count=2, **options):
+    """Receivers of one host, here in one process, of trainers here."""
+    with trainers_here(**options) as (trainers, _):
+        keypairs = trainers[0].server._keypairs
+        made = [
+            WeightReceiver(
+                lambda e: TensorClient(
+                    e, trial="t/1", attempt=1, keypairs=keypairs, may_share=False
+                ),
+                share=shared(keypairs),
+            )
+            for _ in range(count)
+        ]
+        try:
+            yield trainers, made
+        finally:
+            for one in made:
+                one.close()
+            assert not [t for t in threading.enumerate() if t.name == "weights of this host"]
+
+
+def test_a_version_is_used_by_others_when_who_fetched_it_has_gone_on():
+    with neighbours_here() as (trainers, (first, second)):
+        source = publish(trainers, 1)
+        mine, kept = first.fetch(source, timeout_s=WAIT_S), second.fetch(source, timeout_s=WAIT_S)
+        assert second.num_bytes == 0
+        arenas = first._share.arenas._arenas
+        assert mine["a"].data_ptr() != kept["a"].data_ptr()  # mapped twice
+        mine["a"][0] += 1
+        assert torch.equal(kept["a"], mine["a"])  # and the same memory
+        mine["a"][0] -= 1
+        del mine
+        for version in (2, 3, 4):
+            assert same(first.fetch(publish(trainers, version), timeout_s=WAIT_S), version)
+            assert same(kept, 1)
+            assert len(arenas) == 2  # one that is kept, one that is used again and again
+        del kept
+        assert same(second.fetch(publish(trainers, 5), timeout_s=WAIT_S), 5)
+        assert len(arenas) == 1
+        assert second.num_bytes == 0
+
+
+def test_who_is_asked_for_what_it_has_no_more_says_so_and_the_other_fetches_it():
+    with neighbours_here() as (trainers, (first, second)):
+        older, newer = publish(trainers, 1), publish(trainers, 2)
+        assert same(first.fetch(newer, timeout_s=WAIT_S), 2)
+        assert same(second.fetch(older, timeout_s=WAIT_S), 1)
+        assert second.num_bytes >= MODEL_BYTES
+        assert same(second.fetch(newer, timeout_s=WAIT_S), 2)
+        assert second.num_bytes < 1.05 * MODEL_BYTES
+
+
+def test_one_fetches_for_a_neighbour_what_nobody_has_told_it_of():
+    with neighbours_here() as (trainers, (first, second)):
+        assert same(first.fetch(publish(trainers, 1), timeout_s=WAIT_S), 1)
+        before = first.num_bytes
+        source = publish(trainers, 2)
+        assert same(second.fetch(source, timeout_s=WAIT_S), 2)
+        assert (second.num_bytes, first.num_bytes > before) == (0, True)
+        came = first.num_bytes
+        assert same(first.fetch(source, timeout_s=WAIT_S), 2)
+        assert first.num_bytes == came
+
+
+def test_what_changed_is_shared_too_and_comes_whole_after_who_fetched_has_ended():
+    with neighbours_here(delta=True) as (trainers, (first, second)):
+        source = publish(trainers, 1)
+        for one in (first, second):
+            assert same(one.fetch(source, timeout_s=WAIT_S), 1)
+        before = first.num_bytes
+        parts = []
+        for trainer in trainers:
+            for views in trainer.engine.views.values():
+                views[0][1].view(-1)[5] += 1
+            name = trainer.publisher.publish(trainer.engine, 2).name
+            parts.append(WeightPart(endpoint=trainer.server.endpoint, name=name))
+        source = WeightSource(version=2, parts=tuple(parts))
+        found = [one.fetch(source, timeout_s=WAIT_S) for one in (first, second)]
+        assert first.num_bytes - before < before // 100
+        assert second.num_bytes == 0
+        for weights in found:
+            changed = {n: int((weights[n] != x).sum()) for n, x in whole(1).items()}
+            assert changed == {"a": 2, "b": 2, "c": 2}
+        first.close()
+        assert same(second.fetch(publish(trainers, 3), timeout_s=WAIT_S), 3)
+        assert second.num_bytes >= MODEL_BYTES
+
+
+def test_a_name_that_another_user_has_is_left_alone(monkeypatch):
+    with neighbours_here() as (trainers, (first, second)):
+        source = publish(trainers, 1)
+        first.fetch(source, timeout_s=WAIT_S)
+        monkeypatch.setattr(host_share, "_is_mine", lambda connection: False)
+        assert same(second.fetch(source, timeout_s=WAIT_S), 1)
+        assert second.num_bytes >= MODEL_BYTES
+
+
+def test_servers_of_other_trainers_or_another_attempt_do_not_meet():
+    keypairs = TrialKeypairs.generate()
+    parts = tuple(PartSource(f"tcp://h{n}:1", f"actor@0/3/{n}") for n in (0, 1))
+
+    def name(attempt="1", version=3, parts=parts, keypairs=keypairs):
+        share = HostShare(keypairs, attempt=attempt, fetch=lambda *_: None)
+        return share._name_of(VersionSource(version, parts))
+
+    later = tuple(PartSource(p.endpoint, p.name.replace("/3/", "/4/")) for p in parts)
+    assert name() == name(version=4, parts=later) == name(parts=parts[::-1])
+    others = [name(attempt="2"), name(parts=parts[:1]), name(keypairs=TrialKeypairs.generate())]
+    assert len({name(), *others}) == 4
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"train": train, "receive": receive}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "receive": receive, "neighbour": neighbour}[sys.argv[1]](*sys.argv[2:])

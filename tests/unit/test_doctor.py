@@ -18,6 +18,7 @@ from launcher.slurm import node_job as jobs
 from launcher.slurm.discover import Discovered, discovered
 from launcher.slurm.doctor import examine, space_finding
 from launcher.slurm.findings import Finding
+from launcher.slurm.gpu_job import GpuQuestion
 from launcher.slurm.images import pull
 from launcher.slurm.login_checks import (
     account_findings,
@@ -772,3 +773,19 @@ def test_locks_are_not_asked_for_where_workers_do_not_meet_by_a_file(spec: Clust
     assert "locks" not in judged(
         replace(spec, rendezvous="tcp"), shared={**SHARED, "locks": "free"}
     )
+
+
+def test_gpus_are_measured_where_that_is_asked_and_slurm_takes_jobs(
+    calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_BUSY", "Unable to allocate resources: Requested nodes are busy")
+    *_, last = examine(spec, gpu=GpuQuestion(nodes=2))
+    assert (last.name, last.ok) == ("GPU nodes", None)
+    assert last.what.startswith("not checked: 2 nodes were not free within 60 s")
+    assert calls()[-2:] == ["salloc", "salloc"]  # the small job's, and this one
+    assert list(Path(spec.file_root).iterdir()) == []
+    monkeypatch.setenv("FAKE_REFUSES", "Invalid account or account/partition combination specified")
+    before = len(calls())
+    *_, last = examine(spec, gpu=GpuQuestion())
+    assert (last.name, last.what) == ("GPU nodes", "not checked: Slurm would take no job")
+    assert "salloc" not in calls()[before:]

@@ -5,21 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from real_trials import make_policy
+from safetensors.torch import load_file
 
+from experiments.rollouts import RolloutOptions
+from realsys.api.errors import ConfigError, RealsysError, WaitTimeout, WorkerLost
+from realsys.api.transfer_time import SLOWEST_BYTES_PER_S
 from realsys.serving import fronted
 from realsys.serving.api import (
     Finish,
     GenerateRequest,
     PauseMode,
     Sampling,
+    WeightPart,
     WeightSource,
+    WeightsTaken,
 )
-from realsys.serving.engines import Answer
+from realsys.serving.child import ChildServer
+from realsys.serving.engines import Answer, Fetch, Fetched
 from realsys.serving.fronted import FrontedEngine
+from realsys.serving.memory_folder import Place
+from realsys.weight_sync.hf_folder import read_folder
+
+
+def _nobody(source: WeightSource) -> Fetched:
+    raise AssertionError("nothing is fetched for a folder")
 
 
 class SlowChild(FrontedEngine):
@@ -28,10 +43,11 @@ class SlowChild(FrontedEngine):
     kind = "slow"
 
     def __init__(self, model_path: str) -> None:
-        super().__init__(model_path=model_path, backend_args={}, version=0)
+        super().__init__(model_path=model_path, backend_args={}, fetch=_nobody, version=0)
+        self._child = cast(ChildServer, SimpleNamespace(check=dict))  # it runs
         self.loaded, self.resumed = asyncio.Event(), 0
 
-    async def _load(self, path: str, version: int, *, keep_caches: bool) -> None:
+    async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
         await self.loaded.wait()
 
     async def _pause(self, mode: PauseMode) -> None: ...
@@ -95,3 +111,184 @@ def test_an_answer_ends_where_the_models_positions_do(
 
     answer = asyncio.run(main())
     assert (len(answer.output_ids), answer.finish) == (expected, Finish.LENGTH)
+
+
+class Taker(SlowChild):
+    """Takes weights and says what it heard, in order; raises once for each word in ``fails``."""
+
+    def __init__(self, model_path: str, fetch: Fetch) -> None:
+        super().__init__(model_path)
+        self._fetch = fetch
+        self.heard: list[str] = []
+        self.fails: list[str] = []
+        self.folder, self.deadline_s = "", 0.0
+
+    def say(self, what: str) -> None:
+        self.heard.append(what)
+        if what in self.fails:
+            self.fails.remove(what)
+            raise WaitTimeout(f"no answer to {what}", where="a test", fix="wait")
+
+    async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
+        self.folder, self.deadline_s = path, timeout_s
+        (file,) = Path(path).iterdir()
+        assert file.is_symlink() == (self._place is Place.MEMORY)
+        self.taken = load_file(file)
+        self.say("load")
+
+    async def _pause(self, mode: PauseMode) -> None:
+        self.say("pause")
+
+    async def _resume(self) -> None:
+        self.say("resume")
+
+
+def taker(tmp_path: Path, **changed: torch.Tensor) -> Taker:
+    """One whose trainers give the policy's weights, each 1 more; and what is ``changed``."""
+    policy = str(make_policy(tmp_path / "policy"))
+    new = {name: x + 1 for name, x in read_folder(policy).items()} | changed
+
+    def fetch(source: WeightSource) -> Fetched:
+        engine.say("fetch")
+        return Fetched(new, 77)
+
+    engine = Taker(policy, fetch)
+    return engine
+
+
+FROM_TRAINERS = WeightSource(version=5, parts=(WeightPart(endpoint="tcp://trainer", name="w"),))
+
+
+@pytest.mark.parametrize("place", Place)
+def test_it_stands_still_only_while_it_takes_weights_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
+    """A folder was gathered, written and read: 30 s and more of a step, all paused."""
+    engine = taker(tmp_path)
+    monkeypatch.setattr(fronted, "readable_by", lambda _, asked: asked is place)
+    engine._find_place()
+
+    async def main() -> WeightsTaken:
+        return await engine.update_weights(FROM_TRAINERS)
+
+    done = asyncio.run(main())
+    assert engine.heard == ["fetch", "pause", "load", "resume"]
+    assert (done.version, done.num_bytes) == (5, 77)
+    assert 0 < done.paused_s < done.seconds
+    policy = read_folder(str(tmp_path / "policy"))
+    assert engine.taken.keys() == policy.keys()
+    assert all(torch.equal(engine.taken[name], x + 1) for name, x in policy.items())
+    assert not Path(engine.folder).exists()
+
+
+@pytest.mark.parametrize("why", ["fetch", "unknown weight"])
+def test_weights_that_do_not_come_or_fit_disturb_nobody(tmp_path: Path, why: str) -> None:
+    engine = taker(tmp_path, **({"head": torch.ones(1)} if why == "unknown weight" else {}))
+    engine.fails = [why]
+
+    async def main() -> None:
+        with pytest.raises(RealsysError, match=r"no answer to fetch|head is unknown"):
+            await engine.update_weights(FROM_TRAINERS)
+        assert (await engine.info()).weight_version == 0
+
+    asyncio.run(main())
+    assert engine.heard == ["fetch"]
+
+
+def test_an_engine_with_half_of_the_weights_makes_no_token_and_is_started_again(
+    tmp_path: Path,
+) -> None:
+    """Its answers would carry the number of a version that it does not have."""
+    engine = taker(tmp_path)
+    engine.fails = ["load"]
+
+    async def main() -> None:
+        with pytest.raises(WaitTimeout):
+            await engine.update_weights(FROM_TRAINERS)
+        assert engine.heard == ["fetch", "pause", "load"], "it is not resumed"
+        assert not Path(engine.folder).exists()
+        request = GenerateRequest(rid="r", input_ids=(4,), sampling=Sampling())
+        calls = [engine.ended(), engine.info(), engine.resume()]
+        for call in (*calls, anext(engine.generate(request, stream=False))):
+            with pytest.raises(WorkerLost, match="while it took version 5 of the weights: no ans"):
+                await call
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_engine_that_can_not_be_resumed_is_not_left_paused(tmp_path: Path, times: int) -> None:
+    engine = taker(tmp_path)
+    engine.fails = ["resume"] * times
+
+    async def main() -> None:
+        if times == 1:
+            assert (await engine.update_weights(FROM_TRAINERS)).version == 5
+            assert (await engine.info()).weight_version == 5
+            return
+        with pytest.raises(WaitTimeout):
+            await engine.update_weights(FROM_TRAINERS)
+        with pytest.raises(WorkerLost, match="is paused and can't be resumed: no answer to resume"):
+            await engine.ended()
+
+    asyncio.run(main())
+    assert engine.heard == ["fetch", "pause", "load", "resume", "resume"]
+
+
+def test_a_pause_without_an_answer_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
+    engine = taker(tmp_path)
+    engine.fails = ["pause"]
+
+    async def main() -> None:
+        with pytest.raises(WaitTimeout):
+            await engine.update_weights(FROM_TRAINERS)
+        assert engine.heard == ["fetch", "pause", "resume"]
+        assert (await engine.info()).weight_version == 0
+        assert (await engine.update_weights(FROM_TRAINERS)).version == 5
+
+    asyncio.run(main())
+
+
+def test_a_paused_engine_takes_weights_and_stays_paused(tmp_path: Path) -> None:
+    engine = taker(tmp_path)
+
+    async def main() -> None:
+        await engine.pause(PauseMode.IN_PLACE)
+        await engine.update_weights(FROM_TRAINERS)
+        assert (await engine.info()).paused
+
+    asyncio.run(main())
+    assert engine.heard == ["pause", "fetch", "load"]
+
+
+def test_large_weights_get_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = taker(tmp_path)
+    monkeypatch.setattr(fronted, "TAKE_S", 1e-9)
+    asyncio.run(engine.update_weights(FROM_TRAINERS))
+    size = sum(x.nbytes for x in engine.taken.values())
+    assert engine.deadline_s == pytest.approx(size / SLOWEST_BYTES_PER_S)
+
+
+def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = taker(tmp_path)
+    for readable, words in (
+        ((Place.DISK,), "weights from trainers are put on the disk of this node"),
+        ((), "use rollout.weights_through=disk"),
+    ):
+        monkeypatch.setattr(fronted, "readable_by", lambda _, place, can=readable: place in can)
+        engine._find_place()
+        assert words in caplog.text
+    with pytest.raises(ConfigError, match="can't read weights that its front has fetched"):
+        asyncio.run(engine.update_weights(FROM_TRAINERS))
+    assert engine.heard == []
+
+
+@pytest.mark.parametrize("through", ["stream", "disk"])
+@pytest.mark.parametrize("backend", ["sglang", "vllm"])
+def test_a_plan_lets_each_engine_have_weights_either_way(backend: str, through: str) -> None:
+    """A folder was the only way, and had to be asked for."""
+    options = RolloutOptions(server_backend=backend, weights_through=through)
+    assert list(options.problems()) == []
+    assert RolloutOptions(server_backend=backend).weights_through == "stream"

@@ -219,7 +219,7 @@ def test_a_range_that_is_all_taken_is_a_cluster_error(make_socket):
         bind(make_socket(), "127.0.0.1", taken)
     assert caught.value.what == "none of 2 ports is free"
     assert caught.value.where == "127.0.0.1, port_range of the cluster spec"
-    assert caught.value.fix == "widen port_range: every model worker needs two ports of its node"
+    assert caught.value.fix == "widen port_range: every model worker needs three ports of its node"
 
 
 def test_a_name_of_this_host_is_kept_in_the_endpoint(make_socket):

@@ -44,6 +44,19 @@ def train(engine):
     return engine.train_batch(batch(), loss_fn=next_token_loss, loss_weight_fn=num_answer_tokens)
 
 
+def test_what_need_not_be_kept_is_freed_and_comes_back_as_zeros():
+    gradients, view = torch.ones(40), torch.ones(6)
+    part, host = gradients[10:20], HostMemory()
+    host.take([view])
+    host.empty([gradients, part, view])
+    assert gradients.untyped_storage().nbytes() == 0
+    assert host.num_bytes == 6 * 4, "what is kept is the tensor that was taken before"
+    host.give_back()
+    assert gradients.tolist() == [0.0] * 40
+    assert part.data_ptr() == gradients[10:].data_ptr()
+    assert view.tolist() == [1.0] * 6
+
+
 def test_memory_is_given_back_and_taken_again():
     x = torch.randn(5, 7)
     expected = x.clone()

@@ -190,7 +190,8 @@ def policy(layers: int, **more: Any) -> Any:
 
 
 def engine_of(module: Any) -> Model:
-    model = Model(name=ModelName("m"), module=module, tokenizer=None, device="cpu", dtype="float32")
+    dtype = str(module.dtype).removeprefix("torch.")
+    model = Model(name=ModelName("m"), module=module, tokenizer=None, device="cpu", dtype=dtype)
     return FSDPBackend(optimizer={"lr": 1e-3}).initialize(model, SPEC)
 
 

@@ -30,8 +30,9 @@ from realsys.api.cluster import ClusterSpec
 from realsys.api.scheduling import WorkerType
 from realsys.planner.memory_of_workers import step_sizes
 from realsys.serving import embedded
-from realsys.serving.embedded import EmbeddedEngine, Fetched
+from realsys.serving.embedded import EmbeddedEngine
 from realsys.serving.embedded_settings import EmbeddedSettings, stages_on_gpu
+from realsys.serving.engines import Fetched
 from realsys.serving.staged_weights import stage
 
 GiB = 1 << 30

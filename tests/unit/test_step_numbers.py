@@ -131,3 +131,14 @@ def test_they_are_skipped_before_the_first_step_and_once(files, tmp_path):
     names = [json.loads(line)["step"] for line in second.steps.read_text().splitlines()]
     skipped = 2 + SPARE
     assert names == ["unused"] * skipped + ["master_worker", "model_worker"] * 2
+
+
+def test_steps_of_a_preflight_come_after_those_that_are_skipped(files, tmp_path):
+    program(tmp_path / "bin", "srun", "exit 0")
+    attempt(files, 1, "7", 2)
+    second = attempt(files, 2, "7", 0)
+    assert skip_former_numbers(second, os.environ) == 2 + SPARE
+    note_steps(second, [{"phase": "", "step": "preflight", "argv": ["srun"]}])
+    assert skip_former_numbers(second, os.environ) == 0  # before the workers' first step
+    names = [json.loads(line)["step"] for line in second.steps.read_text().splitlines()]
+    assert names == ["unused"] * (2 + SPARE) + ["preflight"]

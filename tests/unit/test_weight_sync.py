@@ -220,7 +220,7 @@ def test_a_deadline_that_has_passed_is_told():
 
     def nothing(endpoints):
         class Silent:
-            def stream(self, sources, *, timeout_s, in_flight, silence_s):
+            def stream(self, sources, *, timeout_s, in_flight, silence_s, land):
                 raise WaitTimeout(
                     f"{self.names[0]} did not send", where=endpoints[0], fix="see its log"
                 )

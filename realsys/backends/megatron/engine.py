@@ -117,3 +117,6 @@ class MegatronEngine(MegatronInferenceEngine):
 
     def own_memory(self) -> list[Tensor]:
         return [*super().own_memory(), *self.optimizer.tensors()]
+
+    def passing_memory(self) -> list[Tensor]:
+        return self.optimizer.gradients()

@@ -135,14 +135,17 @@ class StageOptimizer:
     # ---- memory -------------------------------------------------------------------------------
 
     def tensors(self) -> list[Tensor]:
-        """All that is kept between two steps: gradient buffers, masters, moments."""
+        """What must be kept between two steps: masters, moments."""
         inner = self._optimizer.optimizer
         parameters = self._optimizer.get_parameters()
         moments = [
             x for p in parameters for x in inner.state.get(p, {}).values() if isinstance(x, Tensor)
         ]
-        gradients = [buffer.grad_data for buffer in self.ddp.buffers]
-        return [*gradients, *(p.data for p in parameters), *moments]
+        return [*(p.data for p in parameters), *moments]
+
+    def gradients(self) -> list[Tensor]:
+        """Their buffers, which a step begins by zeroing."""
+        return [buffer.grad_data for buffer in self.ddp.buffers]
 
 
 def _make(
