@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from experiments.worker_resources import mem_of_task
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.options import option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
+from realsys.planner.memory import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,9 @@ class EvaluationOptions:
     poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
     cpus: int = option(1, "cores and compute threads", ge=1)
     gpus: float = option(0.0, "GPUs", ge=0)
-    mem: int = option(4096, "memory", unit="MiB", ge=1)
+    mem: int | None = option(
+        None, "memory; none: 4096, with a GPU what loading takes beside it", unit="MiB", ge=1
+    )
 
     def problems(
         self, exp_ctrl: ExperimentSaveEvalControl, *, eval_size: int
@@ -74,7 +78,10 @@ class EvaluationOptions:
             retry_s=self.retry_s,
         )
 
-    def scheduling(self, base: ExperimentScheduling) -> ExperimentScheduling:
-        """``base`` with its task."""
-        task = Scheduling.evaluator_default(cpu=self.cpus, gpu=self.gpus, mem=self.mem)
+    def scheduling(
+        self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
+    ) -> ExperimentScheduling:
+        """``base`` with its task; ``needs`` is its host memory where it has a GPU, None: not known."""
+        mem = mem_of_task(self.mem, gpu=self.gpus, needs=needs)
+        task = Scheduling.evaluator_default(cpu=self.cpus, gpu=self.gpus, mem=mem)
         return replace(base, evaluator=TasksGroup(count=1, scheduling=task))

@@ -7,7 +7,7 @@ A subclass says which roles there are and which calls run on them (``_roles``, `
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -82,6 +82,8 @@ from realsys.api.options import (
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
 from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
+from realsys.planner.memory import Terms
+from realsys.planner.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
 
 PPO = PPOHyperparameters(
     gen=GenerationHyperparameters(max_new_tokens=16),
@@ -295,6 +297,10 @@ class MathRLExperiment(Experiment):
         """Starts from the fine-tuned policy at ``path``."""
         return replace(self, actor=replace(self.actor, path=path))
 
+    def with_gpus(self, per_model_worker: float) -> Self:
+        """As ``gpus_per_model_worker``: the dtype and the memory beside them follow from it."""
+        return replace(self, gpus_per_model_worker=per_model_worker)
+
     def scheduling_setup(self) -> ExperimentScheduling:
         """Tasks of all worker types."""
         return self._scheduling()
@@ -308,8 +314,16 @@ class MathRLExperiment(Experiment):
             mem=self._mem,
         )
         if self.auto_eval:
-            base = self.evaluator.scheduling(base)
-        return self.rollout.scheduling(base) if self.has_servers else base
+            base = self.evaluator.scheduling(
+                base, needs=lambda: self._host_needs(memory_of_evaluator)
+            )
+        if not self.has_servers:
+            return base
+        return self.rollout.scheduling(base, needs=lambda: self._host_needs(memory_of_server))
+
+    def _host_needs(self, memory_of: Callable[..., ServerMemory | None]) -> Terms | None:
+        found = memory_of(self.initial_setup(), made_before=self.sft.init.shape())
+        return None if found is None else found.host
 
     @property
     def _cpus(self) -> int:
@@ -386,7 +400,10 @@ class MathRLExperiment(Experiment):
         return {
             "rollout": self.rollout.control(self.staleness, trains=self.trains),
             "generation_server": self.rollout.generation_servers(
-                seed=self.seed, model_path=start, dtype=self._dtype("actor")
+                seed=self.seed,
+                model_path=start,
+                dtype=self._dtype("actor"),
+                longest=self.dataset.max_prompt_len + self.ppo.gen.max_new_tokens,
             ),
             "gserver_manager": (
                 self.rollout.manager(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from experiments.worker_resources import mem_of_task
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters, ModelName
@@ -21,6 +22,7 @@ from realsys.api.worker_configs import (
     RolloutWorker,
 )
 from realsys.models.shape import DTYPE_BYTES
+from realsys.planner.memory import Terms
 
 # What a datapoint has when it comes from a rollout worker.
 ROLLOUT_KEYS = (
@@ -111,7 +113,12 @@ class RolloutOptions:
     )
     cpus_per_server: int = option(1, "cores and compute threads of a generation server", ge=1)
     gpus_per_server: float = option(0.0, "GPUs of a generation server", ge=0)
-    mem_per_server: int = option(4096, "memory of a generation server", unit="MiB", ge=1)
+    mem_per_server: int | None = option(
+        None,
+        "memory of a generation server; none: 4096, with GPUs what new weights need on their way",
+        unit="MiB",
+        ge=1,
+    )
     cpus_per_worker: int = option(1, "cores of a rollout worker", ge=1)
     mem_per_worker: int = option(2048, "memory of a rollout worker", unit="MiB", ge=1)
 
@@ -162,16 +169,24 @@ class RolloutOptions:
         return dtype if self.weights_through == "stream" and DTYPE_BYTES.get(dtype) == 2 else ""
 
     def generation_servers(
-        self, *, seed: int, model_path: str, dtype: str
+        self, *, seed: int, model_path: str, dtype: str, longest: int
     ) -> tuple[GenerationServer, ...]:
-        """The servers, which all start from ``model_path``."""
-        own = {"dtype": dtype, "num_threads": self.cpus_per_server}
-        args = {**(own if self.server_backend == "embedded" else {}), **self.server_args}
+        """The servers, which all start from ``model_path``.
+
+        Args:
+            longest: tokens of a prompt and its answer.
+        """
+        embedded = self.server_backend == "embedded"
+        own: dict[str, Any] = {"dtype": dtype, "num_threads": self.cpus_per_server}
+        if self.gpus_per_server:
+            own["least_tokens"] = longest
+        args = {**(own if embedded else {}), **self.server_args}
         server = GenerationServer(
             base_seed=seed,
             backend_type=self.server_backend,
             backend_args=args,
             model_path=model_path,
+            tp_size=1 if embedded else max(1, int(self.gpus_per_server)),
         )
         return (server,) * self.servers
 
@@ -224,10 +239,17 @@ class RolloutOptions:
         )
         return (worker,) * self.workers
 
-    def scheduling(self, base: ExperimentScheduling) -> ExperimentScheduling:
-        """``base`` with the tasks of servers, manager and rollout workers."""
+    def scheduling(
+        self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
+    ) -> ExperimentScheduling:
+        """``base`` with the tasks of servers, manager and rollout workers.
+
+        Args:
+            needs: host memory of a server with GPUs; None: not known.
+        """
+        mem = mem_of_task(self.mem_per_server, gpu=self.gpus_per_server, needs=needs)
         server = Scheduling.generation_server_default(
-            cpu=self.cpus_per_server, gpu=self.gpus_per_server, mem=self.mem_per_server
+            cpu=self.cpus_per_server, gpu=self.gpus_per_server, mem=mem
         )
         manager = Scheduling.gserver_manager_default(cpu=1, mem=1024)
         worker = Scheduling.rollout_worker_default(

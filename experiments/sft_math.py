@@ -7,8 +7,9 @@ From a Hugging Face directory (``model.path=``) or, without one, a small Llama m
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from experiments.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.layout_checks import held_out_problems, layout_problems_of
@@ -170,6 +171,10 @@ class SFTMathExperiment(Experiment):
         weights = [] if folder is None else sorted(Path(folder).glob("*.safetensors"))
         given = (self.dataset.path, self.dataset.eval_path, *map(str, weights))
         return tuple(path for path in map(absolute, given) if path is not None)
+
+    def with_gpus(self, per_model_worker: float) -> Self:
+        """As ``gpus_per_model_worker``: the dtype and the memory beside them follow from it."""
+        return replace(self, gpus_per_model_worker=per_model_worker)
 
     def scheduling_setup(self) -> ExperimentScheduling:
         """One master, as many model workers as the model's layout has processes."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.memory_check import WorkerGroup
+from launcher.memory_check import ServerGroup, WorkerGroup, usable_of
 from realsys.api.allocation import workers_text
 from realsys.api.experiment import ExperimentConfig
 from realsys.observability.graph_picture import hooks_text
+from realsys.planner.memory import Terms
 from realsys.planner.memory_words import size
 from realsys.planner.placed import allocation_of
 
@@ -52,13 +53,41 @@ def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
         if memory.peak_call:
             parts[f"while in {memory.peak_call}"] = memory.calls[memory.peak_call]
         for name, terms in parts.items():
-            words = ", ".join(f"{what} {size(n)}" for what, n in terms.items())
-            rows.append((first, name, size(sum(terms.values())), words))
+            rows.append((first, name, size(sum(terms.values())), _largest_first(terms)))
             first = ""
-        of = "" if group.limit is None else f"of {size(group.limit)}"
+        usable, of = usable_of(group, groups), ""
+        if usable is not None:
+            of = f"of {size(usable)} that can be used of {size(group.limit or 0)}"
+            of = of if memory.bytes <= usable else f"DOES NOT FIT: {of}"
         rows.append((first, "together", size(memory.bytes), of))
         if group.host:
-            words = ", ".join(f"{what} {size(n)}" for what, n in group.host.items())
-            needs = f"of {size(group.host_limit)}: {words}"
+            needs = f"of {size(group.host_limit)}: {_largest_first(group.host)}"
             rows.append(("", "host memory", size(sum(group.host.values())), needs))
     return rows
+
+
+def server_rows(groups: Sequence[ServerGroup]) -> list[tuple[str, ...]]:
+    """Per group of servers or evaluators: what each needs, and the cache that it has room for."""
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        memory, usable = group.memory, group.usable
+        who = f"{group.count} × {group.kind.value}"
+        rows.append((who, memory.what, size(memory.bytes), _largest_first(memory.terms)))
+        if usable is not None:
+            of = f"of {size(usable)} that can be used of {size(group.limit or 0)}"
+            if memory.bytes > usable:
+                of = f"DOES NOT FIT: {of}"
+            elif memory.cache_token:
+                tokens = memory.tokens_beside(usable)
+                of += f"; cache of {tokens:,} tokens, {tokens // memory.longest} of the longest answers"
+            else:
+                of += "; the engine divides the rest itself"
+            rows.append(("", "together", size(memory.bytes), of))
+        needs = f"of {size(group.host_limit)}: {_largest_first(memory.host)}"
+        rows.append(("", "host memory", size(sum(memory.host.values())), needs))
+    return rows
+
+
+def _largest_first(terms: Terms) -> str:
+    parts = sorted(terms.items(), key=lambda part: -part[1])
+    return ", ".join(f"{what} {size(n)}" for what, n in parts)

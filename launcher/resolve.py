@@ -16,10 +16,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from launcher.job.allocation import JobRequest, allocate
-from launcher.memory_check import memory_of_plan, memory_problems, memory_warnings
+from launcher.memory_advice import way_out
+from launcher.memory_check import (
+    ModelsTooLarge,
+    WorkerGroup,
+    memory_of_plan,
+    memory_problems,
+    memory_warnings,
+    server_problems,
+    servers_of_plan,
+)
 from launcher.problems import collected, flat, raise_all
 from launcher.scheduling_options import SchedulingOptions
 from launcher.snapshot import snapshot_imports
@@ -77,12 +87,14 @@ def resolve(
     Raises:
         ConfigErrors: everything that is wrong.
     """
+    machine_gpus = cache(machine_gpus) if machine_gpus else None  # asked again for other settings
     problems = [*earlier, *_name_problems("experiment", experiment_name)]
     problems += _name_problems("trial", trial_name)
     folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
+    asked, wanted = experiment, scheduling or SchedulingOptions()
+    experiment = _with_gpus(experiment, wanted)
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
-    wanted = scheduling or SchedulingOptions()
     phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems, wanted)
     phases.add(MAIN_PHASE, experiment_name, experiment)
     done, job, told = phases.done, None, []
@@ -106,7 +118,7 @@ def resolve(
         trial_dir=str(folder),
         cluster=cluster,
         phases=tuple(done),
-        options=to_plain(experiment),
+        options=to_plain(asked),
         scheduling_options=wanted.given(),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
         warnings=(*experiment.remarks(given), *_warnings(done, cluster, machine_cpus), *told),
@@ -116,8 +128,36 @@ def resolve(
     )
     memory = memory_of_plan(plan)
     if fits_memory:
-        raise_all(memory_problems(memory))
+
+        def memory_with(changed: Experiment) -> dict[str, list[WorkerGroup]]:
+            """Of an experiment with other settings. Raises ConfigError: it has no plan."""
+            other = resolve(
+                experiment_name,
+                changed,
+                cluster=cluster,
+                trial_name=trial_name,
+                user=user,
+                machine_gpus=machine_gpus,
+                scheduling=scheduling,
+                request=request,
+                now=now,
+                fits_memory=False,
+            )
+            return memory_of_plan(other)
+
+        refused = list(memory_problems(memory))
+        if refused:
+            refused = list(memory_problems(memory, way_out(experiment, plan, memory_with)))
+        refused += server_problems(servers_of_plan(plan))
+        if refused:
+            raise ModelsTooLarge(refused, plan)
     return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
+
+
+def _with_gpus(experiment: Experiment, wanted: SchedulingOptions) -> Experiment:
+    """``scheduling.model_worker.gpu`` means what an experiment's own setting means."""
+    gpus = wanted.gpus_per_model_worker
+    return experiment if gpus is None else experiment.with_gpus(gpus)
 
 
 class _Phases:
@@ -143,6 +183,7 @@ class _Phases:
         None for the main phase, and for one with problems.
         """
         before = len(self.problems)
+        experiment = _with_gpus(experiment, self.wanted)
         for preparation in experiment.preparations():
             self.problems += _name_problems("preparation", preparation.name)
             with _in_phase(preparation.name, self.problems):

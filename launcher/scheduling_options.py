@@ -68,6 +68,12 @@ class SchedulingOptions:
         found = {f.name: getattr(self, f.name).changes() for f in dataclasses.fields(self)}
         return {name: dict(changes) for name, changes in found.items() if changes}
 
+    @property
+    def gpus_per_model_worker(self) -> float | None:
+        """As set; None: as the experiment says."""
+        own, every = self.model_worker.gpu, self.all.gpu
+        return every if own is None else own
+
     def put_on(self, scheduling: ExperimentScheduling) -> ExperimentScheduling:
         """The experiment's groups with these settings over them. Raises ConfigError."""
         changed: dict[str, Any] = {}

@@ -11,9 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher import output
-from launcher.memory_check import memory_of_plan
+from launcher.memory_check import memory_of_plan, servers_of_plan
 from launcher.option_tree import OptionRow, value_text
-from launcher.plan_view import ALLOCATION_HEAD, MEMORY_HEAD, allocation_rows, memory_rows
+from launcher.plan_view import (
+    ALLOCATION_HEAD,
+    MEMORY_HEAD,
+    allocation_rows,
+    memory_rows,
+    server_rows,
+)
 from launcher.render import last_words, progress_line, rates
 from launcher.rollout_view import rollout_lines
 from launcher.slurm.time_left import time_warning, time_words
@@ -132,7 +138,7 @@ def print_trials(views: Iterable[TrialView]) -> None:
 
 def print_plan(plan: LaunchPlan) -> None:
     """Everything that was decided."""
-    say, memory = output.data, memory_of_plan(plan)
+    say, memory, servers = output.data, memory_of_plan(plan), servers_of_plan(plan)
     say(f"{plan.trial} on {plan.cluster.name} ({plan.cluster.scheduler})")
     say(f"  folder  {plan.trial_dir}")
     say(f"  store   {plan.name_resolve_url}")
@@ -145,9 +151,9 @@ def print_plan(plan: LaunchPlan) -> None:
         )
         say()
         output.table(ALLOCATION_HEAD, allocation_rows(phase.config))
-        if groups := memory[phase.name]:
+        if rows := memory_rows(memory[phase.name]) + server_rows(servers[phase.name]):
             say()
-            output.table(MEMORY_HEAD, memory_rows(groups))
+            output.table(MEMORY_HEAD, rows)
     say()
     for warning in plan.warnings:
         output.warn(warning)

@@ -128,20 +128,27 @@ def plan(
 ) -> int:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
     from launcher import output
+    from launcher.memory_check import ModelsTooLarge
     from launcher.planning import make_plan
+    from launcher.tables import print_plan
     from realsys.api.plan import plan_hash, plan_text
 
-    made: LaunchPlan = make_plan(
-        experiment,
-        overrides or (),
-        config=config,
-        trial=trial,
-        cluster=cluster,
-        imports=imports or (),
-        job=job,
-        snapshot=not no_snapshot,
-        fits_memory=not search,
-    )
+    try:
+        made: LaunchPlan = make_plan(
+            experiment,
+            overrides or (),
+            config=config,
+            trial=trial,
+            cluster=cluster,
+            imports=imports or (),
+            job=job,
+            snapshot=not no_snapshot,
+            fits_memory=not search,
+        )
+    except ModelsTooLarge as refused:
+        if not json:
+            print_plan(refused.plan)
+        raise
     if search:
         from launcher.plan_search import print_proposal, propose
 
@@ -165,7 +172,6 @@ def plan(
         output.document(hash=plan_hash(text), plan=made)
     else:
         from launcher.predictions import show_prediction
-        from launcher.tables import print_plan
 
         print_plan(made)
         found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)

@@ -77,7 +77,8 @@ class ConfigErrors(ConfigError):
         self.problems = tuple(problems)
         text = "\n".join(f"{i}. {p}" for i, p in enumerate(self.problems, 1))
         Exception.__init__(self, text)
-        self.what = f"{len(self.problems)} problems in the configuration"
+        several = "s" * (len(self.problems) != 1)
+        self.what = f"{len(self.problems)} problem{several} in the configuration"
         self.where = "; ".join(p.where for p in self.problems)
         self.fix = "; ".join(p.fix for p in self.problems)
 

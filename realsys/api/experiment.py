@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
@@ -243,6 +243,11 @@ class Experiment(abc.ABC):
     @abc.abstractmethod
     def initial_setup(self) -> ExperimentConfig:
         """What the tasks do."""
+
+    def with_gpus(self, per_model_worker: float) -> Self:
+        """The same where tasks of model workers are given so many GPUs from outside
+        (``scheduling.model_worker.gpu``), for what follows from that."""
+        return self
 
     def problems(self) -> Iterator[ConfigError]:
         """Mistakes that only this experiment can see, checked before anything starts. No torch."""

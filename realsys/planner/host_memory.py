@@ -46,8 +46,9 @@ def host_memory_of_experiment(
     streamed = rollout.model_name if streams else None
     copies = copies_of(config.model_rpcs, allocation_of(config), models)
     for name, (place, model, _) in copies.items():
+        stages = [of_copy(model, place.topology, p) for p in range(place.topology.pipeline)]
         for rank, worker in enumerate(place.workers):
-            mine = of_copy(model, place.topology, place.topology.coordinate(rank)[0])
+            mine = dict(stages[place.topology.coordinate(rank)[0]])
             if name == streamed:
                 wire = DTYPE_BYTES[rollout.wire_dtype or model.dtype]
                 part = model.shape.num_params * wire / place.topology.world_size

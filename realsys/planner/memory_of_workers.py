@@ -258,9 +258,11 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
     for call in config.model_rpcs:
         args = {**call.interface_impl.args, **args}
     data: dict[str, Any] = {}
-    for worker in config.model_worker[:1]:
-        for dataset in worker.datasets:
-            data = {**dataset.args, **data}
+    # Where servers sample, rollout workers have the questions.
+    given = [w.datasets for w in config.model_worker[:1]]
+    given += [w.datasets for w in config.rollout_worker[:1]]
+    for dataset in (dataset for datasets in given for dataset in datasets):
+        data = {**dataset.args, **data}
     gen = args.get("gen") or {}
     answer = gen.get("max_new_tokens") or data.get("max_answer_len") or DEFAULT_TOKENS
     return StepSizes(

@@ -14,7 +14,9 @@ ADVICE = {
     "reading prompts": "shorter prompts (dataset.max_prompt_len)",
     "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
     "average": "leave ref_ema_eta out, or compute the reference in float32, which is its own average",
-    "whole copy": "generate on a copy of its own, in the layout d<n>t1p1 of an allocation",
+    "whole copy": "sample where nothing trains: on other model workers (allocation=actor_gen:d4@…), or on "
+    "servers that cut the model over several GPUs (mode=async rollout.server_backend=sglang, with "
+    "dataset.eval_size=0)",
     "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
     "whole gradients": "train adapters (lora.rank)",
     "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",

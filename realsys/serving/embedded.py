@@ -7,6 +7,7 @@ the newest state of its answer only, so nothing piles up.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +30,13 @@ from realsys.serving.api import (
     WeightsTaken,
 )
 from realsys.serving.embedded_requests import answer_of, engine_request
-from realsys.serving.embedded_settings import EmbeddedSettings
+from realsys.serving.embedded_settings import EmbeddedSettings, stages_on_gpu
 from realsys.serving.engine_thread import EngineThread
 from realsys.serving.engines import Answer, Counters, Fetch, full_answer
 from realsys.serving.staged_weights import StagedWeights, stage
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_LEAST_TOKENS = 1024  # less would refuse most prompts
 
 
 @dataclass
@@ -80,6 +81,9 @@ class EmbeddedEngine:
         self._eos, self._pad, self._tokenizer = tuple(eos_token_ids), pad_token_id, tokenizer
         self._model_path, self._base_seed, self._version = model_path, base_seed, version
         self._fetch, self._make_engine = fetch, make_engine
+        self._wait_there = (
+            self.settings.staging == "host"
+        )  # new weights, until they are switched to
         self._open: dict[str, _Open] = {}
         self._pause_mode: PauseMode | None = None
         self._over: WorkerLost | None = None
@@ -200,7 +204,8 @@ class EmbeddedEngine:
     def _stage(self, source: WeightSource) -> tuple[StagedWeights, int]:
         where = source.path or ", ".join(part.endpoint for part in source.parts)
         fetched = self._fetch(source)
-        return stage(self._module, fetched.weights, where=where), fetched.num_bytes
+        staged = stage(self._module, fetched.weights, where=where, wait_there=self._wait_there)
+        return staged, fetched.num_bytes
 
     # ---- how it does ------------------------------------------------------------------------
 
@@ -243,23 +248,39 @@ class EmbeddedEngine:
 
     def _max_tokens(self) -> int | None:
         """As set; else, on a GPU, what fits beside new weights that come while these are in use."""
-        if self.settings.max_tokens is not None or not _on_gpu(self._module):
-            return self.settings.max_tokens
-        staged = sum(p.numel() * p.element_size() for p in self._module.parameters())
-        found = room_on_gpu(
-            self._module,
-            num_rows=self.settings.max_running,
-            kept=staged + self.settings.prefix_bytes,
+        settings = self.settings
+        if not _on_gpu(self._module):
+            return settings.max_tokens
+        new = sum(p.numel() * p.element_size() for p in self._module.parameters())
+        least = settings.max_tokens or settings.least_tokens
+        if settings.staging == "auto":
+            self._wait_there = not stages_on_gpu(self._room(new), least)
+        if settings.max_tokens is not None:
+            return settings.max_tokens
+        found = self._room(0 if self._wait_there else new)
+        logger.info(
+            "room for tokens=%d, new weights wait in %s memory",
+            found,
+            "host" if self._wait_there else "gpu",
         )
-        if found < _LEAST_TOKENS:
+        if found < least:
+            second = "" if self._wait_there else " a second copy that comes with an update,"
             raise ConfigError(
-                f"the GPU has no room for the cache of {_LEAST_TOKENS} tokens beside the weights, a second "
-                f"copy that comes with an update, and prefix_bytes={self.settings.prefix_bytes}",
+                f"the GPU has no room for the cache of {least} tokens beside the weights,{second} and "
+                f"prefix_bytes={settings.prefix_bytes}",
                 where="generation engine",
-                fix="lower max_running or prefix_bytes, use a larger GPU or server_backend sglang or "
-                "vllm over several; or set max_tokens, which is then not checked",
+                fix="lower max_running or prefix_bytes, "
+                + ("" if self._wait_there else "leave staging out, ")
+                + "use a larger GPU or server_backend sglang or vllm over several; or set max_tokens, "
+                "which is then not checked",
             )
         return found
+
+    def _room(self, new: int) -> int:
+        """Tokens of the cache that fit beside ``new`` bytes of weights."""
+        settings = self.settings
+        kept = new + settings.prefix_bytes
+        return room_on_gpu(self._module, num_rows=settings.max_running, kept=kept)
 
     def _step_made(self, outputs: list[GenerationOutput]) -> None:
         """In the engine's thread: copies what somebody waits for, and wakes the loop once."""

@@ -12,7 +12,18 @@ _CHOICES = {
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "kv_on_update": ("recompute", "keep"),
     "quantize": ("none", "int8", "fp8"),
+    "staging": ("auto", "gpu", "host"),
 }
+# Answers of the longest kind that a GPU should hold at a time, beside two copies of the weights.
+_WORTH = 8
+
+
+def stages_on_gpu(beside: int, longest: int) -> bool:
+    """Whether new weights are put beside those in use on a GPU whose cache holds ``beside`` tokens then.
+
+    Else they wait in host memory, and cross over while nothing is decoded: a second or two a 30 GB.
+    """
+    return beside >= _WORTH * longest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +39,9 @@ class EmbeddedSettings:
             with the new weights, or kept.
         quantize: weights of eight bits in linear layers.
         num_threads: of a decoding step; None: torch's own choice.
+        staging: where new weights wait, checked and whole, for the switch: beside those in use on the GPU,
+            or in host memory; auto: on the GPU where eight of the longest answers find room beside them.
+        least_tokens: of the longest prompt and answer; a GPU without room for them is refused.
         prefix_bytes: of the beginnings of text that are remembered; 0: none.
         read_tokens: of new texts, or of texts to be read anew with new weights, in one step.
     """
@@ -39,6 +53,8 @@ class EmbeddedSettings:
     quantize: Literal["none", "int8", "fp8"] = "none"
     device: str = "cpu"
     num_threads: int | None = None
+    staging: Literal["auto", "gpu", "host"] = "auto"
+    least_tokens: int = 1024
     prefix_bytes: int = 1 << 28
     read_tokens: int = 8192
 
@@ -61,9 +77,9 @@ class EmbeddedSettings:
                 _refuse(name, getattr(self, name), did_you_mean(str(getattr(self, name)), choices))
         if type(self.prefix_bytes) is not int or self.prefix_bytes < 0:
             _refuse("prefix_bytes", self.prefix_bytes, "use a whole number, 0 or more")
-        for name in ("max_running", "read_tokens", "max_tokens", "num_threads"):
+        for name in ("max_running", "read_tokens", "least_tokens", "max_tokens", "num_threads"):
             value = getattr(self, name)
-            optional = name not in ("max_running", "read_tokens")
+            optional = name in ("max_tokens", "num_threads")
             if not (value is None and optional) and not (type(value) is int and value >= 1):
                 _refuse(name, value, "use a whole number, 1 or more")
 

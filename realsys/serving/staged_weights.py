@@ -1,7 +1,8 @@
 """New weights beside those in use: checked and converted first, then copied in one go.
 
 ``stage`` runs while the engine decodes; ``switch`` between two of its steps. What does not fit is refused
-by ``stage``, when nothing has been touched.
+by ``stage``, when nothing has been touched. Where a GPU has no room for a second copy, new weights stay
+where they came, in host memory, and ``switch`` brings them over one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from realsys.api.progress import tick
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Parameters of the module and what they are to become: same shape, type and device."""
+    """Parameters of the module and what they are to become: same shape; type and device too unless they
+    wait where they came."""
 
     pairs: tuple[tuple[Tensor, Tensor], ...]
 
@@ -32,11 +34,16 @@ class StagedWeights:
         with torch.no_grad():
             for parameter, new in self.pairs:
                 parameter.copy_(new)
+                tick()
 
 
-def stage(module: nn.Module, weights: Mapping[str, Tensor], *, where: str) -> StagedWeights:
+def stage(
+    module: nn.Module, weights: Mapping[str, Tensor], *, where: str, wait_there: bool = False
+) -> StagedWeights:
     """``weights`` (Hugging Face names) made ready for ``module``.
 
+    Args:
+        wait_there: they stay where and as they are until the switch.
     Raises:
         DataError: a parameter is missing, a name is unknown, or a shape is another; names them.
     """
@@ -58,6 +65,7 @@ def stage(module: nn.Module, weights: Mapping[str, Tensor], *, where: str) -> St
         )
     pairs = []
     for name, parameter in parameters.items():
-        pairs.append((parameter, weights[name].to(parameter.device, parameter.dtype)))
+        new = weights[name]
+        pairs.append((parameter, new if wait_there else new.to(parameter.device, parameter.dtype)))
         tick()
     return StagedWeights(tuple(pairs))

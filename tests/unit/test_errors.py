@@ -30,7 +30,9 @@ def tree(kind=RealsysError):
     return [kind, *(found for sub in kind.__subclasses__() for found in tree(sub))]
 
 
-CLASSES = sorted({kind for kind in tree() if kind is not ConfigErrors}, key=lambda k: k.__name__)
+CLASSES = sorted(
+    {kind for kind in tree() if not issubclass(kind, ConfigErrors)}, key=lambda k: k.__name__
+)
 by_name = pytest.mark.parametrize("kind", CLASSES, ids=lambda k: k.__name__)
 
 

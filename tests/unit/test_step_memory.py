@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from realsys.algorithms import logprobs
@@ -26,6 +25,7 @@ from realsys.api.model import (
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.inference import InferenceBackend
+from realsys.backends.recompute import recompute_layers
 from realsys.data_plane.sequence_sample import SequenceSample
 from realsys.interfaces.policy_objective import PolicyObjective
 from realsys.interfaces.ppo_experience import PPOSettings
@@ -61,29 +61,12 @@ def batch(length: int) -> SequenceSample:
     return SequenceSample.from_tensors("abcd", dict.fromkeys(data, lengths), data)
 
 
-def again(forward: Any, config: Any) -> Any:
-    """A layer's forward pass that keeps its input only."""
-
-    def with_attention(how: str, *args: Any, **kwargs: Any) -> Any:
-        former, config._attn_implementation = config._attn_implementation, how
-        made = forward(*args, **kwargs)
-        config._attn_implementation = former
-        return made
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        how = config._attn_implementation
-        return checkpoint(with_attention, how, *args, use_reentrant=False, **kwargs)
-
-    return run
-
-
 def saved_bytes(length: int, dtype: torch.dtype, *, layers: int, recompute: bool) -> float:
     """Of a step's forward pass: all that autograd keeps but weights."""
     torch.manual_seed(0)
     module: Any = AutoModelForCausalLM.from_config(config(layers), dtype=dtype)
     if recompute:
-        for layer in module.model.layers:
-            layer.forward = again(layer.forward, module.config)
+        recompute_layers(module, where="test")
     model = Model(
         name=ModelName("m"), module=module, tokenizer=None, device="cpu", dtype=str(dtype)[6:]
     )
