@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,37 @@ def _of_model(
         yield ConfigError(fault.what, where=f"{where}.path, {fault.where}", fix=fault.fix)
     if options.lora.rank and (missing := lora_fault(path, options.lora.target_modules)):
         yield ConfigError(missing.what, where=f"{where}.{missing.where}, {path}", fix=missing.fix)
+
+
+def position_problems(path: str | None, *, answers: int) -> Iterator[ConfigError]:
+    """Answers that no prompt leaves room for."""
+    most = positions_of(path)
+    if most and answers >= most:
+        yield ConfigError(
+            f"answers of {answers} tokens, and the model has {most} positions for prompt and answer",
+            where=f"ppo.gen.max_new_tokens and {path}",
+            fix="lower it, or take a model with more positions (max_position_embeddings in config.json)",
+        )
+
+
+def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator[str]:
+    """Prompts that leave less room than an answer may take."""
+    most = positions_of(path)
+    if answers < most < prompt + answers:
+        yield (
+            f"a prompt of dataset.max_prompt_len={prompt} and an answer of ppo.gen.max_new_tokens="
+            f"{answers} tokens are more than the {most} positions of the model in {path}: a prompt of "
+            f"over {most - answers} tokens would end the run"
+        )
+
+
+def positions_of(path: str | None) -> int:
+    """Of the model in a directory; 0 where it doesn't say, or can't be read, which others tell."""
+    try:
+        said = json.loads(Path(path or "", "config.json").expanduser().read_text())
+        return int(said.get("max_position_embeddings") or 0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
 
 
 def start_problems(

@@ -37,6 +37,8 @@ from experiments.math_files import (
     dataset_args,
     dataset_problems,
     model_problems,
+    position_problems,
+    position_remarks,
     sampled_remarks,
     start_problems,
     toy_remarks,
@@ -222,6 +224,7 @@ class MathRLExperiment(Experiment):
         if problem := registry.check("reward", self.reward, where="reward"):
             yield problem
         yield from start_problems(self.actor, self.sft.model, self.dataset)
+        yield from position_problems(self.actor.path, answers=self.ppo.gen.max_new_tokens)
         if self.ppo.use_adaptive_kl_ctl and self.ppo.kl_ctl == 0:
             yield ConfigError(
                 "an adaptive KL controller can't start from 0: it multiplies",
@@ -283,9 +286,29 @@ class MathRLExperiment(Experiment):
             values["critic.optimizer.lr"] = critic.optimizer.lr
         yield from toy_remarks(self.actor.path or self.sft.model.path, values, given)
         yield from sampled_remarks(self.dataset, self.actor.path)
+        yield from position_remarks(
+            self.actor.path,
+            prompt=self.dataset.max_prompt_len,
+            answers=self.ppo.gen.max_new_tokens,
+        )
+        yield from self._without_gpus()
         if self.actor.path is None:
             of_sft = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
             yield from (f"phase sft: {told}" for told in self.sft.remarks(of_sft))
+
+    def _without_gpus(self) -> Iterator[str]:
+        """Who computes on CPUs while the model workers have GPUs."""
+        if not self.gpus_per_model_worker:
+            return
+        if self.has_servers and not self.rollout.gpus_per_server:
+            yield (
+                "model workers have GPUs, generation servers none: they answer on CPUs. Set "
+                "rollout.gpus_per_server=1, or more for a model that one GPU does not hold"
+            )
+        if self.auto_eval and not self.evaluator.gpus:
+            yield (
+                "model workers have GPUs, the evaluator none: it computes on CPUs. Set evaluator.gpus=1"
+            )
 
     def preparations(self) -> tuple[Preparation, ...]:
         """``sft-math``, unless there is a starting policy."""

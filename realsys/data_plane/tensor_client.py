@@ -46,6 +46,7 @@ LOOK_MS = 500  # how often one who waits looks whether it was given up
 MAX_STREAMS = (
     4  # that are opened to one peer in one call: connections may be cut, but not again and again
 )
+MAX_ASKED_AGAIN = 4 * MAX_STREAMS  # one source in one call
 
 Land = Callable[[Source, int], Landing | None]  # source, bytes → where they go
 
@@ -208,6 +209,7 @@ class TensorClient:
         waiting = {self._ask(source): source for source in firsts}
         coming: dict[bytes, tuple[TensorReply, torch.Tensor | None]] = {}  # by streams
         opened: Counter[int] = Counter()  # streams, by peer
+        again: dict[bytes, int] = {}  # request → how often its rows were asked for before
         deadline_s = time.monotonic() + timeout_s
         try:
             while waiting:
@@ -234,7 +236,11 @@ class TensorClient:
                 if rows is None:  # it can't come as it should: ask again
                     slot = header.slot
                     back = () if slot is None else ((slot.segment, slot.index),)
-                    waiting[self._ask(source, give_back=back)] = source
+                    times = again.pop(request_id, 0) + 1
+                    if times > MAX_ASKED_AGAIN:
+                        raise self._never_right(source)
+                    new_id = self._ask(source, give_back=back)
+                    waiting[new_id], again[new_id] = source, times
                     continue
                 waiting |= {self._ask(s): s for s in _taken(later[source[0]], 1)}
                 yield source, rows
@@ -242,6 +248,15 @@ class TensorClient:
             # What was asked for and not taken would come first the next time.
             self._drop_streams({worker for worker, _, _ in waiting.values()})
             self._asked_with.clear()
+
+    def _never_right(self, source: Source) -> ProtocolError:
+        worker, key, _ = source
+        return ProtocolError(
+            f"{self.names[worker]} answered {MAX_ASKED_AGAIN} times for {key!r} in a way in which "
+            "nothing can come",
+            where=self._endpoints[worker],
+            fix="both workers must run the same version of realsys; else report this as a bug",
+        )
 
     # ---- streams ----------------------------------------------------------------------------
 

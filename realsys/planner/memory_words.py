@@ -15,8 +15,8 @@ ADVICE = {
     "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
     "average": "leave ref_ema_eta out, or compute the reference in float32, which is its own average",
     "whole copy": "sample where nothing trains: on other model workers (allocation=actor_gen:d4@…), or on "
-    "servers that cut the model over several GPUs (mode=async rollout.server_backend=sglang, with "
-    "dataset.eval_size=0)",
+    "servers that cut the model over several GPUs (mode=async rollout.server_backend=sglang "
+    "rollout.gpus_per_server=4, with dataset.eval_size=0)",
     "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
     "whole gradients": "train adapters (lora.rank)",
     "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",

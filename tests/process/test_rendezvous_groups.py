@@ -40,6 +40,10 @@ print("sum", x.item(), flush=True)
 link = meeting.store("main.weights")
 link.set(f"done/{worker}", "1")
 link.wait([f"done/{i}" for i in range(2)])
+if worker == 0:
+    link.wait(["left"])  # the store is here: others may be in the middle of a word with it
+else:
+    link.set("left", "1")
 import os
 os._exit(0)
 """

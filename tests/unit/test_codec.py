@@ -217,7 +217,7 @@ def test_an_error_with_its_own_constructor_still_arrives():
     problems = ConfigErrors([ConfigError("one", where="a", fix="b")])
     arrived = info_to_error(error_to_info(problems), "w")
     assert type(arrived) is RemoteError
-    assert "1 problems" in arrived.what
+    assert "1 problem in" in arrived.what
 
 
 # --- kept replies -------------------------------------------------------------------------------

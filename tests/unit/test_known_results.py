@@ -10,10 +10,13 @@ import pytest
 import yaml
 from real_shapes import HALF_A_BILLION, SEVEN_BILLION, Config, model_folder
 
+from experiments.grpo_math import GRPOMathExperiment
 from experiments.known_results import QwenDAPO, QwenGSM8K
 from launcher.memory_check import memory_of_plan
 from launcher.planning import make_plan
 from realsys.api.errors import ConfigErrors
+from realsys.api.model import GenerationHyperparameters
+from realsys.api.options import MathDatasetOptions, ModelOptions, PPOHyperparameters
 
 RECIPES: dict[str, Config] = {
     "qwen2.5-0.5b-gsm8k": HALF_A_BILLION,
@@ -83,3 +86,26 @@ def test_the_page_names_sources_and_revisions_and_what_was_not_reproduced():
     for name in RECIPES:
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         assert row.endswith("| not yet reproduced |")
+
+
+def test_answers_beyond_the_models_positions_are_refused(given):
+    model = model_folder(given / "model", {**SEVEN_BILLION, "max_position_embeddings": 4096})
+    data = given / "q.jsonl"
+    words = [f"actor.path={model}", f"dataset.path={data}", f"dataset.eval_path={data}"]
+    with pytest.raises(ConfigErrors, match="answers of 8192 tokens, and the model has 4096 pos"):
+        make_plan("qwen2.5-7b-dapo", words)
+    fits = [*words, "ppo.gen.max_new_tokens=3000", "ppo.overlong_buffer_len=none"]
+    told = GRPOMathExperiment(
+        actor=ModelOptions(path=str(model)),
+        dataset=MathDatasetOptions(max_prompt_len=2048),
+        ppo=PPOHyperparameters(gen=GenerationHyperparameters(max_new_tokens=3000)),
+    ).remarks(fits)
+    assert any("a prompt of over 1096 tokens would end the run" in remark for remark in told)
+
+
+def test_who_computes_on_cpus_beside_gpus_is_told():
+    experiment = GRPOMathExperiment(mode="async", auto_eval=True, gpus_per_model_worker=1)
+    told = " ".join(experiment.remarks(()))
+    assert "Set rollout.gpus_per_server=1" in told
+    assert "Set evaluator.gpus=1" in told
+    assert "answer on CPUs" not in " ".join(GRPOMathExperiment(mode="async").remarks(()))

@@ -37,7 +37,8 @@ def test_a_real_model_is_told_the_toys_defaults_that_it_would_get(model, file_ro
 
 
 def test_nothing_is_said_where_all_are_set_or_the_model_is_the_toy(model, monkeypatch):
-    real = PPOMathExperiment(actor=ModelOptions(path=str(model)))
+    short = MathDatasetOptions(max_prompt_len=32)  # the model has 64 positions
+    real = PPOMathExperiment(actor=ModelOptions(path=str(model)), dataset=short)
     assert not list(real.remarks({*RL, "critic.optimizer.lr"}))
     assert not list(PPOMathExperiment().remarks(()))
     monkeypatch.setattr(math_files, "TOY_PARAMS", 10_000_000)
