@@ -505,6 +505,20 @@ def test_servers_of_one_host_fetch_each_version_once(start):
         assert MODEL_BYTES <= came < 1.05 * MODEL_BYTES  # and not twice
 
 
+def until_stopped(pid: int) -> None:
+    """The kernel stops threads one by one: all of them."""
+    deadline_s = time.monotonic() + 30
+    while True:
+        states = {
+            stat.read_text().rpartition(") ")[2][0]
+            for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+        }
+        if states == {"T"}:
+            return
+        assert time.monotonic() < deadline_s, states
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_hangs_while_it_fetches_for_others_is_replaced(start, kind):
     trainers, published = two_trainers(start)
@@ -516,6 +530,7 @@ def test_a_server_that_dies_or_hangs_while_it_fetches_for_others_is_replaced(sta
     assert servers[0].hear()["num_bytes"] >= MODEL_BYTES  # the others will ask it
     source = published(1)
     os.kill(trainers[1]._popen.pid, signal.SIGSTOP)  # a fetch stays in its middle
+    until_stopped(trainers[1]._popen.pid)
     for server in servers:
         server.tell(source)
     with pytest.raises(queue.Empty):
