@@ -66,8 +66,7 @@ class KnownResult(MathRLExperiment):
         """Its defaults are of a real model: none of the toy's."""
         if self.actor.path is not None:
             defaults = {"actor.optimizer.lr", "critic.optimizer.lr", "ppo.gen.max_new_tokens"}
-            defaults |= {"dataset.eval_size", "mem_per_model_worker"}
-            yield from super().remarks({*given, *defaults})
+            yield from super().remarks({*given, *defaults, "dataset.eval_size"})
 
     def preparations(self) -> tuple[Preparation, ...]:
         """None: the model is given."""
@@ -115,8 +114,6 @@ class QwenGSM8K(KnownResult, PPOMathExperiment):
     )
     n_model_workers: int | None = option(4, "model workers, each with one GPU", ge=1)
     gpus_per_model_worker: float = option(1.0, "GPUs of a model worker", ge=0)
-    cpus_per_model_worker: int = option(8, "cores and compute threads of a model worker", ge=1)
-    mem_per_model_worker: int = option(49152, "memory of a model worker", unit="MiB", ge=1)
 
     def sources(self) -> Mapping[str, tuple[object, Source]]:
         """The policy, and both splits."""
@@ -177,8 +174,6 @@ class QwenDAPO(KnownResult, GRPOMathExperiment):
     )
     n_model_workers: int | None = option(32, "model workers, each with one GPU", ge=1)
     gpus_per_model_worker: float = option(1.0, "GPUs of a model worker", ge=0)
-    cpus_per_model_worker: int = option(8, "cores and compute threads of a model worker", ge=1)
-    mem_per_model_worker: int = option(65536, "memory of a model worker", unit="MiB", ge=1)
 
     def sources(self) -> Mapping[str, tuple[object, Source]]:
         """The policy with room for its answers, its questions, and AIME's."""
