@@ -25,7 +25,7 @@ def run(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[
         env={**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 

@@ -78,7 +78,7 @@ class Worker:
         for line in self.process.stdout:
             self.lines.put(line.strip())
 
-    def hears(self, start: str, *, within_s: float = 10.0) -> str:
+    def hears(self, start: str, *, within_s: float = 60.0) -> str:
         """The next line that begins so."""
         deadline_s = time.monotonic() + within_s
         while True:
