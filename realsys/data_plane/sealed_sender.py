@@ -74,6 +74,11 @@ class SealedStream:
             with suppress(OSError):  # the client has gone
                 self.socket.shutdown(tcp.SHUT_RDWR)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
     def join(self) -> None:
         """Returns once the thread has ended; it was closed before."""
         if self._thread.ident is not None:
@@ -133,6 +138,7 @@ class SealedSender:
         self._listener: tcp.socket | None = None
         self._offered: dict[bytes, SealedStream] = {}  # oldest first
         self._open: dict[bytes, SealedStream] = {}
+        self._left_behind: list[SealedStream] = []  # closed, their threads perhaps not yet over
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -174,7 +180,7 @@ class SealedSender:
         streams = [*self._open.values(), *self._offered.values()]
         for stream in streams:
             stream.close()
-        for stream in streams:
+        for stream in [*streams, *self._left_behind]:
             stream.join()
 
     def _withdraw(self, name: bytes) -> None:
@@ -232,6 +238,7 @@ class SealedSender:
         asyncio.get_running_loop().remove_reader(fd)
         del self._open[stream.offer.stream]
         stream.close()
+        self._left_behind = [s for s in self._left_behind if s.is_alive] + [stream]
 
 
 def _listen(host: str, ports: Iterable[int] | None) -> tcp.socket:

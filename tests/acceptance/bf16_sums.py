@@ -1,11 +1,11 @@
-"""A small model learns sums in bfloat16 as in float32: fsdp, one process and two. By hand; some 25 minutes.
+"""A small model learns sums in bfloat16 as in float32: fsdp, one process and two. By hand; some 50 minutes.
 
     python tests/acceptance/bf16_sums.py             writes results/bf16_sums.json beside this file
 
 Supervised fine-tuning from random weights, on the questions of sft-math without slips: for each seed in
 float32 on one process, in bfloat16 on one, and on two. Held-out questions are answered greedily by the
-weights that compute. Means over the seeds must be within 3 points of each other, and each run have learned:
-seeds alone differ by several points in either type.
+weights that compute. For each seed, both must answer within 3 points of float32's. 2,000 steps: at 800 the
+accuracy of one type still swings by several points from seed to seed.
 tests/unit/test_masters.py shows on few steps that as many weights move.
 """
 
@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -115,27 +114,25 @@ def learn(dtype: str, ranks: int, seed: int, steps: int) -> dict[str, Any]:
     return found
 
 
-def means_of(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean accuracy over the seeds, by type and number of processes."""
-    by_way: dict[str, list[float]] = {}
-    for run in runs:
-        by_way.setdefault(f"{run['dtype']} d{run['ranks']}", []).append(run["accuracy"])
-    return {way: fmean(found) for way, found in by_way.items()}
-
-
 def problems_of(runs: list[dict[str, Any]]) -> list[str]:
     """What did not hold."""
     found = [f"it did not learn: {run}" for run in runs if run["accuracy"] < LEARNED]
-    means = means_of(runs)
-    if max(means.values()) - min(means.values()) > MOST_APART:
-        found.append(f"means over the seeds are {means}")
+    for seed in sorted({run["seed"] for run in runs}):
+        by_way = {
+            f"{run['dtype']} d{run['ranks']}": run["accuracy"]
+            for run in runs
+            if run["seed"] == seed
+        }
+        expected = by_way["float32 d1"]
+        if any(abs(accuracy - expected) > MOST_APART for accuracy in by_way.values()):
+            found.append(f"seed {seed}: {by_way}")
     return found
 
 
 def main() -> int:
     """Returns 0 when all held."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -155,7 +152,6 @@ def main() -> int:
         "minutes": round((time.time() - began) / 60, 1),
         "ok": not problems,
         "problems": problems,
-        "mean_accuracy": {way: round(mean, 4) for way, mean in means_of(runs).items()},
         "runs": runs,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

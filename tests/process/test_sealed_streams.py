@@ -13,6 +13,7 @@ import torch
 from realsys.api.errors import ClusterError, RemoteError, WaitTimeout
 from realsys.data_plane import sealed_receiver
 from realsys.data_plane.sealed_frames import FRAME_BYTES, HELLO_BYTES, TAG_BYTES, hello
+from realsys.data_plane.sealed_sender import SealedStream
 from realsys.data_plane.tensor_client import MAX_STREAMS, TensorClient
 from realsys.data_plane.tensor_server import MIN_SEALED_BYTES, TensorServer
 from realsys.data_plane.tensor_store import TensorStore
@@ -368,6 +369,21 @@ def test_a_stream_ends_with_its_client():
                 assert_right(client)
                 assert threads() == ["sealed from model_worker/0", "sealed model_worker/0"]
             eventually(lambda: server._streams.num_open == 0 and threads() == [])
+
+
+def test_a_server_that_ends_waits_for_the_threads_of_clients_that_left(monkeypatch):
+    main = SealedStream._main
+
+    def slow(stream: SealedStream) -> None:
+        main(stream)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(SealedStream, "_main", slow)
+    with served() as server:
+        with client_of(server) as client:
+            assert_right(client)
+        eventually(lambda: server._streams.num_open == 0)
+        assert threads() == ["sealed model_worker/0"]
 
 
 def test_a_client_that_reads_nothing_is_let_go():
