@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from realsys.rollout.lengths import Lengths
-from realsys.rollout.simulate import Outcome, Setting, simulate
+from realsys.rollout.simulation.lengths import Lengths
+from realsys.rollout.simulation.simulate_rollouts import Outcome, Setting, simulate
 
 Play = Callable[..., Outcome]
 ANSWERS_A_ROW = 8  # in a batch

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from realsys.transport.channel import RequestClient, RequestServer, client_context
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from launcher.places import user_name
+from launcher.sites.places import user_name
 
 
 def commands() -> dict[str, list[str]]:

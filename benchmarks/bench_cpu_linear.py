@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from realsys.backends.cpu_linear import onednn_product
+from realsys.backends.kernels.cpu_linear import onednn_product
 
 ROWS = 4320
 SHAPES = [(128, 128), (128, 512), (512, 128), (1024, 1024)]

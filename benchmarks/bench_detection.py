@@ -36,16 +36,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "etcd"))
 
 from etcd_server import ADDRESS, EtcdCluster
 
-from realsys.api.trial import AttemptRecord, WorkerRecord, WorkerStatus, dumps, loads
-from realsys.master.peer_watch import PeerWatch
-from realsys.name_resolve.keys import TrialKeys
+from realsys.heartbeat.heartbeat_link import Heartbeat
+from realsys.heartbeat.heartbeat_messages import Begin
+from realsys.master.graph.peer_watch import PeerWatch
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_judge import TTL_S, Standing
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import EventKind
-from realsys.observability.logs import configure_logging
-from realsys.supervisor.worker_leases import WorkerLeases
-from realsys.worker.heartbeat_link import Heartbeat
-from realsys.worker.heartbeat_messages import Begin
+from realsys.observability.worker_logs import configure_logging
+from realsys.supervisor.health.worker_leases import WorkerLeases
+from realsys.trial.records import AttemptRecord, WorkerRecord, WorkerStatus, dumps, loads
 
 KEYS = TrialKeys(cluster="here", user="anna", experiment="bench", trial="detection")
 ATTEMPT = AttemptRecord(
@@ -419,7 +419,7 @@ UNNOTICED_S = 40.0
 def bench_hung(num_runs: int, rng: random.Random) -> None:
     from real_trials import LONG_PPO, Trials
 
-    from realsys.datasets.arithmetic import arithmetic_word_problems
+    from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
     from realsys.models.tiny_llama import build_tiny_llama
 
     os.environ["REALSYS_STALL_FLOOR_S"] = f"{STALL_FLOOR_S:g}"
@@ -467,7 +467,7 @@ class Hung:
     def measure(cls, trials: Any, name: str, words: Sequence[str], rng: random.Random) -> Hung:
         from real_trials import kill_everything, wait_until, worker_pid
 
-        from launcher.trial_state import State
+        from launcher.trials.trial_state import State
         from realsys.api.plan import read_plan
         from realsys.worker.runner import trial_keys
 

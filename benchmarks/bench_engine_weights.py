@@ -29,15 +29,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from engines.real_engines import CPU  # noqa: E402
 from engines.serve import HELD, KEY, server_process  # noqa: E402
 
+from realsys.generation.http.http_client import HttpGenerationClient  # noqa: E402
 from realsys.models.hf import save_hf  # noqa: E402
-from realsys.serving.api import (  # noqa: E402
+from realsys.transport.generation_messages import (  # noqa: E402
     GenerateRequest,
     Sampling,
     WeightPart,
     WeightSource,
     WeightsTaken,
 )
-from realsys.serving.client import HttpGenerationClient  # noqa: E402
 
 TIMEOUT_S = 600.0
 WAYS = ("memory", "folder", "folder, cold")

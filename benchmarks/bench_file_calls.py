@@ -37,8 +37,8 @@ from real_trials import SMALL_PPO, Trials, make_policy, name_of, wait_until
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.trial_view import TrialView
-from realsys.api.trial import TrialFiles
+from launcher.trials.trial_view import TrialView
+from realsys.trial.records import TrialFiles
 
 ROOT = Path(__file__).parent.parent
 SETTLED_S = 22.0  # without a change, until pauses have grown to their longest
@@ -64,7 +64,7 @@ SETTINGS = (
 )
 KINDS = {  # what is in a process's command line: what it is
     "srun ": "sruns",
-    "realsys.worker.heartbeat": "heartbeats",
+    "realsys.heartbeat.heartbeat_process": "heartbeats",
     "realsys.worker.task": "parents of workers",
     "master_worker": "master",
     "realsys.worker.main": "other workers",
@@ -190,7 +190,7 @@ def measure_slurm() -> None:
             trials.status_json(files)
         _tell(f"{STATUSES} × realsys status", before, _calls(cluster))
         before = _calls(cluster)
-        command = [sys.executable, "-m", "launcher.entry", "watch", name_of(files)]
+        command = [sys.executable, "-m", "launcher.cli.entry", "watch", name_of(files)]
         watching = subprocess.Popen(
             command,
             env=trials.environment,

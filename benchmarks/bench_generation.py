@@ -24,8 +24,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.requests import GenerationRequest
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.engine_requests import GenerationRequest
 
 NUM_ROWS, PROMPT_LENGTH = 64, 12
 KINDS: tuple[Literal["none", "int8", "fp8"], ...] = ("none", "int8", "fp8")

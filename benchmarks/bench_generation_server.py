@@ -23,8 +23,8 @@ from engines.real_engines import CPU  # noqa: E402
 from engines.serve import KEY, server_process  # noqa: E402
 from engines.small_models import make_models  # noqa: E402
 
-from realsys.serving.api import GenerateRequest, Sampling  # noqa: E402
-from realsys.serving.client import HttpGenerationClient  # noqa: E402
+from realsys.generation.http.http_client import HttpGenerationClient  # noqa: E402
+from realsys.transport.generation_messages import GenerateRequest, Sampling  # noqa: E402
 
 TIMEOUT_S = 600.0
 

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from launcher.job.allocation import Allocation, JobRequest, allocate
-from launcher.job.placement import Demand, Misfit, NodeShape, Packing, place
+from launcher.job.job_allocation import Allocation, JobRequest, allocate
+from launcher.job.task_placement import Demand, Misfit, NodeShape, Packing, place
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup

@@ -18,11 +18,11 @@ from itertools import product
 
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
-from realsys.planner.costs import TableCosts
-from realsys.planner.judge import Judge
 from realsys.planner.meshes import Degrees, places
-from realsys.planner.search import Limits, search
-from realsys.planner.timeline import Overheads
+from realsys.planner.search.plan_judge import Judge
+from realsys.planner.search.search import Limits, search
+from realsys.planner.time.costs import TableCosts
+from realsys.planner.time.simulated_timeline import Overheads
 
 SMALL = ((2, 6), (4, 4), (8, 3))  # GPUs, calls
 LARGE = ((8, 6), (16, 6), (64, 6))

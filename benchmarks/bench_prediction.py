@@ -22,12 +22,12 @@ from statistics import median
 
 from realsys.api import registry
 from realsys.api.plan import read_plan
-from realsys.api.trial import TrialFiles
-from realsys.planner.devices import DEVICES
+from realsys.planner.gpu_models import DEVICES
 from realsys.planner.placed import placed
 from realsys.planner.predict import predict
-from realsys.planner.profiled import Profile, ProfiledCosts
 from realsys.planner.read_profile import formulas_of, read_profile
+from realsys.planner.time.profiled import Profile, ProfiledCosts
+from realsys.trial.records import TrialFiles
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = ROOT / "tests" / "cost_plugin.py"
@@ -76,7 +76,15 @@ COMPUTING = (
 
 def launch(run: Run, name: str, words: Sequence[str], environment: Mapping[str, str]) -> TrialFiles:
     """Runs a trial to its end."""
-    command = [sys.executable, "-m", "launcher.entry", "launch", run.experiment, "--trial", name]
+    command = [
+        sys.executable,
+        "-m",
+        "launcher.cli.entry",
+        "launch",
+        run.experiment,
+        "--trial",
+        name,
+    ]
     if run.experiment == "cost-ppo":
         command += ["--import", str(PLUGIN)]
     done = subprocess.run(

@@ -29,14 +29,14 @@ import torch.distributed as dist
 
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape, Weight
-from realsys.param_realloc.boxes import Box, Layout
-from realsys.param_realloc.layouts import fsdp_layout, megatron_layout
-from realsys.param_realloc.links import Link
-from realsys.param_realloc.pairwise_link import PairwiseLink
-from realsys.param_realloc.realloc import Reallocator
-from realsys.param_realloc.realloc_plan import plan_realloc
-from realsys.param_realloc.shared_memory_link import SharedMemoryLink
-from realsys.param_realloc.torch_link import TorchLink
+from realsys.weights.layouts.boxes import Box, Layout
+from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout
+from realsys.weights.realloc.links import Link
+from realsys.weights.realloc.pairwise_link import PairwiseLink
+from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc_plan import plan_realloc
+from realsys.weights.realloc.shared_memory_link import SharedMemoryLink
+from realsys.weights.realloc.torch_link import TorchLink
 
 RAW_SLOTS, RAW_SLOT_BYTES = 4, 2 << 20
 SOCKET_BYTES = 1 << 20

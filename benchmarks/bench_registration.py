@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "etcd"))
 from etcd_server import EtcdCluster
 
 from realsys.api.errors import LeaseLost, StoreError
-from realsys.api.trial import AttemptRecord, WorkerRecord, WorkerStatus, dumps
-from realsys.name_resolve.keys import TrialKeys
+from realsys.heartbeat.worker_keys import WorkerKeys
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_judge import (
     RENEWALS_PER_TTL,
     LeaseJudge,
@@ -42,8 +42,8 @@ from realsys.name_resolve.lease_judge import (
 )
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import EventKind, Lease, NameResolve
-from realsys.supervisor.worker_leases import WorkerLeases
-from realsys.worker.worker_keys import WorkerKeys
+from realsys.supervisor.health.worker_leases import WorkerLeases
+from realsys.trial.records import AttemptRecord, WorkerRecord, WorkerStatus, dumps
 
 KEYS = TrialKeys(cluster="here", user="anna", experiment="bench", trial="registration")
 ATTEMPT = AttemptRecord(

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import yaml
 
-from launcher.status import trial_view
-from realsys.api.trial import TrialFiles
-from realsys.datasets.arithmetic import arithmetic_word_problems
+from launcher.trials.status import trial_view
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.models.tiny_llama import build_tiny_llama
+from realsys.trial.records import TrialFiles
 
 ROOT = Path(__file__).parent.parent
 NODES, TASKS = 2, 4
@@ -70,7 +70,7 @@ def realsys_s(model: Path, number: int) -> float:
     """Seconds until every worker has registered; the trial is stopped afterwards."""
     name = f"bench{os.getpid()}-{number}"
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "launcher.entry", "launch", "ppo-math", "--trial", name]
+    command = [sys.executable, "-m", "launcher.cli.entry", "launch", "ppo-math", "--trial", name]
     launching = subprocess.Popen(
         [*command, "--detach", f"actor.path={model}", *SETTINGS],
         stdout=subprocess.DEVNULL,
@@ -87,7 +87,7 @@ def realsys_s(model: Path, number: int) -> float:
         _check(began_s)
     took_s = time.monotonic() - began_s
     launching.wait()
-    stop = [sys.executable, "-m", "launcher.entry", "stop", f"ppo-math/{name}", "--grace", "0"]
+    stop = [sys.executable, "-m", "launcher.cli.entry", "stop", f"ppo-math/{name}", "--grace", "0"]
     subprocess.run(stop, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return took_s
 

@@ -30,10 +30,10 @@ import torch
 import zmq
 
 from realsys.api.data import SequenceMeta
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
-from realsys.transport.keys import TrialKeypairs
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
+from realsys.transport.curve_keys import TrialKeypairs
 
 MIB = 1 << 20
 PIECE_BYTES = 2 * MIB  # of the overlapping copy; a share of the cache

@@ -38,19 +38,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from realsys.data_plane.sealed_receiver import WholeLanding
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
-from realsys.param_realloc.boxes import Box
-from realsys.serving.api import WeightPart, WeightSource
-from realsys.transport.keys import TrialKeypairs
-from realsys.weight_sync.giving import who_gives_what
-from realsys.weight_sync.host_share import HostShare
-from realsys.weight_sync.manifest import KEY, decode_manifest
-from realsys.weight_sync.publisher import WeightPublisher
-from realsys.weight_sync.receiver import WeightReceiver
-from realsys.weight_sync.warm_memory import WarmMemory
+from realsys.data.transfer.sealed_receiver import WholeLanding
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import WeightPart, WeightSource
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.sync.buffer_pool import WarmMemory
+from realsys.weights.sync.host_share import HostShare
+from realsys.weights.sync.manifest import KEY, decode_manifest
+from realsys.weights.sync.plan_publish import who_gives_what
+from realsys.weights.sync.publisher import WeightPublisher
+from realsys.weights.sync.receiver import WeightReceiver
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 import bench_weight_sync

@@ -25,18 +25,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.shape import Weight
-from realsys.param_realloc.boxes import Box
-from realsys.serving.api import WeightPart, WeightSource
-from realsys.transport.keys import TrialKeypairs
-from realsys.weight_sync.checksum import checksum
-from realsys.weight_sync.giving import who_gives_what, wire_dtypes
-from realsys.weight_sync.manifest import KEY
-from realsys.weight_sync.publisher import WeightPublisher
-from realsys.weight_sync.receiver import WeightReceiver
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import WeightPart, WeightSource
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.sync.checksum import checksum
+from realsys.weights.sync.manifest import KEY
+from realsys.weights.sync.plan_publish import who_gives_what, wire_dtypes
+from realsys.weights.sync.publisher import WeightPublisher
+from realsys.weights.sync.receiver import WeightReceiver
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 import bench_transfer

@@ -16,17 +16,18 @@ import msgspec
 import zmq
 from fuzz_mutations import mutate, mutate_json
 
-from realsys.api import errors, trial
+from realsys.api import errors
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError, RealsysError
-from realsys.transport import requests as r
+from realsys.heartbeat import heartbeat_messages as h
+from realsys.runtime.worker_commands import Command, Verb
+from realsys.transport import worker_requests as r
 from realsys.transport.client import RequestClient
 from realsys.transport.codec import ProtocolError, decode, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame, error_to_info
 from realsys.transport.server import RequestServer
-from realsys.worker import heartbeat_messages as h
-from realsys.worker.commands import Command, Verb
+from realsys.trial import records
 
 TRIAL, ATTEMPT, TOKEN, REQUEST_ID = "ppo-math/run1", 2, "5f" * 16, "0123456789abcdef"
 WHO: dict[str, Any] = {"trial": TRIAL, "attempt": ATTEMPT, "token": TOKEN}
@@ -67,11 +68,11 @@ REPLIES = (
     r.RecoverSaved(file="f", sha256="00", num_bytes=7),
     r.RecoverHashed(sha256="", why="no file"),
 )
-STATUS = trial.WorkerStatus(state="running", step=3, **{k: WHO[k] for k in ("attempt", "token")})
-RECORD = trial.WorkerRecord(
+STATUS = records.WorkerStatus(state="running", step=3, **{k: WHO[k] for k in ("attempt", "token")})
+RECORD = records.WorkerRecord(
     worker="model_worker/0", host="n1", pid=7, start=9, attempt=ATTEMPT, token=TOKEN
 )
-STOP = trial.StopRequest(grace_seconds=30.0, by="somebody", at=1.0, attempt=ATTEMPT)
+STOP = records.StopRequest(grace_seconds=30.0, by="somebody", at=1.0, attempt=ATTEMPT)
 COMMAND = Command(
     id="1", verb=Verb.PAUSE, by="somebody", at=1.0, attempt=ATTEMPT, token=TOKEN, args={"a": "b"}
 )
@@ -169,11 +170,11 @@ def tensor_targets() -> dict[str, Target]:
     """The tensor server's answer to a request, and what a client makes of one."""
     import torch
 
-    from realsys.data_plane import transfer_messages as m
-    from realsys.data_plane.sealed_frames import new_offer
-    from realsys.data_plane.tensor_client import TensorClient
-    from realsys.data_plane.tensor_server import TensorServer
-    from realsys.data_plane.tensor_store import TensorStore
+    from realsys.data.transfer import transfer_messages as m
+    from realsys.data.transfer.sealed_frames import new_offer
+    from realsys.data.transfer.tensor_client import TensorClient
+    from realsys.data.transfer.tensor_server import TensorServer
+    from realsys.data.transfer.tensor_store import TensorStore
 
     torch.set_num_threads(1)
     store = TensorStore()
@@ -249,7 +250,7 @@ def heartbeat_targets() -> dict[str, Target]:
         h.Registered(),
         h.Refused(kind="StoreError", what="w", where="x", fix="f"),
         h.StopAsked(request=STOP),
-        h.Commanded(value=trial.dumps(COMMAND)),
+        h.Commanded(value=records.dumps(COMMAND)),
         h.Over(code=70, kind="Fenced", why="w"),
         h.GoodbyeSaid(trouble="t"),
     )
@@ -264,18 +265,18 @@ def heartbeat_targets() -> dict[str, Target]:
 
 def record_targets() -> dict[str, Target]:
     """JSON records of the store and of the trial's folder."""
-    attempt = trial.AttemptRecord(
+    attempt = records.AttemptRecord(
         number=2, token=TOKEN, host="n1", supervisor_pid=7, supervisor_start=9, started_at=1.0
     )
 
     def target(record: Any) -> Target:
         def read(data: bytes) -> object:
-            return trial.loads(type(record), data, where="a key")
+            return records.loads(type(record), data, where="a key")
 
-        return Target([trial.dumps(record)], read, (errors.TrialError,), mutate_json)
+        return Target([records.dumps(record)], read, (errors.TrialError,), mutate_json)
 
-    records = (COMMAND, STOP, RECORD, STATUS, attempt)
-    return {f"record_{type(record).__name__}": target(record) for record in records}
+    read_from_store = (COMMAND, STOP, RECORD, STATUS, attempt)
+    return {f"record_{type(record).__name__}": target(record) for record in read_from_store}
 
 
 def targets(only: Collection[str] = ()) -> dict[str, Target]:

@@ -13,17 +13,17 @@ from typing import Any, Literal
 import torch
 
 from experiments.grpo_math import GRPOMathExperiment
-from experiments.placement import RoleModel
+from experiments.parts.placement import RoleModel
 from realsys.algorithms.predictions import Predictions
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackendAbstraction
 from realsys.api.options import option
-from realsys.api.progress import tick
-from realsys.backends.engine import weights_of
 from realsys.backends.fsdp import FSDPBackend, FSDPEngine
-from realsys.data_plane.answers_layout import INPUT
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.engine import weights_of
+from realsys.data.answers_layout import INPUT
+from realsys.data.sequence_sample import SequenceSample
+from realsys.runtime.progress import tick
 
 
 class GivenCostEngine(FSDPEngine):

@@ -11,11 +11,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from realsys.api.plan import read_plan
-from realsys.api.trial import TrialFiles
 from realsys.observability.events import read_events
-from realsys.observability.graph_picture import draw
 from realsys.observability.metrics import read_metrics
+from realsys.observability.pictures.graph_picture import draw
 from realsys.observability.timeline import draw_step, mean_ratio, typical_step
+from realsys.trial.records import TrialFiles
 
 CURVES = (
     ("held-out accuracy", "eval/accuracy", (0.4, 1.0)),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from experiments.grpo_math import GRPO, GRPOMathExperiment
-from experiments.math_rl import DECOUPLED
-from experiments.modes import MODES
+from experiments.parts.math_rl import DECOUPLED
+from experiments.parts.modes import MODES
 from realsys.api.options import PPOHyperparameters, option
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from experiments.grpo_math import GRPOMathExperiment
-from experiments.math_rl import MathRLExperiment
+from experiments.parts.math_rl import MathRLExperiment
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Preparation

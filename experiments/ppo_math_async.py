@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from experiments.math_rl import DECOUPLED, PPO
-from experiments.modes import MODES
+from experiments.parts.math_rl import DECOUPLED, PPO
+from experiments.parts.modes import MODES
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.options import PPOHyperparameters, option
 

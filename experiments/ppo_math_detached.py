@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.detached import DetachedOptions
+from experiments.parts.detached import DetachedOptions
 from experiments.ppo_math_async import PPOMathAsyncExperiment
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from experiments.math_rl import PPO
+from experiments.parts.math_rl import PPO
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.options import PPOHyperparameters, option
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from realsys.api.lineage import Lineage
-from realsys.master.master_state import MasterState
-from realsys.master.recover import complete, publish
+from realsys.master.checkpoint.recover import complete, publish
+from realsys.master.graph.master_state import MasterState
+from realsys.trial.lineage import Lineage
 
 
 def commit(

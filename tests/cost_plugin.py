@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from experiments.placement import RoleModel
+from experiments.parts.placement import RoleModel
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
@@ -34,7 +34,7 @@ from realsys.api.model import (
     ModelInterfaceAbstraction,
 )
 from realsys.api.options import option
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 
 PROMPT_LEN, LONGEST_ANSWER = 4, 12
 PROMPTS = "packed_prompts"

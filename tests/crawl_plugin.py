@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realsys.agents.math_single_step import MathSingleStep
 from realsys.api.agent import Ask, Environment, Trajectory
 from realsys.api.registry import register_agent
+from realsys.rollout.agents.math_single_step import MathSingleStep
 
 # Short beside what a command waits for: a worker that is let go finishes its questions first.
 SLOW_S = 5.0

@@ -20,13 +20,13 @@ from typing import Any
 
 import forked
 
-from launcher.liveness import processes_of
-from launcher.slurm.job_board import JobBoard
-from launcher.status import TrialReader
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
-from realsys.api.trial import TrialFiles
+from launcher.trials.job_board import JobBoard
+from launcher.trials.liveness import processes_of
+from launcher.trials.status import TrialReader
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.observability.metrics import deterministic, read_metrics
+from realsys.trial.records import TrialFiles
 
 # A run of seconds: a tiny policy, six calls a step, a step of some 50 ms; long enough that a test
 # which waits for a step has time to act before the last one.
@@ -64,7 +64,7 @@ LONG_PPO = (
 
 def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1) -> Path:
     """A random policy of a few thousand weights with the demo's tokenizer, in ``folder``."""
-    from realsys.datasets.arithmetic import arithmetic_word_problems
+    from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
     from realsys.models.tiny_llama import build_tiny_llama
 
     problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
@@ -112,7 +112,7 @@ class Trials:
     def run(self, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """The command line, as a user types it."""
         return subprocess.run(
-            [sys.executable, "-m", "launcher.entry", *words],
+            [sys.executable, "-m", "launcher.cli.entry", *words],
             env=self.environment,
             capture_output=True,
             text=True,

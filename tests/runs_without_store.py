@@ -18,10 +18,10 @@ from etcd_server import EtcdCluster
 from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, weights_of
 
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
+from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
+from realsys.trial.records import TrialFiles
 
 STEPS_AN_EPOCH = 12
 _STEP_DONE = re.compile(r"^(\S+) INFO master_worker/0 (?:step=(\d+) )?.*?step done ", re.MULTILINE)

@@ -20,7 +20,11 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
-from realsys.serving.api import (
+from realsys.generation.http.http_client import HttpGenerationClient
+from realsys.generation.http.served_engine import Answer, Counters
+from realsys.generation.server.http_app import generation_app
+from realsys.generation.server.listener import HttpsListener
+from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
     PauseMode,
@@ -30,10 +34,6 @@ from realsys.serving.api import (
     WeightSource,
     WeightsTaken,
 )
-from realsys.serving.app import generation_app
-from realsys.serving.client import HttpGenerationClient
-from realsys.serving.engines import Answer, Counters
-from realsys.serving.listener import HttpsListener
 
 KEY = "key of a test"
 

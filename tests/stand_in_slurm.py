@@ -15,10 +15,17 @@ from pathlib import Path
 
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.cluster import ClusterSpec, SlurmSpec
-from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
-from realsys.api.plan import LaunchPlan, PhasePlan, plan_text
+from realsys.api.plan import (
+    JobComponent,
+    JobPlan,
+    LaunchPlan,
+    Layout,
+    PhasePlan,
+    StepPlan,
+    plan_text,
+)
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 
 MASTER, MODEL = WorkerType.MASTER_WORKER, WorkerType.MODEL_WORKER
 
@@ -105,7 +112,7 @@ def calls(folder: Path, name: str) -> list[str]:
 
 
 def queue_row(job_id: str, state: str, exit_code: str = "0:0", restarts: int = 0) -> str:
-    """What squeue prints of a job, as launcher/slurm/query.py asks for it."""
+    """What squeue prints of a job, as launcher/slurm/query/job_query.py asks for it."""
     times = ["1795254691", "1795254690", "1795258290"]
     row = [job_id, job_id, state, "None", "n1", *times, "1:00:00", str(restarts), exit_code]
     return "\x1f".join([*row, "(null)"]) + "\x1e\n"

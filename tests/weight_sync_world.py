@@ -6,13 +6,13 @@ import torch
 
 from realsys.api.errors import DataError, RemoteError
 from realsys.api.model import ProcessTopology
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.shape import ModelShape
-from realsys.param_realloc.layouts import fsdp_layout, megatron_layout, whole_layout
-from realsys.serving.api import WeightPart, WeightSource
-from realsys.weight_sync.giving import weights_of, who_gives_what, wire_dtypes
-from realsys.weight_sync.publisher import WeightPublisher
-from realsys.weight_sync.receiver import WeightReceiver
+from realsys.transport.generation_messages import WeightPart, WeightSource
+from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
+from realsys.weights.sync.plan_publish import weights_of, who_gives_what, wire_dtypes
+from realsys.weights.sync.publisher import WeightPublisher
+from realsys.weights.sync.receiver import WeightReceiver
 
 MODEL = "actor@0"
 SHAPE = ModelShape(

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.job.groups import Group
-from launcher.job.placement import Demand, Misfit, NodeShape, Packing, place
+from launcher.job.task_placement import Demand, Misfit, NodeShape, Packing, place
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
-from realsys.api.job import StepPlan
+from realsys.api.plan import StepPlan
 from realsys.slurm.gpus import gpus_for, tasks_per_gpu
 
 StepKey = tuple[str, str]  # phase, worker type

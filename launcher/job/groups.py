@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from launcher.job.sbatch_options import option_name
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
-from realsys.api.job import Layout
+from realsys.api.plan import Layout
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, WorkerType
 from realsys.slurm.hostlist import compress, expand
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from launcher.job.groups import Group
-from launcher.slurm.time_spec import (
+from launcher.job.time_spec import (
     Moment,
     TimeLimit,
     deadline_problem,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.entry_command import job_command
+from launcher.job.entry_command import job_command
 from launcher.job.times import HoldingLimit, holding_limit
 from launcher.slurm.script import (
     render_script,
@@ -19,11 +19,10 @@ from launcher.slurm.script import (
     submissions,
     supervisor_python,
 )
-from launcher.text import duration
-from realsys.api.job import JobComponent, StepPlan
-from realsys.api.plan import LaunchPlan, plan_hash, plan_text
-from realsys.api.trial import TrialFiles
+from launcher.terminal.text import duration
+from realsys.api.plan import JobComponent, LaunchPlan, StepPlan, plan_hash, plan_text
 from realsys.slurm.step_command import srun_argv
+from realsys.trial.records import TrialFiles
 
 FIRST_ATTEMPT = 1
 

@@ -12,10 +12,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from realsys.api.job import JobComponent, JobPlan, Layout
-from realsys.api.plan import LaunchPlan
-from realsys.api.trial import TrialFiles
+from realsys.api.plan import JobComponent, JobPlan, LaunchPlan, Layout
 from realsys.slurm.step_command import filename_pattern
+from realsys.trial.records import TrialFiles
 
 MAX_SCRIPT_BYTES = 64 * 1024
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from realsys.algorithms.logprobs import entropy, gather_logprobs, shift_to_next_token
 from realsys.api.data import logits_at_once
-from realsys.data_plane.ragged import rows_at
+from realsys.data.ragged import rows_at
 
 Head = Callable[[Tensor], Tensor]
 

@@ -1,6 +1,6 @@
 """A site: where files live, what starts tasks, which nodes there are, which images they run in.
 
-Data, not code: read from ``cluster_specs/*.yaml`` and the user's own folder by launcher/clusters.py.
+Data, not code: read from ``cluster_specs/*.yaml`` and the user's own folder by launcher/sites/clusters.py.
 Words are Slurm's own where Slurm has one (man sbatch, man srun, man slurm.conf).
 """
 

@@ -1,6 +1,6 @@
 """What is known of a batch without its tensors: ids, keys, lengths, dtypes.
 
-``SequenceMeta`` is all that the master ever holds; ``SequenceSample`` (realsys.data_plane) is the
+``SequenceMeta`` is all that the master ever holds; ``SequenceSample`` (realsys.data.transfer) is the
 same with the tensors. Both are immutable: every method returns a new value. Index arithmetic lives
 here, once, and ``SequenceSample`` reuses it for slicing. No torch.
 

@@ -21,9 +21,9 @@ from realsys.api.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from realsys.data_plane.sequence_sample import SequenceSample
+    from realsys.data.sequence_sample import SequenceSample
     from realsys.models.shape import ModelShape, Weight
-    from realsys.param_realloc.boxes import Box, Layout
+    from realsys.weights.layouts.boxes import Box, Layout
 
 # The first argument is a language model's ``Predictions`` (realsys.algorithms), or a critic's values.
 LossFn = Callable[[Any, "SequenceSample"], Any]

@@ -3,7 +3,7 @@
 For what is written to disk and read by workers (the launch plan, the trial record). Enums become
 their value, tuples become lists, and where a field may hold one of several dataclasses the value
 carries ``"type"``. ``from_plain`` refuses unknown fields and wrong types with the path to the value.
-User configuration goes through launcher/overrides.py instead, which reports all mistakes at once.
+User configuration goes through realsys/config/overrides.py instead, which reports all mistakes at once.
 """
 
 from __future__ import annotations

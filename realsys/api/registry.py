@@ -37,28 +37,28 @@ BUILTIN: dict[str, dict[str, str]] = {
     "backend": {
         "fsdp": "realsys.backends.fsdp:FSDPBackend",
         "inference": "realsys.backends.inference:InferenceBackend",
-        "megatron": "realsys.backends.megatron.backend:MegatronBackend",
+        "megatron": "realsys.backends.megatron.megatron_backend:MegatronBackend",
     },
     "model": {
-        "hf_causal_lm": "realsys.models.build:hf_causal_lm",
-        "hf_critic": "realsys.models.build:hf_critic",
-        "tiny_llama": "realsys.models.build:tiny_llama",
-        "tokenizer_only": "realsys.models.build:tokenizer_only",
+        "hf_causal_lm": "realsys.models.factories:hf_causal_lm",
+        "hf_critic": "realsys.models.factories:hf_critic",
+        "tiny_llama": "realsys.models.factories:tiny_llama",
+        "tokenizer_only": "realsys.models.factories:tokenizer_only",
     },
     "dataset": {
-        "math_prompts": "realsys.datasets.math:MathPrompts",
-        "math_sft": "realsys.datasets.math:MathSFT",
-        "rollout_dump": "realsys.datasets.rollout_dump:RolloutDumpData",
+        "math_prompts": "realsys.data.sources.math_questions:MathPrompts",
+        "math_sft": "realsys.data.sources.math_questions:MathSFT",
+        "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
     },
     "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
     "agent": {
-        "math_single_step": "realsys.agents.math_single_step:MathSingleStep",
-        "math_multi_turn": "realsys.agents.math_multi_turn:MathMultiTurn",
-        "tool_use": "realsys.agents.tool_use:ToolUse",
+        "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
+        "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
+        "tool_use": "realsys.rollout.agents.tool_use:ToolUse",
     },
     "environment": {
-        "math_verify": "realsys.environments.math_verify:MathVerify",
-        "calculator": "realsys.environments.calculator:Calculator",
+        "math_verify": "realsys.rollout.environments.math_question:MathVerify",
+        "calculator": "realsys.rollout.environments.calculator:Calculator",
     },
     "experiment": {
         "grpo-math": "experiments.grpo_math:GRPOMathExperiment",
@@ -69,7 +69,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo-math-split": "experiments.ppo_math_split:PPOMathSplitExperiment",
         "qwen2.5-0.5b-gsm8k": "experiments.known_results:QwenGSM8K",
         "qwen2.5-7b-dapo": "experiments.known_results:QwenDAPO",
-        "sft-math": "experiments.sft_math:SFTMathExperiment",
+        "sft-math": "experiments.parts.sft_math:SFTMathExperiment",
     },
 }
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}

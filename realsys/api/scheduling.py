@@ -2,7 +2,7 @@
 
 Field names and formats are sbatch's own (man sbatch). Defaults per worker type follow the field's
 habit for a GPU cluster; the container image of a default is filled in from the cluster spec, so it
-is None here. No checks against a site happen in this file: launcher/resolve.py has both sides.
+is None here. No checks against a site happen in this file: launcher/plan/resolve.py has both sides.
 """
 
 from __future__ import annotations

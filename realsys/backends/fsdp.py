@@ -39,12 +39,12 @@ from realsys.api.model import (
 )
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.api.plain import from_plain
-from realsys.backends.engine import HFEngine, weights_of
-from realsys.backends.loading import Filling, start_of
-from realsys.backends.lora import add_adapters, lora_options, with_adapters
-from realsys.backends.lr_schedule import learning_rate
-from realsys.backends.recompute import recompute_layers
-from realsys.backends.sharding import (
+from realsys.backends.hf.engine import HFEngine, weights_of
+from realsys.backends.hf.loading import Filling, start_of
+from realsys.backends.hf.lora import add_adapters, lora_options, with_adapters
+from realsys.backends.hf.lr_schedule import learning_rate
+from realsys.backends.hf.recompute import recompute_layers
+from realsys.backends.hf.sharding import (
     TENSOR,
     cpu_copy,
     is_cut_over_tensor_axis,
@@ -53,13 +53,13 @@ from realsys.backends.sharding import (
     mesh_of,
     shard,
 )
-from realsys.backends.tensor_parallel import has_local_gradient, parallelize
-from realsys.backends.weighted_means import WeightedMeans
-from realsys.data_plane.packing import Run
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.tensor_parallel import has_local_gradient, parallelize
+from realsys.backends.hf.weighted_means import WeightedMeans
+from realsys.data.packing import Run
+from realsys.data.sequence_sample import SequenceSample
 from realsys.models.source import source_of
-from realsys.param_realloc.boxes import Layout
-from realsys.param_realloc.layouts import fsdp_layout, held_dtype, layout_problems
+from realsys.weights.layouts.boxes import Layout
+from realsys.weights.layouts.holdings import fsdp_layout, held_dtype, layout_problems
 
 
 @dataclass(frozen=True, kw_only=True)

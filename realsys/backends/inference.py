@@ -22,13 +22,13 @@ from realsys.api.model import (
     ModuleSource,
     ProcessTopology,
 )
-from realsys.backends.averages import Averages
-from realsys.backends.engine import HFEngine
-from realsys.backends.loading import start_of
-from realsys.backends.lora import add_adapters, lora_options, with_adapters
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.param_realloc.boxes import Box, Layout
-from realsys.param_realloc.layouts import held_dtype, megatron_layout, whole_layout
+from realsys.backends.hf.averages import Averages
+from realsys.backends.hf.engine import HFEngine
+from realsys.backends.hf.loading import start_of
+from realsys.backends.hf.lora import add_adapters, lora_options, with_adapters
+from realsys.data.sequence_sample import SequenceSample
+from realsys.weights.layouts.boxes import Box, Layout
+from realsys.weights.layouts.holdings import held_dtype, megatron_layout, whole_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class InferenceBackend(ModelBackend):
 
     def _initialize_cut(self, model: Model) -> Model:
         # Imported here: megatron-core takes seconds, and most copies have only the data axis.
-        from realsys.backends.megatron.backend import inference_engine
+        from realsys.backends.megatron.megatron_backend import inference_engine
 
         if lora_options(self.lora) is not None:
             raise ConfigError(

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from realsys.api.trial import PhaseFiles, is_there
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
+from realsys.evaluator.evaluator_worker import EvaluateOne, EvaluatorLoop, Surroundings
 from realsys.evaluator.pending import Checkpoint
 from realsys.evaluator.results import Results
-from realsys.evaluator.worker import EvaluateOne, EvaluatorLoop, Surroundings
 from realsys.observability.evaluations import metric_rows
 from realsys.observability.tensorboard_files import TensorBoardFiles
-from realsys.worker import exit_codes
-from realsys.worker.commands import Verb
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.lifecycle import WorkerEvent
+from realsys.runtime.worker_commands import Verb
+from realsys.trial.records import PhaseFiles, is_there
 from realsys.worker.device import compute_device
-from realsys.worker.lifecycle import WorkerEvent
 from realsys.worker.runner import WorkerRunner
 
 LOAD_S = 1800.0  # a large checkpoint may take so long to be read, without a tick
@@ -56,7 +56,7 @@ def run(runner: WorkerRunner) -> int:
         runner.register()
         runner.on_stop = lambda request: loop.leave()
         loop.run()
-    return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+    return worker_exit_codes.STOPPED if runner.controls.is_interrupted else worker_exit_codes.DONE
 
 
 def _on(device: str, runner: WorkerRunner) -> EvaluateOne:

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from realsys.api.progress import tick
 from realsys.evaluator.pending import Checkpoint
+from realsys.runtime.progress import tick
 
 _STEP = re.compile(r"step-(\d+)")
 _PIECE_BYTES = 1 << 22

@@ -25,7 +25,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.worker_configs import Evaluator
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.evaluator.pass_at_k import mean_pass_at_k
 from realsys.interfaces.answers import answer_texts
 from realsys.interfaces.math_evaluation import Judge, evaluate_math, prompt_texts

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from realsys.api.errors import TrialError
-from realsys.api.trial import PhaseFiles, read_record, write_record
 from realsys.observability.jsonl import JsonlAppender, parse_jsonl
+from realsys.trial.records import PhaseFiles, read_record, write_record
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 
 INPUT, PROMPT_MASK = "packed_input_ids", "prompt_mask"
 

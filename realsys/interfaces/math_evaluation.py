@@ -13,8 +13,8 @@ import torch
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters, Model
 from realsys.api.registry import find_reward, right_score
-from realsys.backends.data_parallel import DataParallel
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_texts
 from realsys.interfaces.math_reward import known_answers
 from realsys.rewards.scores import SetAside, score

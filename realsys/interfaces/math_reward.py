@@ -12,7 +12,7 @@ from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import DataError
 from realsys.api.model import Model, ModelInterface
 from realsys.api.registry import find_reward
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_texts, one_per_sequence
 from realsys.rewards.scores import NO_SCORE, SetAside, score
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from realsys.algorithms.correction import correction_weights, judge_mismatch, mismatch
-from realsys.algorithms.staleness import LAG_BUCKETS, TokenLags, token_lags, tokens_by_lag
+from realsys.algorithms.staleness_figures import LAG_BUCKETS, TokenLags, token_lags, tokens_by_lag
 from realsys.api.errors import DataError, InternalError, PolicyMismatch
-from realsys.backends.data_parallel import DataParallel
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, VERSIONS, PPOSettings
 

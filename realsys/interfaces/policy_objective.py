@@ -16,7 +16,7 @@ from realsys.algorithms.policy_loss import (
     sum_per_sequence,
 )
 from realsys.algorithms.predictions import Predictions
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
 from realsys.interfaces.off_policy import WEIGHTS
 from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, PPOSettings

@@ -19,8 +19,8 @@ from realsys.algorithms.policy_loss import update_should_stop
 from realsys.algorithms.predictions import Predictions, next_token_logprobs
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
-from realsys.backends.data_parallel import DataParallel
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.math_evaluation import evaluate_math
 from realsys.interfaces.off_policy import corrected, staleness_stats

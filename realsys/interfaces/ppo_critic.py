@@ -20,8 +20,8 @@ from realsys.algorithms.value_norm import RunningMoments
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModelInterface
-from realsys.backends.data_parallel import DataParallel
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, num_answer_tokens
 from realsys.interfaces.ppo_experience import (
     PPOSettings,

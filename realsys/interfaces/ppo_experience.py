@@ -33,9 +33,9 @@ from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import PPOHyperparameters, ppo_problems
 from realsys.api.plain import from_plain
-from realsys.backends.data_parallel import DataParallel
-from realsys.data_plane.ragged import pad_packed, unpad_to_packed
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.ragged import pad_packed, unpad_to_packed
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
 
 # Log-probs by the policy that sampled, and by the one that is about to be trained; weights of each token.

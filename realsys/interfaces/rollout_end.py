@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 
 
 @dataclass(frozen=True, kw_only=True)

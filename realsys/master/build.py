@@ -11,33 +11,33 @@ from typing import Any
 
 from realsys.api.dataflow import DataflowGraph
 from realsys.api.errors import CheckpointError, ConfigError
-from realsys.api.lineage import Lineage
 from realsys.api.model import FinetuneSpec, ModelName
 from realsys.api.plain import to_plain
-from realsys.api.trial import Resumed, StopRequest
 from realsys.api.worker_configs import RolloutControl
-from realsys.master import recover
-from realsys.master.buffer import AsyncIOSequenceBuffer
-from realsys.master.data_schedule import DataSchedule
-from realsys.master.feeds import DataSetFeed, Feed, ReplayFeed, recorded_steps
-from realsys.master.function_executor import AfterCall, FunctionExecutor
-from realsys.master.idle import pools_of
-from realsys.master.master_state import MasterState, read_state
+from realsys.master.checkpoint import recover
+from realsys.master.checkpoint.publication import Publisher
+from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.graph.feeds import DataSetFeed, Feed, ReplayFeed, recorded_steps
+from realsys.master.graph.function_executor import AfterCall, FunctionExecutor
+from realsys.master.graph.idle import pools_of
+from realsys.master.graph.master_state import MasterState, read_state
+from realsys.master.graph.model_function_call import ModelFunctionCall, placement_of
+from realsys.master.graph.model_workers import ModelWorkers
+from realsys.master.graph.peer_watch import PeerWatch
+from realsys.master.graph.storage_tracker import StorageTracker
+from realsys.master.graph.weight_hooks import WeightHooks
 from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
-from realsys.master.model_function_call import ModelFunctionCall, placement_of
-from realsys.master.model_workers import ModelWorkers
-from realsys.master.peer_watch import PeerWatch
-from realsys.master.progress import ProgressBoard
-from realsys.master.publication import Publisher
-from realsys.master.rollout_side import RolloutSide
-from realsys.master.storage_tracker import StorageTracker
-from realsys.master.weight_hooks import WeightHooks
+from realsys.master.rollouts.rollout_side import RolloutSide
+from realsys.master.run_progress import ProgressBoard
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter, source_of
-from realsys.transport import requests as rq
-from realsys.transport.keys import TrialKeypairs
-from realsys.worker.lifecycle import WorkerEvent
+from realsys.runtime.lifecycle import WorkerEvent
+from realsys.transport import worker_requests as rq
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.trial.lineage import Lineage
+from realsys.trial.records import Resumed, StopRequest
 from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)

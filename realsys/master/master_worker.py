@@ -17,25 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.model import ModelName
-from realsys.api.trial import PhaseFiles
 from realsys.api.worker_configs import ExperimentSaveEvalControl
-from realsys.master import recover
-from realsys.master.data_schedule import DataSchedule
-from realsys.master.function_executor import FunctionExecutor, StepReport
-from realsys.master.master_state import MasterState
-from realsys.master.model_workers import ModelWorkers
-from realsys.master.outbox import Outbox
+from realsys.master.checkpoint import recover
+from realsys.master.checkpoint.outbox import Outbox
+from realsys.master.checkpoint.publication import Publisher
+from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.graph.function_executor import FunctionExecutor, StepReport
+from realsys.master.graph.master_state import MasterState
+from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.periodic import Periodic
-from realsys.master.progress import ProgressBoard
-from realsys.master.publication import Publisher
-from realsys.master.rollout_side import RolloutSide
-from realsys.master.rollouts import base_ids
+from realsys.master.rollouts.rollout_desk import base_ids
+from realsys.master.rollouts.rollout_side import RolloutSide
+from realsys.master.run_progress import ProgressBoard
 from realsys.master.statistics import headline, metrics_row
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter, point_to_newest
-from realsys.transport import requests as rq
-from realsys.worker import exit_codes
+from realsys.runtime import worker_exit_codes
+from realsys.transport import worker_requests as rq
+from realsys.trial.records import PhaseFiles
 from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class MasterWorkerLoop:
                 return await self.stop()
             await self.run_step()
         await self.finish()
-        return exit_codes.DONE
+        return worker_exit_codes.DONE
 
     def close(self) -> None:
         """Ends what runs beside the loop."""
@@ -345,7 +345,7 @@ class MasterWorkerLoop:
             await self.checkpoint()
             await self.outbox.drain()
         await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
-        return exit_codes.STOPPED
+        return worker_exit_codes.STOPPED
 
     async def finish(self) -> None:
         """All steps are done: the product, the marker, goodbye."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from realsys.api.dataflow import DataflowGraph
-from realsys.master.function_executor import StepReport
+from realsys.master.graph.function_executor import StepReport
 
 # What a person looks at first, by the end of a metric's name; the first that there is counts.
 HEADLINES = {

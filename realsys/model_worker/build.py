@@ -10,24 +10,24 @@ import torch
 import transformers.modeling_utils  # noqa: F401 - models will; here it is quickest (worker/main.py)
 
 from realsys.api.worker_configs import RolloutControl
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.model_worker.control import ControlThread
 from realsys.model_worker.model_worker import ModelWorkerLoop
+from realsys.model_worker.move_weights import WeightMoves
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.process_groups import make_process_groups
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.rendezvous import Rendezvous
 from realsys.model_worker.shards import Shards
-from realsys.model_worker.weights import WeightMoves
-from realsys.param_realloc.links import Link
-from realsys.param_realloc.pairwise_link import open_link
-from realsys.transport.keys import TrialKeypairs
-from realsys.weight_sync.manifest import KEY
-from realsys.worker import exit_codes
-from realsys.worker.commands import Verb
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.worker_commands import Verb
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.weights.realloc.links import Link
+from realsys.weights.realloc.pairwise_link import open_link
+from realsys.weights.sync.manifest import KEY
 from realsys.worker.device import compute_device
 from realsys.worker.runner import WorkerRunner
 
@@ -99,7 +99,7 @@ def run(runner: WorkerRunner) -> int:
         weights.close()
         control.stop()
         tensor_server.stop()
-    return exit_codes.STOPPED if runner.controls.is_interrupted else exit_codes.DONE
+    return worker_exit_codes.STOPPED if runner.controls.is_interrupted else worker_exit_codes.DONE
 
 
 def _publications(

@@ -12,11 +12,11 @@ import threading
 from typing import Any
 
 from realsys.api.errors import InternalError
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.transport.channel import RequestServer
-from realsys.transport.keys import TrialKeypairs
-from realsys.transport.requests import ClearData, Done, Exit, Ping, Request
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.worker_requests import ClearData, Done, Exit, Ping, Request
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
     take next request → get missing tensors from peers → interface on engine → keep outputs → reply
 
 This is the compute thread; requests come from control.py, tensors leave through
-realsys/data_plane/tensor_server.py, both on threads of their own.
+realsys/data/transfer/tensor_server.py, both on threads of their own.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from realsys.api.model import (
     PipelinableEngine,
 )
 from realsys.api.worker_configs import ModelShard, ModelWorker
-from realsys.data_plane.packing import contiguous
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.packing import contiguous
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.devices.streams import finish
+from realsys.model_worker.move_weights import WeightMoves
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.model_worker.out_of_memory import in_our_words
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.recovery import hash_of, load_state, save_state
 from realsys.model_worker.shards import Shards
-from realsys.model_worker.weights import WeightMoves
-from realsys.transport import requests as rq
-from realsys.worker.lifecycle import WorkerEvent
+from realsys.runtime.lifecycle import WorkerEvent
+from realsys.transport import worker_requests as rq
 from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)

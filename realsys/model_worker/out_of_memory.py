@@ -25,8 +25,8 @@ def in_our_words(
     """
     if not _says_so(error):
         return error
-    from realsys.planner.memory_of_workers import memory_of_experiment
-    from realsys.planner.memory_words import out_of_memory
+    from realsys.planner.memory.memory_of_workers import memory_of_experiment
+    from realsys.planner.memory.memory_words import out_of_memory
 
     planned = None
     with suppress(RealsysError):  # a directory that can't be read is not what is wrong now

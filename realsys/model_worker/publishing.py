@@ -13,10 +13,10 @@ from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelName, PipelinableEngine
 from realsys.api.worker_configs import ModelShard, ModelWorker
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.shape import DTYPE_BYTES
-from realsys.weight_sync.giving import Giving, weights_of, who_gives_what, wire_dtypes
-from realsys.weight_sync.publisher import Published, WeightPublisher
+from realsys.weights.sync.plan_publish import Giving, weights_of, who_gives_what, wire_dtypes
+from realsys.weights.sync.publisher import Published, WeightPublisher
 
 if TYPE_CHECKING:
     from realsys.model_worker.shards import Shards

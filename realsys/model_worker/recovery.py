@@ -1,6 +1,6 @@
 """One worker's state on disk, whole and checked: the worker's half of a recovery checkpoint.
 
-The master's half (manifest, rename, choosing the newest whole one) is realsys/master/recover.py.
+The master's half (manifest, rename, choosing the newest whole one) is realsys/master/checkpoint/recover.py.
 """
 
 from __future__ import annotations

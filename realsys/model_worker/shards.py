@@ -27,7 +27,7 @@ from realsys.api.model import (
 )
 from realsys.api.plain import to_plain
 from realsys.api.worker_configs import ModelShard, ModelWorker
-from realsys.model_worker.weights import copy_weights, put_weights
+from realsys.model_worker.move_weights import copy_weights, put_weights
 from realsys.models.source import source_of
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a model is given for a question, as datasets/math.py makes them. No torch.
+"""How many tokens a model is given for a question, as sources/math_questions.py makes them. No torch.
 
 For the plan: the tokenizer is read by ``tokenizers`` alone, a chat template filled in by
 render_template.py. A tokenizer that is no ``tokenizer.json`` is left to the worker.

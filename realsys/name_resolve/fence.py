@@ -11,10 +11,10 @@ import logging
 from collections.abc import Sequence
 
 from realsys.api.errors import KeyNotFound, StaleAttempt
-from realsys.api.trial import AttemptRecord, loads
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.patience import patiently
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.retry import patiently
 from realsys.name_resolve.store import Compare, NameResolve, Put
+from realsys.trial.records import AttemptRecord, loads
 
 logger = logging.getLogger(__name__)
 

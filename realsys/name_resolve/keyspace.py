@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from realsys.api.errors import LeaseLost
-from realsys.name_resolve.process_identity import ProcessIdentity
 from realsys.name_resolve.store import Compare, Entry, Event, EventKind, is_under
+from realsys.runtime.process_identity import ProcessIdentity
 
-# A watcher further behind gets the difference (watch.py).
+# A watcher further behind gets the difference (keyspace_watch.py).
 MAX_HISTORY_EVENTS = 8192
 MAX_HISTORY_BYTES = 64 * 1024 * 1024
 

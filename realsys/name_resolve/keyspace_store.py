@@ -1,7 +1,7 @@
 """The store's calls over a KeySpace: everything that memory and file stores have in common.
 
 A subclass says how to bring the KeySpace up to date, how to make a write happen, and how to judge a
-lease; all else stands here, in lease.py and in watch.py once. Two locks: ``_write_lock``
+lease; all else stands here, in keyspace_lease.py and in keyspace_watch.py once. Two locks: ``_write_lock``
 is taken first and may be held while waiting for other processes, ``lock`` guards the KeySpace and is
 held for microseconds, so that reads and lease renewals are never behind a slow write.
 """
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from realsys.api.errors import KeyExists
-from realsys.name_resolve import refusals
+from realsys.name_resolve import store_refusals
 from realsys.name_resolve.keyspace import (
     DeleteKey,
     EndLease,
@@ -26,8 +26,8 @@ from realsys.name_resolve.keyspace import (
     PutKey,
     require_lease,
 )
-from realsys.name_resolve.lease import StoreLease
-from realsys.name_resolve.process_identity import this_process
+from realsys.name_resolve.keyspace_lease import StoreLease
+from realsys.name_resolve.keyspace_watch import KeySpaceWatch
 from realsys.name_resolve.store import (
     Compare,
     Entry,
@@ -38,7 +38,7 @@ from realsys.name_resolve.store import (
     check_prefixes,
     check_value,
 )
-from realsys.name_resolve.watch import KeySpaceWatch
+from realsys.runtime.process_identity import this_process
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class KeySpaceStore(ABC):
 
         def decide(space: KeySpace) -> list[Operation]:
             if not replace and (held := space.entries.get(key)) is not None:
-                raise refusals.taken(held, where=self.where)
+                raise store_refusals.taken(held, where=self.where)
             return [PutKey(key, value, require_lease(space, lease_id, where=self._at(key)))]
 
         try:
@@ -117,7 +117,7 @@ class KeySpaceStore(ABC):
             with self.lock:
                 entry = self.opened().entries.get(key)
         if entry is None:
-            raise refusals.not_there(key, where=self.where)
+            raise store_refusals.not_there(key, where=self.where)
         return entry
 
     def get_subtree(self, prefix: str) -> list[Entry]:
@@ -139,7 +139,7 @@ class KeySpaceStore(ABC):
                 return [DeleteKey(key)]
             if missing_ok:
                 return []
-            raise refusals.not_there_to_delete(key, where=self.where)
+            raise store_refusals.not_there_to_delete(key, where=self.where)
 
         self.write(decide)
 
@@ -157,7 +157,7 @@ class KeySpaceStore(ABC):
     def transaction(
         self, compares: Sequence[Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> bool:
-        refusals.check_transaction(compares, puts, deletes, where=self.where)
+        store_refusals.check_transaction(compares, puts, deletes, where=self.where)
         self._end_dead_leases_of([compare.key for compare in compares])
         held = False
 
@@ -197,16 +197,16 @@ class KeySpaceStore(ABC):
             missing = [key for key in keys if key not in found]
             now_s = time.monotonic()
             if now_s - began_s >= timeout_s:
-                raise refusals.timed_out(
+                raise store_refusals.timed_out(
                     missing,
                     keys,
                     timeout_s=timeout_s,
                     describe_missing=describe_missing,
                     where=self.where,
                 )
-            if now_s - announced_s >= refusals.ANNOUNCE_EVERY_S:
+            if now_s - announced_s >= store_refusals.ANNOUNCE_EVERY_S:
                 announced_s = now_s
-                refusals.announce(missing, keys, timeout_s=timeout_s)
+                store_refusals.announce(missing, keys, timeout_s=timeout_s)
             self.pause(timeout_s - (now_s - began_s), seen=seen)
 
     def watch(
@@ -216,19 +216,19 @@ class KeySpaceStore(ABC):
         return KeySpaceWatch(self, prefixes, from_revision, judges_leases=judges_leases)
 
     def grant(self, ttl_s: float) -> StoreLease:
-        refusals.check_ttl(ttl_s)
+        store_refusals.check_ttl(ttl_s)
         lease_id = secrets.token_hex(8)
         self.write(lambda space: [GrantLease(lease_id, ttl_s, this_process())])
         return StoreLease(self, lease_id, ttl_s)
 
     def opened(self) -> KeySpace:
         if self._closed:
-            raise refusals.closed(where=self.where)
+            raise store_refusals.closed(where=self.where)
         return self.current()
 
     def watched(self) -> KeySpace:
         if self._closed:
-            raise refusals.closed(where=self.where)
+            raise store_refusals.closed(where=self.where)
         return self.glance()
 
     def _at(self, key: str) -> str:

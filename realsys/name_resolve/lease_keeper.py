@@ -3,7 +3,7 @@
 For every process that registers. Two threads: one renews, and takes the lease anew when it has ended; the
 other only watches the clock, because a renewal may hang in a file system or a network while the time to
 stop passes. What the standings mean is lease_judge.py's, what follows from them is the owner's business
-(worker/heartbeat.py, supervisor/membership.py).
+(heartbeat/heartbeat_process.py, split_jobs/membership.py).
 """
 
 from __future__ import annotations

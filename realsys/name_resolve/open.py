@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
-from realsys.name_resolve.file import FileStore
-from realsys.name_resolve.memory import MemoryStore, SharedMemory
+from realsys.name_resolve.file.file_store import FileStore
+from realsys.name_resolve.memory_store import MemoryStore, SharedMemory
 from realsys.name_resolve.store import NameResolve
 
 _named: dict[str, SharedMemory] = {}
@@ -46,7 +46,7 @@ def open_store(url: str, *, access: EtcdAccess | None = None) -> NameResolve:
 
 
 def _open_etcd(url: str, access: EtcdAccess | None) -> NameResolve:
-    from realsys.name_resolve.etcd.store import EtcdStore
+    from realsys.name_resolve.etcd.etcd_store import EtcdStore
 
     if url.startswith("etcd+job://"):
         if access is None:

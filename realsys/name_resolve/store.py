@@ -1,8 +1,8 @@
 """What every name-resolution store promises: the calls, the values, the rules for keys.
 
-For everything that registers or looks up a worker; the stores (memory.py, file.py, etcd/) implement it
-and one conformance suite holds them to it. Calls are synchronous and thread-safe. Nothing here opens a
-file or a socket, and nothing here knows which keys exist (keys.py does).
+For everything that registers or looks up a worker; the stores (memory_store.py, file_store.py, etcd/)
+implement it and one conformance suite holds them to it. Calls are synchronous and thread-safe. Nothing here
+opens a file or a socket, and nothing here knows which keys exist (key_table.py does).
 
 Revisions count the writes of a whole store: each successful write takes the next one, and a
 transaction takes one for all its keys. They order events and fence compare-and-set.
@@ -270,5 +270,5 @@ def _bad_key(key: object, why: str) -> StoreError:
     return StoreError(
         f"key {key!r} {why}",
         where="name resolution",
-        fix="use segments between single slashes, as realsys.name_resolve.keys makes them",
+        fix="use segments between single slashes, as realsys.name_resolve.key_table makes them",
     )

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from realsys.api.errors import StoreUnavailable
-from realsys.api.trial import fresh
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
+from realsys.trial.records import fresh
 
 if TYPE_CHECKING:  # a heartbeat process has no use for them, and they take a while to load
     from realsys.api.cluster import EtcdSpec
     from realsys.api.plan import LaunchPlan
-    from realsys.api.trial import AttemptFiles
+    from realsys.trial.records import AttemptFiles
 
 JOB_ETCD = "etcd+job://"
 
@@ -55,7 +55,7 @@ def _refuse_strangers(trial: Path) -> None:
     except OSError:
         return  # whoever needs the folder says so
     if owner not in (os.getuid(), 0):
-        from realsys.api.folders import user_of
+        from realsys.trial.folders import user_of
 
         raise StoreUnavailable(
             f"the trial belongs to {user_of(owner)}: its store is not entered in your name",

@@ -1,1 +1,1 @@
-"""Events, metrics, timeline, report."""
+"""What a run records: events, metrics, logs, history."""

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from realsys.api.trial import TrialFiles
 from realsys.observability.jsonl import JsonlAppender, read_jsonl
+from realsys.trial.records import TrialFiles
 
 
 class Op(StrEnum):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import RealsysError
-from realsys.api.lineage import Lineage
-from realsys.api.trial import Resumed
 from realsys.observability.history import Op, read_history
+from realsys.trial.lineage import Lineage
+from realsys.trial.records import Resumed
 
 Row = Mapping[str, Any]
 

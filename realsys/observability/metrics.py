@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from realsys.api.options import WandbOptions
-from realsys.api.trial import PhaseFiles, turn_link
 from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_error
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.observability.wandb_run import WandbRun, start_wandb
+from realsys.trial.records import PhaseFiles, turn_link
 
 logger = logging.getLogger(__name__)
 

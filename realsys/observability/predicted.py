@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from realsys.api.trial import PredictionRecord
 from realsys.observability.events import Event
 from realsys.observability.timeline import finished_steps, overhead
+from realsys.trial.records import PredictionRecord
 
 STEP = "step"
 

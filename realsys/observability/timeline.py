@@ -15,7 +15,7 @@ from typing import Any
 from realsys.api.errors import DataError
 from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
 from realsys.observability.jsonl import write_error
-from realsys.observability.step_picture import draw_step
+from realsys.observability.pictures.step_picture import draw_step
 
 __all__ = [
     "MfcSummary",

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from realsys.api.allocation import CallAllocation
 from realsys.api.model import ProcessTopology
+from realsys.planner.allocation import CallAllocation
 
 Mesh = tuple[int, int]  # first worker, how many
 

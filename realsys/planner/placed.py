@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import DataflowGraph, MFCDef
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.experiment import ExperimentConfig
@@ -18,9 +17,10 @@ from realsys.api.model import ModelAbstraction, ModelInterfaceType, ModelName
 from realsys.api.plan import LaunchPlan
 from realsys.api.worker_configs import ModelShard
 from realsys.models.shape import ModelShape, read_shape
-from realsys.param_realloc.layouts import layout_problems
-from realsys.planner.analytic import RoleModel, Workload
+from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees
+from realsys.planner.time.analytic import RoleModel, Workload
+from realsys.weights.layouts.holdings import layout_problems
 
 PROMPT_TOKENS = 128
 ANSWER_TOKENS = 128

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from realsys.api.trial import PredictionRecord
-from realsys.planner.costs import Allocation, Costs, works_of
-from realsys.planner.figures import Figures, figures
 from realsys.planner.placed import Placed
-from realsys.planner.simulate import simulate
-from realsys.planner.timeline import Timeline, Work
+from realsys.planner.time.costs import Allocation, Costs, works_of
+from realsys.planner.time.figures import Figures, figures
+from realsys.planner.time.simulate_steps import simulate
+from realsys.planner.time.simulated_timeline import Timeline, Work
+from realsys.trial.records import PredictionRecord
 
 STEPS = 5
 

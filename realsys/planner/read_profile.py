@@ -9,7 +9,6 @@ from statistics import fmean
 
 from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan, read_plan
-from realsys.api.trial import TrialFiles
 from realsys.observability.events import (
     Event,
     MfcEvent,
@@ -20,11 +19,12 @@ from realsys.observability.events import (
 )
 from realsys.observability.jsonl import parse_jsonl
 from realsys.observability.timeline import StepTiming, finished_steps, overhead
-from realsys.planner.analytic import AnalyticCosts
-from realsys.planner.devices import Device
+from realsys.planner.gpu_models import Device
 from realsys.planner.placed import Placed, placed
-from realsys.planner.profiled import CallProfile, Profile
-from realsys.planner.timeline import Overheads
+from realsys.planner.time.analytic import AnalyticCosts
+from realsys.planner.time.profiled import CallProfile, Profile
+from realsys.planner.time.simulated_timeline import Overheads
+from realsys.trial.records import TrialFiles
 
 NEWEST_BYTES = 1 << 20  # of the events: hundreds of steps
 

@@ -1,1 +1,1 @@
-"""Which prompts are generated when, and which answers are trained on: pure decisions."""
+"""Making experience: agents in environments, and the rules about how old it may be."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from realsys.api.trial import ExitMarker
 from realsys.slurm.hostlist import compress, expand
+from realsys.trial.records import ExitMarker
 
 # In a failure's own words: nobody saw the worker end, its node just fell silent; or CUDA says that a GPU
 # is broken (not seen on a real one).
@@ -22,7 +22,7 @@ _OF_A_NODE = (
 
 def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
     """Node of the attempt → the evidence against it: a worker there of which nobody heard any more, or
-    whose GPU is broken, or what the preflight found (realsys/supervisor/preflight.py).
+    whose GPU is broken, or what the preflight found (realsys/supervisor/health/preflight_check.py).
 
     Args:
         nodes: hostlist of the attempt's nodes; empty on one machine.

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
-from realsys.api.job import JobPlan, Layout, StepPlan
-from realsys.api.plan import LaunchPlan, PhasePlan
-from realsys.api.trial import AttemptFiles, TrialFiles
+from realsys.api.plan import JobPlan, LaunchPlan, Layout, PhasePlan, StepPlan
 from realsys.slurm.containers import wrap
+from realsys.trial.records import AttemptFiles, TrialFiles
 
 TASK_MODULE = "realsys.worker.task"
 # What srun would take as its own options: SLURM_NTASKS, SLURM_GPUS_PER_NODE and so on describe the

@@ -1,7 +1,7 @@
 """The batch step of every job but the first, when a trial's groups sit in several Slurm jobs.
 
-The job's first process (entry.py) calls ``run_component``. It runs an ``OrderFollower`` and passes Slurm's
-signals on to it.
+The job's first process (job_entry.py) calls ``run_component``. It runs an ``OrderFollower`` and passes
+Slurm's signals on to it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from types import FrameType
 
 from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
-from realsys.api.trial import AttemptFiles, TrialFiles
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
-from realsys.supervisor.attempt import Job
-from realsys.supervisor.main import log_to
-from realsys.supervisor.order_follower import OrderFollower
+from realsys.supervisor.attempt.attempt import Job
 from realsys.supervisor.signals import SAVE_MARGIN_S, TERM_GRACE_S
-from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
+from realsys.supervisor.split_jobs.order_follower import OrderFollower
+from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
+from realsys.supervisor.supervisor_main import log_to
+from realsys.trial.records import AttemptFiles, TrialFiles
 from realsys.worker.runner import trial_keys
 
 AWAIT_STORE_POLL_S = 1.0

@@ -8,8 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
-from realsys.api.trial import AttemptRecord, PhaseFiles, TrialFiles, fresh, read_record
-from realsys.supervisor.first_failure import log_tail
+from realsys.supervisor.health.first_failure import log_tail
+from realsys.trial.records import AttemptRecord, PhaseFiles, TrialFiles, fresh, read_record
 
 logger = logging.getLogger(__name__)
 

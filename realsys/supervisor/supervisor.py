@@ -16,7 +16,22 @@ from pathlib import Path
 
 from realsys.api.errors import StaleAttempt
 from realsys.api.plan import LaunchPlan, PhasePlan
-from realsys.api.trial import (
+from realsys.name_resolve.fence import AttemptFence
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.store import NameResolve
+from realsys.observability.history import HistoryLog, Op, history_file
+from realsys.runtime import worker_exit_codes
+from realsys.supervisor.attempt.stop_watch import StopWatch
+from realsys.supervisor.health.ask_for_stacks import ask_for_stacks
+from realsys.supervisor.health.failure_report import FailureReporter, suspects
+from realsys.supervisor.health.first_failure import order_failures
+from realsys.supervisor.health.restarts import is_dispensable
+from realsys.supervisor.health.worker_leases import WorkerLeases
+from realsys.supervisor.health.worker_restarts import STACKS_S, WorkerRestarts
+from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
+from realsys.supervisor.scaling.worker_scaling import WorkerScaling
+from realsys.supervisor.steps.steps import Steps, Task
+from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
     ExitMarker,
@@ -29,21 +44,6 @@ from realsys.api.trial import (
     read_fresh,
     read_record,
 )
-from realsys.name_resolve.fence import AttemptFence
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.store import NameResolve
-from realsys.observability.history import HistoryLog, Op, history_file
-from realsys.supervisor.failure_report import FailureReporter, suspects
-from realsys.supervisor.first_failure import order_failures
-from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
-from realsys.supervisor.restarts import is_dispensable
-from realsys.supervisor.stack_dumps import ask_for_stacks
-from realsys.supervisor.steps import Steps, Task
-from realsys.supervisor.stop_watch import StopWatch
-from realsys.supervisor.worker_leases import WorkerLeases
-from realsys.supervisor.worker_restarts import STACKS_S, WorkerRestarts
-from realsys.supervisor.worker_scaling import WorkerScaling
-from realsys.worker import exit_codes
 from realsys.worker.requeued import newer_attempt_of_same_job
 
 logger = logging.getLogger(__name__)
@@ -255,10 +255,14 @@ class Supervisor:
             self.scaling.advance(tasks, self.steps)
             up = self._looked_after(tasks)
             ended = [t for t in up if t.poll() is not None]
-            if master.poll() == exit_codes.DONE and is_done(self.files, self.attempt, phase.name):
+            if master.poll() == worker_exit_codes.DONE and is_done(
+                self.files, self.attempt, phase.name
+            ):
                 self._wait_for_evaluators(tasks, timeout_s=EVALUATIONS_S)
                 return self._wait_for_goodbyes(tasks)
-            if any(t.poll() == exit_codes.STOPPED for t in ended):  # the master, or one interrupted
+            if any(
+                t.poll() == worker_exit_codes.STOPPED for t in ended
+            ):  # the master, or one interrupted
                 return Result.STOPPED
             bad = [t for t in ended if t is master or self._has_failed(t)]
             bad = self._without_restarted(bad, Op.EXITED)
@@ -299,7 +303,7 @@ class Supervisor:
     def _has_failed(self, task: Task) -> bool:
         """Of one that has ended: with a code of a failure, or with 0 in the middle of its work (os._exit(0)
         in code that it runs)."""
-        if task.poll() != exit_codes.DONE:
+        if task.poll() != worker_exit_codes.DONE:
             return True
         left_s = self._left_s.setdefault(id(task), time.monotonic())
         return self.leases.left_unwell(task.worker, left_s=left_s)
@@ -307,7 +311,7 @@ class Supervisor:
     def _has_left(self, task: Task) -> bool:
         """Whether its parent says that it left well: srun does not, until the last of its tasks ends."""
         told = read_fresh(WorkerExit, self.attempt_files.exit_of(task.worker))
-        return told is not None and told.returncode == exit_codes.DONE
+        return told is not None and told.returncode == worker_exit_codes.DONE
 
     def _wait_for_evaluators(self, tasks: list[Task], *, timeout_s: float) -> None:
         """Until they have left, started again where they end badly, or a stop is asked. The others
@@ -320,7 +324,11 @@ class Supervisor:
             self.restarts.advance(tasks)
             here = [t for t in tasks if is_dispensable(t.worker)]
             up = [t for t in here if not self.restarts.is_down(t.worker)]
-            bad = [t for t in up if t.poll() not in (None, exit_codes.DONE, exit_codes.STOPPED)]
+            bad = [
+                t
+                for t in up
+                if t.poll() not in (None, worker_exit_codes.DONE, worker_exit_codes.STOPPED)
+            ]
             self._without_restarted(bad, Op.EXITED)
             at_work = [t.worker for t in up if t.poll() is None]
             down = [t.worker for t in here if self.restarts.is_down(t.worker)]
@@ -354,10 +362,10 @@ class Supervisor:
             time.sleep(POLL_S)
         up = self._looked_after(tasks)
         ended = [t for t in up if t.poll() is not None]
-        if any(t.poll() == exit_codes.DONE and not self._has_failed(t) for t in ended):
+        if any(t.poll() == worker_exit_codes.DONE and not self._has_failed(t) for t in ended):
             self.leases.look_now(timeout_s=STATUSES_S)  # who ended so may have been the first
         failed = [t for t in ended if self._has_failed(t)]
-        if any(task.poll() == exit_codes.STOPPED for task in failed):
+        if any(task.poll() == worker_exit_codes.STOPPED for task in failed):
             self._end_steps(tasks)
             return Result.STOPPED
         for task in failed or lost or [t for t in up if t.poll() is not None]:

@@ -2,5 +2,5 @@
 
 ``messages.py`` says what is sent, ``codec.py`` turns it into bytes, ``keys.py`` holds the trial's
 CURVE keys, ``server.py`` and ``client.py`` carry requests and replies. Tensors go over
-``realsys.data_plane``.
+``realsys.data.transfer``.
 """

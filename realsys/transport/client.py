@@ -23,7 +23,7 @@ from realsys.api.errors import ClusterError, InternalError, RealsysError, WaitTi
 from realsys.transport.authentication import open_monitor
 from realsys.transport.binding import connect
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame, info_to_error
 
 logger = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ def encode(message: object, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
         raise ProtocolError(
             f"{type(message).__name__} has {len(data)} bytes, the limit is {max_bytes}",
             where="sending",
-            fix="tensors and other bulk go over realsys.data_plane, not in messages",
+            fix="tensors and other bulk go over realsys.data.transfer, not in messages",
         )
     return data
 
@@ -53,7 +53,7 @@ def decode(data: bytes, type_: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> An
         raise ProtocolError(
             f"a message of {len(data)} bytes came, the limit is {max_bytes}",
             where="receiving",
-            fix="tensors and other bulk go over realsys.data_plane, not in messages",
+            fix="tensors and other bulk go over realsys.data.transfer, not in messages",
         )
     try:
         return _decoder(type_).decode(data)

@@ -29,7 +29,7 @@ from realsys.transport.authentication import (
 )
 from realsys.transport.binding import bind, in_url
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import (
     PROTOCOL_VERSION,
     FrameHead,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from realsys.worker.commands import Command, Verb
+from realsys.runtime.worker_commands import Command, Verb
 
 
 @dataclass

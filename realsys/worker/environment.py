@@ -15,7 +15,7 @@ from pathlib import Path
 from realsys.api.errors import TrialError
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 
 _DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",

@@ -20,21 +20,21 @@ from pathlib import Path
 
 from realsys.api import registry
 from realsys.api.errors import RealsysError, StaleAttempt
-from realsys.api.folders import let_nobody_else_write
 from realsys.api.plan import read_plan
-from realsys.api.trial import (
+from realsys.heartbeat.heartbeat_messages import Over
+from realsys.observability.worker_logs import configure_logging
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.lifecycle import FINAL, WorkerEvent
+from realsys.runtime.parent_death import PARENT_PID_VARIABLE, die_with_parent
+from realsys.trial.folders import let_nobody_else_write
+from realsys.trial.records import (
     AttemptRecord,
     Failure,
     TrialFiles,
     read_record,
     write_record,
 )
-from realsys.observability.logs import configure_logging
-from realsys.worker import exit_codes
-from realsys.worker.heartbeat_messages import Over
-from realsys.worker.lifecycle import FINAL, WorkerEvent
 from realsys.worker.network import allow_many_files
-from realsys.worker.parent import PARENT_PID_VARIABLE, die_with_parent
 from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ EXITS_FIX = "raise an error where it calls sys.exit or exit; then realsys resume
 ROLES = {
     "master_worker": "realsys.master.build:run",
     "model_worker": "realsys.model_worker.build:run",
-    "generation_server": "realsys.generation_server.build:run",
-    "gserver_manager": "realsys.gserver_manager.build:run",
-    "rollout_worker": "realsys.rollout_worker.build:run",
+    "generation_server": "realsys.generation.server.build:run",
+    "gserver_manager": "realsys.generation.manager.build:run",
+    "rollout_worker": "realsys.rollout.worker.build:run",
     "evaluator": "realsys.evaluator.build:run",
 }
 
@@ -109,7 +109,7 @@ def main() -> int:
         _leave_last_words(files, args.attempt, name, error)
         if runner is not None and runner.state not in FINAL:
             runner.move(WorkerEvent.ERROR, reason=_first_line(error))
-        return exit_codes.FAILED
+        return worker_exit_codes.FAILED
     finally:
         if runner is not None:
             _say_goodbye(runner)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from realsys.api.trial import AttemptFiles, Failure, WorkerExit, read_record
+from realsys.trial.records import AttemptFiles, Failure, WorkerExit, read_record
 
 MOST_TOLD = 8
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
-from realsys.api.trial import AttemptFiles, AttemptRecord, read_record
 from realsys.slurm.hostlist import expand
+from realsys.trial.records import AttemptFiles, AttemptRecord, read_record
 
 LOOPBACK = "127.0.0.1"
 # Nobody's (RFC 5737, RFC 3849): their route is the default route.

@@ -6,14 +6,14 @@ whatever has that number now (seen with 22.05). So whoever finds that a newer at
 does nothing and waits for Slurm to end it, which it does as soon as it reaches the node. Holds no GPU: the
 worker has gone. That is one of two guards: an old srun also asks by itself, when it hears that its node
 was given up, which nothing here can prevent. Against it the new attempt uses none of the old numbers
-(realsys/supervisor/step_numbers.py).
+(realsys/supervisor/steps/step_numbers.py).
 """
 
 from __future__ import annotations
 
 import time
 
-from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, read_fresh, read_record
+from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, read_fresh, read_record
 
 LINGER_S = 24 * 3600.0
 

@@ -1,7 +1,7 @@
 """What every worker does around its own work: register, keep its lease, tell its state, stop.
 
 ``main.py`` makes one per process and hands it to the role's ``run``. All that name resolution must hear
-of a worker, and the other way round, goes through its heartbeat process (heartbeat.py), which no
+of a worker, and the other way round, goes through its heartbeat process (heartbeat_process.py), which no
 computation of ours can hold up. A model worker has no connection to the store of its own.
 """
 
@@ -21,8 +21,17 @@ from typing import Any
 
 from realsys.api.errors import InternalError, TrialError
 from realsys.api.plan import LaunchPlan, PhasePlan
-from realsys.api.progress import tick
-from realsys.api.trial import (
+from realsys.heartbeat.heartbeat_link import Heartbeat
+from realsys.heartbeat.heartbeat_messages import Begin, Over
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.lease_judge import TTL_S, Standing, lease_ttl_s
+from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.trial_store import open_trial_store
+from realsys.runtime.lifecycle import WorkerEvent, WorkerState, next_state
+from realsys.runtime.progress import tick
+from realsys.runtime.worker_commands import Command, Verb, parse_command, refusal
+from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
     PhaseFiles,
@@ -33,16 +42,7 @@ from realsys.api.trial import (
     loads,
     process_start,
 )
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, Standing, lease_ttl_s
-from realsys.name_resolve.patience import patiently
-from realsys.name_resolve.store import NameResolve
-from realsys.name_resolve.trial_store import open_trial_store
-from realsys.worker.commands import Command, Verb, parse_command, refusal
 from realsys.worker.controls import Controls
-from realsys.worker.heartbeat_link import Heartbeat
-from realsys.worker.heartbeat_messages import Begin, Over
-from realsys.worker.lifecycle import WorkerEvent, WorkerState, next_state
 from realsys.worker.missing import describe_missing
 from realsys.worker.network import listening_address, ports
 

@@ -24,20 +24,26 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import ClusterError, RealsysError
-from realsys.api.folders import let_nobody_else_write
-from realsys.api.job import StepPlan
-from realsys.api.linux import pidfd_open
-from realsys.api.plan import LaunchPlan, read_plan
+from realsys.api.plan import LaunchPlan, StepPlan, read_plan
 from realsys.api.scheduling import RESTARTED_ALONE
-from realsys.api.trial import Failure, TrialFiles, WorkerExit, is_there, read_record, write_record
-from realsys.name_resolve.commit_log import NFS, file_system_of
+from realsys.name_resolve.file.commit_log import NFS, file_system_of
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.linux import pidfd_open
+from realsys.runtime.oom_evidence import oom_evidence, read_oom_counts
+from realsys.runtime.parent_death import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
 from realsys.slurm.gpus import own_devices
-from realsys.worker import exit_codes
+from realsys.trial.folders import let_nobody_else_write
+from realsys.trial.records import (
+    Failure,
+    TrialFiles,
+    WorkerExit,
+    is_there,
+    read_record,
+    write_record,
+)
 from realsys.worker.environment import gpu_variables, task_environment
 from realsys.worker.main import command
 from realsys.worker.network import interface_variables
-from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
-from realsys.worker.parent import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
 from realsys.worker.requeued import linger, newer_attempt_of_same_job
 from realsys.worker.task_place import TaskPlace, devices_at, keep_to_cpus, place_of_task
 
@@ -63,7 +69,7 @@ def main() -> int:
     except RealsysError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - there is no logger yet
         write_record(attempt.words(worker), _last_words(worker, error))
-        return exit_codes.FAILED
+        return worker_exit_codes.FAILED
     code = _wait(child, attempt.end_of(worker, args.phase, args.restart), args.worker_type)
     ended = WorkerExit(
         worker=worker,

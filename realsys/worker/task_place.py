@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from realsys.api.job import StepPlan
+from realsys.api.plan import StepPlan
 from realsys.slurm.gpus import gpu_ids, same_devices
 
 

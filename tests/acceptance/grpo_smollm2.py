@@ -47,11 +47,11 @@ from realsys.api.plain import to_plain  # noqa: E402
 from realsys.api.registry import register_reward  # noqa: E402
 from realsys.backends.fsdp import FSDPBackend  # noqa: E402
 from realsys.backends.inference import InferenceBackend  # noqa: E402
-from realsys.data_plane.sequence_sample import SequenceSample  # noqa: E402
-from realsys.datasets.math import MathPrompts  # noqa: E402
+from realsys.data.sequence_sample import SequenceSample  # noqa: E402
+from realsys.data.sources.math_questions import MathPrompts  # noqa: E402
 from realsys.interfaces.math_reward import MathRewardInterface  # noqa: E402
 from realsys.interfaces.ppo_actor import PPOActorInterface  # noqa: E402
-from realsys.models.build import hf_causal_lm  # noqa: E402
+from realsys.models.factories import hf_causal_lm  # noqa: E402
 
 RESULT = HERE / "results" / "grpo_smollm2.json"
 QUESTIONS = ("Name a number.", "How old are you?", "What time is it?", "How far is the moon?")

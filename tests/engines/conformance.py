@@ -20,8 +20,11 @@ from engines.serve import HELD
 from engines.small_models import SmallModel
 
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
+from realsys.generation.http.http_answers import read_answer
+from realsys.generation.http.http_client import HttpGenerationClient
+from realsys.generation.http.http_session import HttpSession
 from realsys.models.hf import load_tokenizer
-from realsys.serving.api import (
+from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
     GenerateResult,
@@ -30,9 +33,6 @@ from realsys.serving.api import (
     WeightPart,
     WeightSource,
 )
-from realsys.serving.client import HttpGenerationClient
-from realsys.serving.http_answers import read_answer
-from realsys.serving.http_session import HttpSession
 
 PROMPT = (5, 9, 17, 33, 8)
 CLOSE = 1e-5  # log-probs: float32, summed in another order

@@ -20,14 +20,14 @@ from typing import Any
 
 from realsys.api.errors import RemoteError
 from realsys.api.worker_configs import GenerationServer
-from realsys.generation_server.build import fetch_with
-from realsys.generation_server.engine import make_engine
-from realsys.serving.api import WeightSource
-from realsys.serving.app import generation_app
-from realsys.serving.engines import Fetch, Fetched
-from realsys.serving.listener import HttpsListener
-from realsys.weight_sync.hf_folder import read_folder
-from realsys.weight_sync.receiver import WeightReceiver
+from realsys.generation.http.served_engine import Fetch, Fetched
+from realsys.generation.server.build import fetch_with
+from realsys.generation.server.choose_engine import make_engine
+from realsys.generation.server.http_app import generation_app
+from realsys.generation.server.listener import HttpsListener
+from realsys.transport.generation_messages import WeightSource
+from realsys.weights.sync.hf_folder import read_folder
+from realsys.weights.sync.receiver import WeightReceiver
 
 TESTS = Path(__file__).parents[1]
 KEY = "key of a test"

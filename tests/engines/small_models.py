@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from realsys.datasets.arithmetic import arithmetic_word_problems
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.models.hf import load_causal_lm, save_hf
 from realsys.models.tiny_llama import train_tokenizer
 

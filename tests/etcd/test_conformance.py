@@ -19,8 +19,8 @@ from etcd_server import EtcdCluster
 from name_resolve_cases import *  # noqa: F403 (the suite)
 from name_resolve_cases import EXPIRE, collect
 
-from realsys.name_resolve.file import FileStore
-from realsys.name_resolve.memory import MemoryStore, SharedMemory
+from realsys.name_resolve.file.file_store import FileStore
+from realsys.name_resolve.memory_store import MemoryStore, SharedMemory
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Lease, NameResolve
 

@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 from etcd_server import ADDRESS, EtcdCluster
 
-from realsys.api.trial import AttemptRecord, WorkerStatus, dumps, loads
-from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
-from realsys.supervisor.attempt import end_attempt
-from realsys.supervisor.worker_leases import WorkerLeases
-from realsys.worker import exit_codes
-from realsys.worker.lifecycle import WorkerState
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.lifecycle import WorkerState
+from realsys.supervisor.attempt.attempt import end_attempt
+from realsys.supervisor.health.worker_leases import WorkerLeases
+from realsys.trial.records import AttemptRecord, WorkerStatus, dumps, loads
 
 WORKER_PROGRAM = Path(__file__).parent.parent / "process" / "heartbeat_worker.py"
 KEYS = TrialKeys(cluster="here", user="anna", experiment="ppo", trial="run")  # the program's
@@ -191,8 +191,8 @@ def test_a_cut_off_worker_stops_its_side_effects_before_it_is_declared_lost_and_
     assert lost_s - cut_s < TTL_S + 8.0  # the lease, etcd's own second, 3 s of patience, a look
     end_attempt(store, KEYS, ATTEMPT)  # as the supervisor does, whom this worker can't hear
     node.heal()
-    worker.says(f"over {exit_codes.FENCED} Fenced", within_s=20)
-    assert worker.process.wait(10) == exit_codes.FENCED
+    worker.says(f"over {worker_exit_codes.FENCED} Fenced", within_s=20)
+    assert worker.process.wait(10) == worker_exit_codes.FENCED
     assert store.find_subtree(KEYS.workers) == []
 
 

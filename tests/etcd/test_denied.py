@@ -17,17 +17,17 @@ from paced import Pace
 from real_trials import Trials, explain, small_ppo, trained_ids
 from runs_without_store import steps_of
 
-from launcher.trial_state import State
+from launcher.trials.trial_state import State
 from realsys.api.cluster import EtcdSpec
 from realsys.api.errors import StoreDenied, StoreUnavailable
-from realsys.api.trial import TrialFiles
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import endings
 from realsys.name_resolve.open import open_store
-from realsys.name_resolve.patience import patiently
+from realsys.name_resolve.retry import patiently
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
-from realsys.supervisor.certificates import LIFE, Authority
+from realsys.supervisor.job_etcd.certificates import LIFE, Authority
+from realsys.trial.records import TrialFiles
 
 Site = tuple[EtcdCluster, EtcdSpec]
 KEY = "realsys/v1/lab/anna/e/t/x"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdCluster, free_ports
 
-from launcher import places
-from launcher.etcd_roles import roles
-from launcher.slurm.store_checks import store_finding
+from launcher.sites import places
+from launcher.sites.etcd_roles import roles
+from launcher.slurm.doctor.store_checks import store_finding
 from realsys.api.cluster import ClusterSpec, EtcdSpec
-from realsys.supervisor.certificates import Authority
+from realsys.supervisor.job_etcd.certificates import Authority
 
 
 @pytest.fixture(scope="module")

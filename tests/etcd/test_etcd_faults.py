@@ -22,8 +22,8 @@ from proxy import Proxy, Way
 
 from realsys.api.errors import KeyExists, LeaseLost, StoreError, StoreUnavailable
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.name_resolve.etcd.store import EtcdStore
-from realsys.name_resolve.etcd.watch import EtcdWatch
+from realsys.name_resolve.etcd.etcd_store import EtcdStore
+from realsys.name_resolve.etcd.etcd_watch import EtcdWatch
 from realsys.name_resolve.store import Compare, Event, Put
 
 T = TypeVar("T")

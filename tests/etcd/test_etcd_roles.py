@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from etcd_server import ROOT_PASSWORD, EtcdCluster
 
-from launcher.cli import run
+from launcher.cli.command_line import run
 from realsys.api.cluster import ClusterSpec, EtcdSpec
 from realsys.api.errors import StoreError
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Compare, EventKind, NameResolve, Put
 

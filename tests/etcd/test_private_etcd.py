@@ -22,9 +22,9 @@ from etcd_server import wait_until
 from realsys.api.errors import ClusterError, ConfigError, StoreError
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.open import open_store
-from realsys.supervisor import etcd_setup
-from realsys.supervisor.certificates import Authority, KeyPair
-from realsys.supervisor.private_etcd import PrivateEtcd
+from realsys.supervisor.job_etcd import etcd_setup
+from realsys.supervisor.job_etcd.certificates import Authority, KeyPair
+from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
 
 HOST = "127.0.0.1"
 KEY = "realsys/v1/c/u/e/t/key"
@@ -276,7 +276,7 @@ def test_after_its_end_it_comes_back_with_its_data_and_users(folder: Path, tmp_p
 PARENT = """
 import sys, time
 from pathlib import Path
-from realsys.supervisor.private_etcd import PrivateEtcd
+from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
 etcd = PrivateEtcd.start(Path(sys.argv[1]), host="127.0.0.1")
 print(etcd.pid, flush=True)
 time.sleep(100)

@@ -19,11 +19,11 @@ import pytest
 from paced import Pace
 from real_trials import Trials, explain, files_under, metrics_of, name_of, small_ppo
 
-from launcher.status import trial_view
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.supervisor.certificates import Authority
+from realsys.supervisor.job_etcd.certificates import Authority
+from realsys.trial.records import TrialFiles
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 

@@ -19,10 +19,10 @@ from real_trials import (
     weights_of,
 )
 
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
+from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
+from realsys.trial.records import TrialFiles
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 FOLDER = Path(__file__).parent  # we are a link in a folder made for one run of the tests
 PR_SET_PDEATHSIG = 1
 SERVERS = {
-    "launcher.entry": "commands",
-    "realsys.observability.keepsakes": "commands",
+    "launcher.cli.entry": "commands",
+    "realsys.observability.report.artifacts": "commands",
     "realsys.rewards.guarded_process": "commands",
-    "realsys.supervisor.entry": "commands",
-    "realsys.worker.heartbeat": "commands",
+    "realsys.supervisor.job_entry": "commands",
+    "realsys.heartbeat.heartbeat_process": "commands",
     "realsys.worker.main": "workers",
 }
 TIED = ("realsys.worker.main",)  # they end with the process that REALSYS_PARENT_PID names

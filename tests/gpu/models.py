@@ -11,8 +11,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from realsys.api.model import FinetuneSpec, Model, ModelName, ProcessTopology
 from realsys.backends.fsdp import FSDPBackend
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.source import ModuleInMemory
 
 Shape = Mapping[str, Any]
@@ -85,7 +85,7 @@ def fsdp_engine(
 
 def megatron_engine(shape: Shape, device: Device, *, lr: float, recompute: bool = False) -> Any:
     """By Megatron-Core on one process."""
-    from realsys.backends.megatron.backend import MegatronBackend
+    from realsys.backends.megatron.megatron_backend import MegatronBackend
 
     module = causal_lm(shape, device)
     backend = MegatronBackend(optimizer={"lr": lr}, recompute=recompute)
@@ -111,8 +111,8 @@ def publisher_of(engine: Any, module: Any) -> Callable[[int], int]:
 
     ``module``: one of the same shape.
     """
-    from realsys.weight_sync.giving import who_gives_what, wire_dtypes
-    from realsys.weight_sync.publisher import WeightPublisher
+    from realsys.weights.sync.plan_publish import who_gives_what, wire_dtypes
+    from realsys.weights.sync.publisher import WeightPublisher
 
     layout = FSDPBackend().layout(ModuleInMemory(module), ProcessTopology())
     weights = ModuleInMemory(module).weights()

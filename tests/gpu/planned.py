@@ -9,7 +9,7 @@ from transformers import Qwen2Config
 
 from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.models.shape import shape_of
-from realsys.planner.memory import HeldModel, StepSizes, passing
+from realsys.planner.memory.copy_memory import HeldModel, StepSizes, passing
 
 
 def planned_step_bytes(shape: Mapping[str, Any], length: int, *, recompute: bool) -> float:

@@ -33,9 +33,9 @@ from models import (
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters
-from realsys.backends.packed_attention import run_packed
-from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.requests import GenerationRequest
+from realsys.backends.kernels.packed_attention import run_packed
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
 

@@ -105,7 +105,7 @@ def launched(arguments: list[str], root: Path) -> Figures:
         RuntimeError: it failed, with its last words, or took too long.
     """
     environment = {**os.environ, "REALSYS_FILE_ROOT": str(root)}
-    command = [sys.executable, "-m", "launcher.entry", "launch", *arguments]
+    command = [sys.executable, "-m", "launcher.cli.entry", "launch", *arguments]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -25,15 +25,15 @@ from models import SPEC, batch_of, causal_lm, model_of, shape_of_qwen_7b, shape_
 
 from realsys.api.model import GenerationHyperparameters, ParallelGroups, ProcessTopology
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.slot_generation import generate_dealt
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.slot_generation import generate_dealt
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
 from realsys.models.source import ModuleInMemory
-from realsys.param_realloc.realloc import Reallocator
-from realsys.param_realloc.realloc_plan import plan_realloc
-from realsys.param_realloc.torch_link import TorchLink
-from realsys.weight_sync.giving import weights_of
+from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc_plan import plan_realloc
+from realsys.weights.realloc.torch_link import TorchLink
+from realsys.weights.sync.plan_publish import weights_of
 
 WORLD, TIMEOUT_S = 2, 150.0
 Figures = dict[str, Any]

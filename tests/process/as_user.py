@@ -10,13 +10,13 @@ import os
 import sys
 from pathlib import Path
 
-from launcher import hand_over
-from launcher.planning import make_plan
-from launcher.submit import resubmit, submit
+from launcher.submit import dispatch_job
+from launcher.submit.planning import make_plan
+from launcher.submit.submit import resubmit, submit
 from realsys.api.errors import RealsysError
-from realsys.api.folders import let_nobody_else_write
 from realsys.api.plan import read_plan
-from realsys.api.trial import TrialFiles
+from realsys.trial.folders import let_nobody_else_write
+from realsys.trial.records import TrialFiles
 
 
 def supervise(trial_dir: str, plan_hash: str) -> int:
@@ -32,7 +32,7 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
 def main() -> int:
     """The exit status of the command."""
     verb, where, trial = sys.argv[1:4]
-    hand_over.SUPERVISOR = "as_user:supervise"
+    dispatch_job.SUPERVISOR = "as_user:supervise"
     let_nobody_else_write()  # as the command line does
     try:
         if verb == "launch":

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import zmq
 
-from launcher.liveness import processes_of
-from realsys.transport.keys import TrialKeypairs
+from launcher.trials.liveness import processes_of
+from realsys.transport.curve_keys import TrialKeypairs
 
 LISTENING = "0A"  # state of a line in /proc/net/tcp
 MIB = 1 << 20

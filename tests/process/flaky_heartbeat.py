@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import StoreUnavailable
-from realsys.worker import heartbeat
+from realsys.heartbeat import heartbeat_process
 
 
 class Away:
@@ -45,11 +45,11 @@ class AwayLease(Away):
 
 if __name__ == "__main__":
     away = Path(sys.argv.pop(1))
-    real = heartbeat.open_store_at
+    real = heartbeat_process.open_store_at
 
     def open_store_at(*args: Any, **named: Any) -> Any:
         return Away(real(*args, **named), away)
 
-    heartbeat.open_store_at = open_store_at
-    heartbeat.main()
+    heartbeat_process.open_store_at = open_store_at
+    heartbeat_process.main()
     os._exit(0)

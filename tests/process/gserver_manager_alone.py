@@ -14,13 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from realsys.api.model import ModelName
-from realsys.api.trial import WorkerRecord, dumps, process_start
 from realsys.api.worker_configs import GserverManager
-from realsys.gserver_manager import build
-from realsys.name_resolve.keys import TrialKeys
+from realsys.generation.manager import build
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
+from realsys.runtime.parent_death import die_with_parent
+from realsys.trial.records import WorkerRecord, dumps, process_start
 from realsys.worker.controls import Controls
-from realsys.worker.parent import die_with_parent
 
 TRIAL, ATTEMPT, TOKEN = "ppo-math/run1", 1, "5f" * 16
 KEYS = TrialKeys(cluster="local", user="u", experiment="ppo-math", trial="run1")

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import RealsysError
-from realsys.api.progress import tick
-from realsys.api.trial import WorkerRecord, WorkerStatus, process_start
-from realsys.observability.logs import configure_logging
-from realsys.worker.heartbeat_link import ARGV, Heartbeat
-from realsys.worker.heartbeat_messages import Begin, Over
+from realsys.heartbeat.heartbeat_link import ARGV, Heartbeat
+from realsys.heartbeat.heartbeat_messages import Begin, Over
+from realsys.observability.worker_logs import configure_logging
+from realsys.runtime.progress import tick
+from realsys.trial.records import WorkerRecord, WorkerStatus, process_start
 
 NAMES = {"cluster": "here", "user": "anna", "experiment": "ppo", "trial": "run"}
 

@@ -30,7 +30,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.sft import next_token_loss
 from realsys.model_worker.process_groups import rank_groups

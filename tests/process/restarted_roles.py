@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from realsys.api.experiment import ExperimentConfig
-from realsys.api.progress import tick
-from realsys.worker import exit_codes
-from realsys.worker.lifecycle import WorkerEvent
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.lifecycle import WorkerEvent
+from realsys.runtime.progress import tick
 from realsys.worker.runner import WorkerRunner
 
 
@@ -34,7 +34,7 @@ def run(runner: WorkerRunner) -> int:
         done = runner.attempt_files.done(runner.phase.name)
         done.write_text(json.dumps({"token": runner.attempt.token}))
     runner.move(WorkerEvent.FINISHED_CALL)
-    return exit_codes.DONE
+    return worker_exit_codes.DONE
 
 
 def no_config(config: ExperimentConfig, kind: str, index: int, **_: object) -> SimpleNamespace:

@@ -35,15 +35,15 @@ from real_trials import (
     worker_pid,
 )
 
-from launcher.liveness import processes_of
-from launcher.status import trial_view
-from launcher.trial_state import State
-from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, read_record
-from realsys.data_plane.transfer_messages import TensorReply, TensorRequest
+from launcher.trials.liveness import processes_of
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
+from realsys.data.transfer.transfer_messages import TensorReply, TensorRequest
 from realsys.transport.codec import MAX_MESSAGE_BYTES, decode, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame
-from realsys.transport.requests import Done, Evaluate, Ping, Reply
+from realsys.transport.worker_requests import Done, Evaluate, Ping, Reply
+from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, read_record
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

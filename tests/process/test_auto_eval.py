@@ -11,16 +11,16 @@ import pytest
 import torch
 from real_trials import SMALL_PPO, Trials, explain
 
-from launcher.trial_state import State
+from launcher.trials.trial_state import State
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
-from realsys.api.trial import PhaseFiles
 from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
+from realsys.evaluator.evaluator_worker import EvaluatorLoop, Surroundings
 from realsys.evaluator.results import Results
-from realsys.evaluator.worker import EvaluatorLoop, Surroundings
 from realsys.observability.jsonl import read_jsonl
 from realsys.observability.metrics import read_metrics
+from realsys.trial.records import PhaseFiles
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

@@ -26,11 +26,11 @@ from real_trials import (
     wait_until,
 )
 
-from launcher.exit_codes import ExitCode
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
-from realsys.api.trial import TrialFiles
+from launcher.terminal.exit_codes import ExitCode
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.models.prompt_lengths import prompt_lengths
+from realsys.trial.records import TrialFiles
 
 pytestmark = pytest.mark.process
 
@@ -48,7 +48,7 @@ SMALL_SFT = (
 PLUG_IN = '''
 from dataclasses import dataclass, replace
 
-from experiments.sft_math import SFTMathExperiment
+from experiments.parts.sft_math import SFTMathExperiment
 from realsys.api.model import ModelInterfaceAbstraction
 from realsys.api.registry import register_experiment, register_interface
 from realsys.interfaces.sft import SFTInterface

@@ -21,7 +21,7 @@ from realsys.api.errors import (
 )
 from realsys.transport.channel import Handler, RequestClient, RequestServer, client_context
 from realsys.transport.codec import ProtocolError, decode, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from real_trials import make_policy
 
-from realsys.generation.sampling import row_seed
+from realsys.generation.engine.sampling import row_seed
 
 pytestmark = pytest.mark.process
 
@@ -35,5 +35,7 @@ def test_equal_seeds_give_equal_models_byte_by_byte(tmp_path: Path) -> None:
 
 
 def test_a_rows_seed_is_the_same() -> None:
-    code = "from realsys.generation.sampling import row_seed; print(row_seed(1, 'p-3', 2, 40))"
+    code = (
+        "from realsys.generation.engine.sampling import row_seed; print(row_seed(1, 'p-3', 2, 40))"
+    )
     assert int(in_another_process(code)) == row_seed(1, "p-3", 2, 40)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from real_trials import LONG_PPO, Trials, explain, worker_pid
 
-from launcher.liveness import processes_of
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
+from launcher.trials.liveness import processes_of
+from launcher.trials.trial_state import State
+from realsys.trial.records import TrialFiles
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from file_calls import CountedTrials, since, total
 from real_trials import wait_until
 
-from launcher.trial_view import TrialView
+from launcher.trials.trial_view import TrialView
 
 PLUGIN = Path(__file__).parents[1] / "cost_plugin.py"
 CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md

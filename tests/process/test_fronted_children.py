@@ -21,16 +21,24 @@ from safetensors.torch import load_file
 from serving_double import ServerDouble
 
 from realsys.api.errors import WaitTimeout, WorkerLost
-from realsys.serving import fronted, http_control, http_session, sglang, vllm
-from realsys.serving.api import GenerateRequest, PauseMode, Sampling, WeightPart, WeightSource
-from realsys.serving.child import ChildServer
-from realsys.serving.client import HttpGenerationClient
-from realsys.serving.engines import Fetched
-from realsys.serving.fronted import FrontedEngine
-from realsys.serving.http_control import Control
-from realsys.serving.sglang import SGLangEngine
-from realsys.serving.vllm import VLLMEngine
-from realsys.weight_sync.hf_folder import read_folder
+from realsys.generation.http import http_session
+from realsys.generation.http.http_client import HttpGenerationClient
+from realsys.generation.http.served_engine import Fetched
+from realsys.generation.served_engines import fronted, sglang, vllm
+from realsys.generation.served_engines.child import ChildServer
+from realsys.generation.served_engines.fronted import FrontedEngine
+from realsys.generation.served_engines.sglang import SGLangEngine
+from realsys.generation.served_engines.vllm import VLLMEngine
+from realsys.generation.server import http_control
+from realsys.generation.server.http_control import Control
+from realsys.transport.generation_messages import (
+    GenerateRequest,
+    PauseMode,
+    Sampling,
+    WeightPart,
+    WeightSource,
+)
+from realsys.weights.sync.hf_folder import read_folder
 
 S = 20.0
 CONNECTIONS = 4

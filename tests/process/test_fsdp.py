@@ -17,14 +17,14 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.backends import sharding
 from realsys.backends.fsdp import FSDPBackend
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf import sharding
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 from realsys.interfaces.sft import next_token_loss
-from realsys.models.build import hf_causal_lm, hf_critic, tiny_llama
+from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
 from realsys.models.hf import save_hf
 
 pytestmark = pytest.mark.process

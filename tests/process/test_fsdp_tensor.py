@@ -30,18 +30,18 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.lora import exchange_name
+from realsys.backends.hf.sharding import full_weight
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.lora import exchange_name
-from realsys.backends.sharding import full_weight
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
 from realsys.models.hf import save_hf
 from realsys.models.source import HFSource
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.pairwise_link import open_link
-from realsys.param_realloc.realloc import Reallocator
-from realsys.param_realloc.realloc_plan import plan_realloc
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.realloc.pairwise_link import open_link
+from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc_plan import plan_realloc
 
 pytestmark = pytest.mark.process
 ALONE, NO_GROUPS = ProcessTopology(), ParallelGroups()

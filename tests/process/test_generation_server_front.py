@@ -28,13 +28,19 @@ from realsys.api.errors import (
     WaitTimeout,
     WorkerLost,
 )
-from realsys.generation_server.child_guard import descendants, guarded
-from realsys.serving.api import Finish, GenerateRequest, PauseMode, Sampling, WeightSource
-from realsys.serving.app import generation_app
-from realsys.serving.child import ChildServer
-from realsys.serving.client import HttpGenerationClient
-from realsys.serving.http_session import HttpSession
-from realsys.serving.listener import HttpsListener
+from realsys.generation.http.http_client import HttpGenerationClient
+from realsys.generation.http.http_session import HttpSession
+from realsys.generation.served_engines.child import ChildServer
+from realsys.generation.served_engines.child_guard import descendants, guarded
+from realsys.generation.server.http_app import generation_app
+from realsys.generation.server.listener import HttpsListener
+from realsys.transport.generation_messages import (
+    Finish,
+    GenerateRequest,
+    PauseMode,
+    Sampling,
+    WeightSource,
+)
 
 S = 20.0
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -407,7 +413,7 @@ def test_a_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = f"""
 import subprocess, sys, time
-from realsys.generation_server.child_guard import guarded
+from realsys.generation.served_engines.child_guard import guarded
 subprocess.Popen(guarded([sys.executable, "-c", {SERVER_OF_OTHERS!r}]), stdout=open({str(log)!r}, "w"))
 time.sleep(600)
 """

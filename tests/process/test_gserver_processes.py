@@ -18,15 +18,15 @@ import pytest
 from serving_double import DoubleEngine, ServerDouble, double_answer
 
 from realsys.api.errors import RemoteError, WorkerLost
-from realsys.api.trial import WorkerRecord, loads
+from realsys.generation.http.http_client import HttpGenerationClient
+from realsys.generation.http.secret import bearer_key
 from realsys.name_resolve.open import open_store
 from realsys.observability.jsonl import read_jsonl
-from realsys.serving.api import GenerateRequest, Sampling, WeightSource
-from realsys.serving.client import HttpGenerationClient
-from realsys.serving.secret import bearer_key
 from realsys.transport import rollout_messages as rm
 from realsys.transport.channel import RequestClient, client_context
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import GenerateRequest, Sampling, WeightSource
+from realsys.trial.records import WorkerRecord, loads
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 

@@ -18,7 +18,11 @@ from typing import Any
 import pytest
 
 from realsys.api.errors import KeyNotFound
-from realsys.api.trial import (
+from realsys.name_resolve.file.file_store import FileStore
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.worker_commands import Command, Verb
+from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
     Failure,
@@ -29,10 +33,6 @@ from realsys.api.trial import (
     loads,
     read_record,
 )
-from realsys.name_resolve.file import FileStore
-from realsys.name_resolve.keys import TrialKeys
-from realsys.worker import exit_codes
-from realsys.worker.commands import Command, Verb
 
 HERE = Path(__file__).parent
 KEYS = TrialKeys(cluster="here", user="anna", experiment="ppo", trial="run")
@@ -267,7 +267,7 @@ def test_a_superseded_worker_fences_itself(site: Site) -> None:
     site.store.add(KEYS.attempt, attempt(2, "theirs"), replace=True)
     site.store.add(WORKER, b"of the new one", replace=True)
     site.store.add(STATUS, b"of the new one", replace=True)
-    assert worker.process.wait(5) == exit_codes.FENCED
+    assert worker.process.wait(5) == worker_exit_codes.FENCED
     worker.hears("over 77 Fenced: attempt 2 on node1 has taken over")
     until(lambda: not is_running(worker.heartbeat_pid), within_s=5)
     assert site.store.get(WORKER).value == site.store.get(STATUS).value == b"of the new one"
@@ -303,14 +303,14 @@ def test_an_orphan_leaves(site: Site) -> None:
     time.sleep(8)
     assert worker.process.poll() is None
     site.store.delete(master)
-    assert worker.process.wait(15) == exit_codes.ORPHANED
+    assert worker.process.wait(15) == worker_exit_codes.ORPHANED
     worker.hears("over 78 WorkerLost: the workers it depends on were gone: master_worker/0")
 
 
 def test_without_its_heartbeat_process_a_worker_fences_itself(site: Site) -> None:
     worker = site.start(ttl_s=60.0)
     os.kill(worker.heartbeat_pid, signal.SIGKILL)
-    assert worker.process.wait(2) == exit_codes.FENCED
+    assert worker.process.wait(2) == worker_exit_codes.FENCED
     worker.hears("over 77 Fenced: its heartbeat process ended")
     until(lambda: not site.has(WORKER), within_s=1)  # the holder of the lease is known to be dead
 
@@ -348,7 +348,7 @@ def test_who_stood_still_while_its_attempt_was_ended_fences_itself(site: Site) -
     ended = attempt(1, "ours", ended_at=9.0)
     stands_still(worker, meanwhile=lambda: site.store.add(KEYS.attempt, ended, replace=True))
     worker.hears("over 77 Fenced: attempt 1 was ended by its supervisor", within_s=3)
-    assert worker.process.wait(5) == exit_codes.FENCED
+    assert worker.process.wait(5) == worker_exit_codes.FENCED
     until(lambda: not site.has(WORKER), within_s=5)  # its heartbeat process outlives it, a little
 
 

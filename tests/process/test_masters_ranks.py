@@ -8,11 +8,11 @@ from test_fsdp import SHARES, batch, company, train
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from realsys.api.model import FinetuneSpec, ProcessTopology
-from realsys.backends import sharding
 from realsys.backends.fsdp import FSDPBackend
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf import sharding
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.models.build import hf_causal_lm, hf_critic, tiny_llama
+from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
 from realsys.models.hf import save_hf
 
 pytestmark = pytest.mark.process

@@ -15,11 +15,11 @@ from realsys.algorithms.predictions import next_token_logprobs
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import GenerationHyperparameters, ModelName
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.offload import HostMemory
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.megatron.backend import MegatronBackend
+from realsys.backends.megatron.megatron_backend import MegatronBackend
 from realsys.backends.megatron.whole_model import plain_module, skeleton_of
-from realsys.backends.offload import HostMemory
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 

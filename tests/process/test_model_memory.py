@@ -15,10 +15,10 @@ from tensor_spy import TensorSpy
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from realsys.api.model import FinetuneSpec, Model, ModelName, ProcessTopology
-from realsys.backends import sharding
 from realsys.backends.fsdp import FSDPBackend
-from realsys.backends.megatron.backend import MegatronBackend
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf import sharding
+from realsys.backends.megatron.megatron_backend import MegatronBackend
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
 from realsys.models import hf

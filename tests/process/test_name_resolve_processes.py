@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from realsys.name_resolve.file import FileStore
+from realsys.name_resolve.file.file_store import FileStore
 from realsys.name_resolve.store import EventKind
 
 pytestmark = pytest.mark.process
@@ -25,7 +25,7 @@ PRELUDE = f"""
 import sys, time
 from pathlib import Path
 from realsys.api.errors import KeyExists
-from realsys.name_resolve.file import FileStore
+from realsys.name_resolve.file.file_store import FileStore
 from realsys.name_resolve.store import Compare, Put
 ROOT, folder = {ROOT!r}, Path(sys.argv[1])
 store = FileStore(folder)

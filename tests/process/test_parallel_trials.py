@@ -19,9 +19,9 @@ from real_trials import (
 )
 from safetensors.torch import load
 
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
+from launcher.trials.trial_state import State
 from realsys.observability.events import MfcEvent, MoveEvent, StepEvent, read_events
+from realsys.trial.records import TrialFiles
 
 pytestmark = pytest.mark.process
 

@@ -18,15 +18,15 @@ import torch.distributed as dist
 from realsys.api.errors import InternalError, RealsysError, WaitTimeout
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.disk import read_parts, write_part
-from realsys.param_realloc.layouts import fsdp_layout, megatron_layout, whole_layout
-from realsys.param_realloc.pairwise_link import PairwiseLink, open_link
-from realsys.param_realloc.realloc import Reallocator
-from realsys.param_realloc.realloc_plan import plan_realloc
-from realsys.param_realloc.rings import NUM_SLOTS, SLOT_BYTES, Ring, RingRefused
-from realsys.param_realloc.shared_memory_link import SharedMemoryLink
-from realsys.param_realloc.torch_link import TorchLink
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
+from realsys.weights.realloc.disk import read_parts, write_part
+from realsys.weights.realloc.pairwise_link import PairwiseLink, open_link
+from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc_plan import plan_realloc
+from realsys.weights.realloc.rings import NUM_SLOTS, SLOT_BYTES, Ring, RingRefused
+from realsys.weights.realloc.shared_memory_link import SharedMemoryLink
+from realsys.weights.realloc.torch_link import TorchLink
 
 pytestmark = pytest.mark.process
 SHAPE = ModelShape(

@@ -15,11 +15,20 @@ from typing import Any
 import pytest
 
 from experiments.ppo_math import PPOMathExperiment
-from launcher.status import trial_view
+from launcher.trials.status import trial_view
 from realsys.api.cluster import ClusterSpec
 from realsys.api.plan import LaunchPlan, PhasePlan, plan_hash, plan_text
 from realsys.api.scheduling import Scheduling, TasksGroup
-from realsys.api.trial import (
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.open import open_store
+from realsys.name_resolve.store import NameResolve
+from realsys.observability.history import read_history
+from realsys.observability.history_check import check_history
+from realsys.observability.jsonl import read_jsonl
+from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.steps.local_steps import LocalSteps
+from realsys.supervisor.supervisor import Supervisor
+from realsys.trial.records import (
     Result,
     TrialFiles,
     WorkerRecord,
@@ -27,15 +36,6 @@ from realsys.api.trial import (
     loads,
     process_start,
 )
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.open import open_store
-from realsys.name_resolve.store import NameResolve
-from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
-from realsys.observability.jsonl import read_jsonl
-from realsys.supervisor.attempt import Job, take_attempt
-from realsys.supervisor.local_steps import LocalSteps
-from realsys.supervisor.supervisor import Supervisor
 from realsys.worker.runner import trial_keys
 
 SERVER, MASTER, MODEL = "generation_server/1", "master_worker/0", "model_worker/0"

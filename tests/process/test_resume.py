@@ -20,12 +20,12 @@ from real_trials import (
     weights_of,
 )
 
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
-from realsys.master.recover import read_resumed
+from launcher.trials.trial_state import State
+from realsys.master.checkpoint.recover import read_resumed
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 from realsys.observability.metrics import read_metrics
+from realsys.trial.records import TrialFiles
 
 pytestmark = pytest.mark.process
 

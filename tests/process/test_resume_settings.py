@@ -21,13 +21,13 @@ from real_trials import (
     weights_of,
 )
 
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
-from realsys.datasets.math import MathPrompts
-from realsys.master.data_schedule import DataSchedule
+from launcher.trials.trial_state import State
+from realsys.data.sources.math_questions import MathPrompts
+from realsys.master.graph.data_schedule import DataSchedule
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 from realsys.observability.metrics import read_metrics
+from realsys.trial.records import TrialFiles
 
 pytestmark = pytest.mark.process
 

@@ -23,22 +23,22 @@ from serving_double import DoubleEngine, ServerDouble
 
 from realsys.api.errors import RemoteError, WaitTimeout
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
-from realsys.api.trial import PhaseFiles, WorkerRecord, dumps
 from realsys.api.worker_configs import RolloutWorker
-from realsys.data_plane.rollout_dump import RolloutDump
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.memory import MemoryStore
-from realsys.rollout_worker import build
-from realsys.rollout_worker.rollout_log import rollouts_file
-from realsys.serving.api import PauseMode
-from realsys.serving.secret import bearer_key
+from realsys.data.rollout_dump import RolloutDump
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
+from realsys.generation.http.secret import bearer_key
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.memory_store import MemoryStore
+from realsys.rollout.worker import build
+from realsys.rollout.worker.rollout_log import rollouts_file
+from realsys.runtime import worker_exit_codes
 from realsys.transport import rollout_messages as rm
 from realsys.transport.channel import RequestServer
-from realsys.transport.keys import TrialKeypairs
-from realsys.worker import exit_codes
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import PauseMode
+from realsys.trial.records import PhaseFiles, WorkerRecord, dumps
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -215,7 +215,7 @@ async def scene_of(folder: Path, *engines: DoubleEngine, **changes: Any) -> Asyn
 def run_undisturbed(folder: Path, config: RolloutWorker, **changes: Any) -> Scene:
     async def main() -> Scene:
         async with scene_of(folder, **changes) as scene:
-            assert await scene.work(config) == exit_codes.DONE
+            assert await scene.work(config) == worker_exit_codes.DONE
             return scene
 
     return asyncio.run(main())
@@ -291,7 +291,7 @@ def test_interruptions_and_a_killed_server_change_nothing(
             await scene.servers[1].stop()
             await asyncio.sleep(0.05)  # the manager does not know yet
             scene.gone.add(1)
-            assert await work == exit_codes.DONE
+            assert await work == worker_exit_codes.DONE
             return scene
 
     found = asyncio.run(main())
@@ -311,9 +311,9 @@ async def until(condition: Callable[[], Any]) -> None:
 def test_a_manager_that_comes_back_elsewhere_is_found(
     tiny_policy: Path, tmp_path: Path, undisturbed: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realsys.rollout_worker.asking.ASK_S", 0.2)
-    monkeypatch.setattr("realsys.rollout_worker.asking.GRACE_S", 0.2)
-    monkeypatch.setattr("realsys.rollout_worker.asking.DONE_S", 0.2)
+    monkeypatch.setattr("realsys.rollout.worker.policy_client.ASK_S", 0.2)
+    monkeypatch.setattr("realsys.rollout.worker.policy_client.GRACE_S", 0.2)
+    monkeypatch.setattr("realsys.rollout.worker.policy_client.DONE_S", 0.2)
 
     async def main() -> Scene:
         async with scene_of(tmp_path / "p", DoubleEngine(token_s=0.005)) as scene:
@@ -331,7 +331,7 @@ def test_a_manager_that_comes_back_elsewhere_is_found(
                 scene.held.clear()
                 await asyncio.sleep(0.3)
                 scene.register("gserver_manager/0", await start(second))
-                assert await work == exit_codes.DONE
+                assert await work == worker_exit_codes.DONE
             return scene
 
     assert_same_samples(asyncio.run(main()), undisturbed)
@@ -347,7 +347,7 @@ def test_a_change_of_weights_within_an_answer_is_seen_in_its_versions(
             await until(lambda: any(len(a.output_ids) > 4 for a in engine.running.values()))
             engine.version = 1
             await engine.abort("", every=True)
-            assert await work == exit_codes.DONE
+            assert await work == worker_exit_codes.DONE
             return scene
 
     scene = asyncio.run(main())
@@ -373,7 +373,7 @@ def test_tokens_of_older_weights_than_the_ticket_allows_are_never_delivered(
     async def main() -> Scene:
         engines = [DoubleEngine(version=1), DoubleEngine(version=2)]
         async with scene_of(tmp_path / "p", *engines, min_version=2, lies=True) as scene:
-            assert await scene.work(make_config(tiny_policy)) == exit_codes.DONE
+            assert await scene.work(make_config(tiny_policy)) == worker_exit_codes.DONE
             assert engines[0].seen
             return scene
 
@@ -407,7 +407,7 @@ def test_a_ticket_that_can_not_be_answered_in_time_is_given_up_by_name(
     async def main() -> Scene:
         async with scene_of(tmp_path / "p", engine, num_tickets=1, **changes) as scene:
             config = make_config(tiny_policy, rollout_request_timeout=1.0)
-            assert await scene.work(config) == exit_codes.DONE
+            assert await scene.work(config) == worker_exit_codes.DONE
             await until(lambda: not engine.running)  # nothing is left running on the server
             return scene
 
@@ -420,7 +420,7 @@ def test_a_ticket_that_can_not_be_answered_in_time_is_given_up_by_name(
 def test_a_silent_master_ends_the_worker_and_is_named(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realsys.rollout_worker.worker.SETUP_S", 0.5)
+    monkeypatch.setattr("realsys.rollout.worker.rollout_worker.SETUP_S", 0.5)
 
     async def main() -> None:
         async with scene_of(tmp_path / "p") as scene:

@@ -9,8 +9,8 @@ import live_runs
 import pytest
 from real_trials import Trials, explain, wait_until
 
-from launcher.status import trial_view
-from realsys.api.trial import TrialFiles
+from launcher.trials.status import trial_view
+from realsys.trial.records import TrialFiles
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(420)]
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from realsys.api.errors import ClusterError, RemoteError, WaitTimeout
-from realsys.data_plane import sealed_receiver
-from realsys.data_plane.sealed_frames import FRAME_BYTES, HELLO_BYTES, TAG_BYTES, hello
-from realsys.data_plane.sealed_sender import SealedStream
-from realsys.data_plane.tensor_client import MAX_STREAMS, TensorClient
-from realsys.data_plane.tensor_server import MIN_SEALED_BYTES, TensorServer
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer import sealed_receiver
+from realsys.data.transfer.sealed_frames import FRAME_BYTES, HELLO_BYTES, TAG_BYTES, hello
+from realsys.data.transfer.sealed_sender import SealedStream
+from realsys.data.transfer.tensor_client import MAX_STREAMS, TensorClient
+from realsys.data.transfer.tensor_server import MIN_SEALED_BYTES, TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.transport.codec import ProtocolError
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 

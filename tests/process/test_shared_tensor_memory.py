@@ -19,13 +19,13 @@ import pytest
 import torch
 
 from realsys.api.errors import RemoteError, WaitTimeout
-from realsys.data_plane import shared_memory, tensor_client
-from realsys.data_plane.shared_memory import SegmentMaps, SegmentPool
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer import shared_memory, tensor_client
+from realsys.data.transfer.shared_memory import SegmentMaps, SegmentPool
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.transport.codec import ProtocolError
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -145,7 +145,7 @@ def test_rows_that_cannot_be_packed_leave_no_slot_behind(monkeypatch: pytest.Mon
 
     with paired() as pair:
         with monkeypatch.context() as patch:
-            patch.setattr("realsys.data_plane.tensor_server.packed_bytes", fail)
+            patch.setattr("realsys.data.transfer.tensor_server.packed_bytes", fail)
             with pytest.raises(RemoteError, match="no memory left"):
                 pair.get("a")
         assert pair.num_in_use == 0
@@ -283,10 +283,10 @@ def test_another_host_is_served_through_sockets(monkeypatch: pytest.MonkeyPatch,
 START = """
 import json, sys
 import torch
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
-from realsys.transport.keys import TrialKeypairs
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
+from realsys.transport.curve_keys import TrialKeypairs
 torch.set_num_threads(1)
 keys = TrialKeypairs(**{k: bytes.fromhex(v) for k, v in json.loads(sys.stdin.readline()).items()})
 who = {"trial": "ppo-math/run1", "attempt": 1, "keypairs": keys}

@@ -22,10 +22,28 @@ import pytest
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.cluster import ClusterSpec, SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound, StoreUnavailable
-from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
-from realsys.api.plan import LaunchPlan, PhasePlan, plan_hash, plan_text
+from realsys.api.plan import (
+    JobComponent,
+    JobPlan,
+    LaunchPlan,
+    Layout,
+    PhasePlan,
+    StepPlan,
+    plan_hash,
+    plan_text,
+)
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import (
+from realsys.name_resolve.lease_judge import Standing
+from realsys.name_resolve.open import open_store
+from realsys.runtime import worker_exit_codes
+from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.split_jobs.component_board import ComponentBoard
+from realsys.supervisor.split_jobs.components import Action, ComponentRecord, Order, Report, TaskEnd
+from realsys.supervisor.split_jobs.order_follower import OrderFollower
+from realsys.supervisor.split_jobs.split_steps import SplitSteps
+from realsys.supervisor.steps.slurm_steps import SlurmSteps
+from realsys.supervisor.supervisor import Supervisor
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Result,
@@ -38,16 +56,6 @@ from realsys.api.trial import (
     read_record,
     write_record,
 )
-from realsys.name_resolve.lease_judge import Standing
-from realsys.name_resolve.open import open_store
-from realsys.supervisor.attempt import Job, take_attempt
-from realsys.supervisor.component_board import ComponentBoard
-from realsys.supervisor.components import Action, ComponentRecord, Order, Report, TaskEnd
-from realsys.supervisor.order_follower import OrderFollower
-from realsys.supervisor.slurm_steps import SlurmSteps
-from realsys.supervisor.split_steps import SplitSteps
-from realsys.supervisor.supervisor import Supervisor
-from realsys.worker import exit_codes
 from realsys.worker.runner import trial_keys
 
 POLL_S = 0.02
@@ -303,7 +311,7 @@ def test_a_stop_is_heard_while_jobs_are_missing(trial: Trial):
     tasks = steps.start(trial.plan.phases[0])
     request = StopRequest(grace_seconds=60.0, by="anna", at=1.0, attempt=1)
     trial.store.add(trial.keys.stop, dumps(request))
-    assert poll_until_ended(tasks, "master_worker/0").poll() == exit_codes.STOPPED
+    assert poll_until_ended(tasks, "master_worker/0").poll() == worker_exit_codes.STOPPED
     steps.board.close()
 
 

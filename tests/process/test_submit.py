@@ -18,31 +18,31 @@ from pathlib import Path
 
 import pytest
 
-from launcher import hand_over
-from launcher import submit as submit_module
-from launcher.liveness import processes_of
-from launcher.local_executor import TIMEOUT_MIN, check_folder
-from launcher.places import user_name
-from launcher.resolve import resolve
-from launcher.status import trial_view
-from launcher.stop import stop
-from launcher.submission import Submission, read_submission
-from launcher.submit import refuse_if_taken, reported, resubmit, submit
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
+from launcher.control.stop import stop
+from launcher.plan.resolve import resolve
+from launcher.sites.places import user_name
+from launcher.submit import dispatch_job
+from launcher.submit import submit as submit_module
+from launcher.submit.executors.local_executor import TIMEOUT_MIN, check_folder
+from launcher.submit.submit import refuse_if_taken, reported, resubmit, submit
+from launcher.trials.liveness import processes_of
+from launcher.trials.status import trial_view
+from launcher.trials.submission import Submission, read_submission
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.api import registry
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
-from realsys.api.trial import AttemptRecord, TrialFiles, TrialRecord, read_record, write_record
+from realsys.trial.records import AttemptRecord, TrialFiles, TrialRecord, read_record, write_record
 
 SUPERVISOR = """
 import os, signal, socket, subprocess, sys, time
 from pathlib import Path
-from launcher.status import keys_of
+from launcher.trials.status import keys_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import read_plan
-from realsys.api.trial import *
+from realsys.trial.records import *
 from realsys.name_resolve.open import open_store
 
 def supervise(trial_dir, plan_hash):
@@ -86,7 +86,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     (tmp_path / "modules" / "stand_in_supervisor.py").write_text(SUPERVISOR)
     monkeypatch.syspath_prepend(tmp_path / "modules")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    monkeypatch.setattr(hand_over, "SUPERVISOR", "stand_in_supervisor:supervise")
+    monkeypatch.setattr(dispatch_job, "SUPERVISOR", "stand_in_supervisor:supervise")
     monkeypatch.delitem(sys.modules, "stand_in_supervisor", raising=False)
 
     def mode(name: str) -> None:
@@ -101,7 +101,7 @@ def make_plan(tmp_path: Path) -> Iterator[Callable[..., LaunchPlan]]:
     made: list[LaunchPlan] = []
 
     def make(root: str = "root", trial: str = "run1") -> LaunchPlan:
-        from launcher.clusters import absolute_root, quote
+        from launcher.sites.clusters import absolute_root, quote
 
         folder = absolute_root(str(tmp_path / root))
         cluster = ClusterSpec(file_root=folder, name_resolve=f"file://{quote(folder)}/name_resolve")
@@ -237,7 +237,7 @@ def test_resume_takes_the_next_attempt(
 def test_a_supervisor_that_dies_at_once_is_lost_and_says_why(
     make_plan: Callable[..., LaunchPlan], stand_in: Callable[[str], None]
 ) -> None:
-    from launcher.render import summary
+    from launcher.trials.render import summary
 
     stand_in("dies at once")
     files = submit(make_plan())

@@ -11,14 +11,14 @@ import zmq
 
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import ClusterError, DataError, RemoteError, WaitTimeout
-from realsys.data_plane import tensor_server
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
-from realsys.data_plane.transfer_messages import FRAME_BYTES, TensorPut, TensorReply, sample_of
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.transfer import tensor_server
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
+from realsys.data.transfer.transfer_messages import FRAME_BYTES, TensorPut, TensorReply, sample_of
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 

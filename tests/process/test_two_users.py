@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from real_trials import small_ppo
 
-from realsys.api.folders import OWN_PREFIX
+from realsys.trial.folders import OWN_PREFIX
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
 
@@ -101,7 +101,7 @@ class Shared:
 
     def starts(self, trial: Path, plan_hash: str) -> subprocess.CompletedProcess[str]:
         """The first process of a job of the victim's, as a batch script starts it later on."""
-        entry = ("-P", "-m", "realsys.supervisor.entry")
+        entry = ("-P", "-m", "realsys.supervisor.job_entry")
         return self.does(VICTIM, sys.executable, *entry, "as_user:supervise", str(trial), plan_hash)
 
 
@@ -138,7 +138,7 @@ def test_two_users_run_in_one_sticky_root(shared: Shared, tiny_policy: Path) -> 
         f"actor.path={policy}",
         *small_ppo("dataset.train_size=16"),
     )
-    cli = (sys.executable, "-m", "launcher.entry")
+    cli = (sys.executable, "-m", "launcher.cli.entry")
     for uid in (VICTIM, OTHER):
         done = shared.does(
             uid, *cli, "launch", "ppo-math", *words, umask=0, REALSYS_FILE_ROOT=str(shared.root)
@@ -340,7 +340,7 @@ def test_a_trial_that_another_user_put_there_in_our_name_is_not_listed(shared: S
     plan = str(fake / "plan.json")
     assert shared.tries(f"import os; os.makedirs({str(fake)!r}); open({plan!r}, 'w')") == ""
     trial = shared.launches()
-    argv = (sys.executable, "-m", "launcher.entry", "ls")
+    argv = (sys.executable, "-m", "launcher.cli.entry", "ls")
     listed = shared.does(VICTIM, *argv, REALSYS_FILE_ROOT=str(shared.root)).stdout
     assert trial.name in listed
     assert "fake" not in listed
@@ -352,7 +352,7 @@ def test_the_store_of_another_users_trial_is_not_entered(shared: Shared) -> None
     his = shared.launches(OTHER)
     code = (
         "import sys; from pathlib import Path; from realsys.api.plan import read_plan; "
-        "from realsys.api.trial import AttemptFiles; "
+        "from realsys.trial.records import AttemptFiles; "
         "from realsys.name_resolve.trial_store import open_trial_store; trial = Path(sys.argv[1]); "
         "open_trial_store(read_plan(trial / 'plan.json'), AttemptFiles(trial / 'attempts' / '0001'))"
     )

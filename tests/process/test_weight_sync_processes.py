@@ -21,20 +21,20 @@ import torch
 
 from realsys.api.errors import RemoteError, WaitTimeout
 from realsys.api.model import ProcessTopology
-from realsys.data_plane.tensor_client import TensorClient
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.transfer.tensor_client import TensorClient
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.shape import Weight
-from realsys.param_realloc.layouts import fsdp_layout
-from realsys.serving.api import WeightPart, WeightSource
 from realsys.transport.codec import ProtocolError
-from realsys.transport.keys import TrialKeypairs
-from realsys.weight_sync import host_share
-from realsys.weight_sync.giving import who_gives_what, wire_dtypes
-from realsys.weight_sync.host_share import HostShare, PartSource, VersionSource
-from realsys.weight_sync.manifest import KEY
-from realsys.weight_sync.publisher import WeightPublisher
-from realsys.weight_sync.receiver import WeightReceiver
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import WeightPart, WeightSource
+from realsys.weights.layouts.holdings import fsdp_layout
+from realsys.weights.sync import host_share
+from realsys.weights.sync.host_share import HostShare, PartSource, VersionSource
+from realsys.weights.sync.manifest import KEY
+from realsys.weights.sync.plan_publish import who_gives_what, wire_dtypes
+from realsys.weights.sync.publisher import WeightPublisher
+from realsys.weights.sync.receiver import WeightReceiver
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 MIB = 1 << 20
@@ -320,7 +320,7 @@ def test_only_what_changed_crosses_the_wire():
 
 
 def test_strangers_put_nothing_among_published_weights():
-    from realsys.data_plane.sequence_sample import SequenceSample
+    from realsys.data.sequence_sample import SequenceSample
 
     with trainers_here() as (trainers, receiver):
         source = publish(trainers, 1)

@@ -21,12 +21,12 @@ from real_trials import (
     worker_pid,
 )
 
-from launcher.liveness import processes_of
-from launcher.trial_state import State
+from launcher.trials.liveness import processes_of
+from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
-from realsys.api.trial import AttemptRecord, TrialFiles, WorkerStatus, dumps, loads
 from realsys.name_resolve.open import open_store
-from realsys.worker.commands import Command, Verb
+from realsys.runtime.worker_commands import Command, Verb
+from realsys.trial.records import AttemptRecord, TrialFiles, WorkerStatus, dumps, loads
 from realsys.worker.runner import trial_keys
 
 
@@ -92,7 +92,7 @@ def open_files(pid: int) -> set[str]:
 def watches(pid: int, worker: int) -> bool:
     """Whether it is a heartbeat process that holds that worker's pidfd (proc_pid_fdinfo(5))."""
     with suppress(OSError):
-        if b"realsys.worker.heartbeat" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"realsys.heartbeat.heartbeat_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
             infos = [p.read_text() for p in Path(f"/proc/{pid}/fdinfo").iterdir()]
             return any(f"\nPid:\t{worker}\n" in info for info in infos)
     return False

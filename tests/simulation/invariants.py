@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from realsys.api.lineage import Lineage
 from realsys.observability.history_check import check_history
+from realsys.trial.lineage import Lineage
 
 from .faults import Plan
 from .trial import Trial

@@ -1,7 +1,7 @@
 """The master: where it goes on, its steps, its checkpoints, its end.
 
-Files are as realsys/master/recover.py, publication.py and realsys/observability/metrics.py handle them;
-between two of their system calls the master may stand still as long as it likes.
+Files are as realsys/master/checkpoint/recover.py, publication.py and realsys/observability/metrics.py
+handle them; between two of their system calls the master may stand still as long as it likes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
-from realsys.api.lineage import Lineage
-from realsys.api.trial import Resumed
 from realsys.name_resolve.fence import AttemptFence
+from realsys.trial.lineage import Lineage
+from realsys.trial.records import Resumed
 
 from .remote import fence_check, insistently
 from .trial import CHECKPOINT_EVERY, Checkpoint, Trial
@@ -131,7 +131,7 @@ class Master:
         trial.note("resumed", me, step, of=of)
         trial.look_at_checkpoints(me)
 
-    # ---- what waits to be shown: realsys/master/outbox.py -----------------------------------
+    # ---- what waits to be shown: realsys/master/checkpoint/outbox.py -----------------------------------
 
     def _put(self, op: str, step: int) -> None:
         if op == "checkpoint":  # the newest is enough

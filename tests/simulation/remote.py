@@ -14,7 +14,7 @@ from typing import Any
 
 from realsys.api.errors import RealsysError, StoreUnavailable
 from realsys.name_resolve.fence import AttemptFence
-from realsys.name_resolve.memory import MemoryStore
+from realsys.name_resolve.memory_store import MemoryStore
 from realsys.name_resolve.store import Put
 
 from .world import Process, Rpc, World

@@ -1,7 +1,7 @@
 """The supervisor: takes an attempt, starts workers, looks who is there, ends the attempt.
 
 It plays FailureDetector and AttemptFence. The steps of take_attempt and end_attempt are those of
-realsys/supervisor/attempt.py.
+realsys/supervisor/attempt/attempt.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from realsys.api.errors import KeyNotFound, StaleAttempt, StoreUnavailable
-from realsys.api.trial import AttemptRecord, dumps, loads
 from realsys.name_resolve.fence import AttemptFence
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.memory import MemoryStore
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.memory_store import MemoryStore
 from realsys.name_resolve.store import Compare, Put
+from realsys.trial.records import AttemptRecord, dumps, loads
 
 from .master import Master
 from .remote import fenced_write, insistently, remotely

@@ -11,8 +11,8 @@ from functools import cache
 
 import pytest
 
-from realsys.rollout.lengths import Lengths
-from realsys.rollout.simulate import Outcome, Setting, simulate
+from realsys.rollout.simulation.lengths import Lengths
+from realsys.rollout.simulation.simulate_rollouts import Outcome, Setting, simulate
 
 pytestmark = pytest.mark.simulation
 

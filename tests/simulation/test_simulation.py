@@ -19,9 +19,9 @@ import pytest
 from simulation.run import Outcome, command, play
 from simulation.trial import Rules
 
-from realsys.api.lineage import Lineage
-from realsys.api.trial import Resumed
-from realsys.supervisor.failure_detector import FailureDetector
+from realsys.supervisor.health.failure_detector import FailureDetector
+from realsys.trial.lineage import Lineage
+from realsys.trial.records import Resumed
 
 pytestmark = pytest.mark.simulation
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from realsys.api.lineage import Lineage
-from realsys.api.trial import Resumed
-from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_judge import TTL_S, LeaseJudge
-from realsys.supervisor.failure_detector import FailureDetector
+from realsys.supervisor.health.failure_detector import FailureDetector
+from realsys.trial.lineage import Lineage
+from realsys.trial.records import Resumed
 
 from .world import Node, Process, World
 

@@ -1,7 +1,7 @@
 """A worker as two processes: the heartbeat that holds its lease, and the main process that works.
 
-The heartbeat plays LeaseJudge and AttemptFence as realsys/worker/heartbeat.py does. Main hears its
-standing through a pipe: a heartbeat that stands still tells nothing.
+The heartbeat plays LeaseJudge and AttemptFence as realsys/heartbeat/heartbeat_process.py does. Main hears
+its standing through a pipe: a heartbeat that stands still tells nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
-from realsys.api.trial import AttemptRecord
 from realsys.name_resolve.fence import AttemptFence
-from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_judge import RENEWALS_PER_TTL, LeaseJudge, Standing
-from realsys.name_resolve.memory import MemoryStore
+from realsys.name_resolve.memory_store import MemoryStore
 from realsys.name_resolve.store import Lease, Put
+from realsys.trial.records import AttemptRecord
 
 from .remote import fenced_write
 from .trial import Trial

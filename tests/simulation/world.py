@@ -17,7 +17,7 @@ from typing import Any
 
 from realsys.api.errors import RealsysError, StoreUnavailable
 from realsys.name_resolve.keyspace import EndLease
-from realsys.name_resolve.memory import MemoryStore, SharedMemory
+from realsys.name_resolve.memory_store import MemoryStore, SharedMemory
 
 Thread = Generator[Any, Any, None]
 NEVER = float("-inf")

@@ -16,12 +16,11 @@ from pathlib import Path
 
 from stand_in_slurm import make_plan, write_plan
 
-from realsys.api.job import StepPlan
-from realsys.api.plan import plan_hash, plan_text
+from realsys.api.plan import StepPlan, plan_hash, plan_text
 from realsys.api.scheduling import WorkerType
 from realsys.slurm import step_command
-from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
-from realsys.supervisor.steps import Task
+from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
+from realsys.supervisor.steps.steps import Task
 from realsys.worker import task
 
 WORKER = 'echo "$$ $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_STEP_ID" >> {seen}; exec sleep 120'

@@ -11,8 +11,8 @@ import pytest
 from real_trials import LONG_PPO, SMALL_PPO, explain
 from slurm_trials import SlurmTrials
 
-from launcher.status import trial_view
-from launcher.trial_state import State
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from test_slurm_faults import TWO_NODES, nothing_left
 
-from launcher.trial_state import State
+from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 

@@ -17,13 +17,13 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from told import row, rows
 
-from launcher.explain import explain
-from launcher.status import trial_view
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
+from launcher.trials.explain import explain
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.api.plan import read_plan
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 
 TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40")  # of 64: one a node
 

@@ -10,7 +10,7 @@ from hostlist_table import EXPANDED, WRITTEN
 from slurm_cluster import SlurmCluster
 from slurm_time_table import BEGINS, TIME_LIMITS
 
-from launcher.slurm.time_spec import parse_begin
+from launcher.job.time_spec import parse_begin
 from realsys.api.errors import ConfigError
 
 

@@ -13,10 +13,10 @@ from real_trials import LONG_PPO, SMALL_PPO, explain
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.status import trial_view
-from launcher.trial_state import State
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 
 SHORT = (*SMALL_PPO, "exp_ctrl.benchmark_steps=2")
 TWO = "actor.parallel=d2t1p1"

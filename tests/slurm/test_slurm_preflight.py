@@ -13,13 +13,13 @@ from real_trials import SMALL_PPO, explain
 from slurm_daemons import wait_until
 from slurm_trials import SlurmTrials
 
-from launcher.clusters import find_cluster
-from launcher.slurm import gpu_job
-from launcher.slurm.gpu_job import GpuQuestion, gpu_findings
-from launcher.status import trial_view
-from launcher.trial_state import State
-from realsys.api.trial import ExitMarker, PreflightRecord, read_record
-from realsys.preflight.rounds import Wanted
+from launcher.sites.clusters import find_cluster
+from launcher.slurm.doctor import gpu_job
+from launcher.slurm.doctor.gpu_job import GpuQuestion, gpu_findings
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
+from realsys.slurm.preflight.rounds import Wanted
+from realsys.trial.records import ExitMarker, PreflightRecord, read_record
 
 # Knows no event reasons, as drivers before 535: it is asked again by their older names.
 NVIDIA_SMI = """\

@@ -22,10 +22,10 @@ from real_trials import (
 from slurm_trials import SlurmTrials
 from told import row
 
-from launcher.status import trial_view
-from launcher.trial_state import State
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 
 SECRET = secrets.token_hex(16)  # not in any file of the checkout, which is copied
 

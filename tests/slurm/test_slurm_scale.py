@@ -10,8 +10,8 @@ import live_runs
 from real_trials import explain
 from slurm_trials import SlurmTrials
 
-from launcher.status import trial_view
-from realsys.api.trial import TrialFiles, read_record
+from launcher.trials.status import trial_view
+from realsys.trial.records import TrialFiles, read_record
 from realsys.worker.task_place import TaskPlace
 
 

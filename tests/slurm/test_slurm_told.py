@@ -16,15 +16,15 @@ from real_trials import LONG_PPO, explain, name_of, wait_until
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.slurm.discover import ask as discover
-from launcher.slurm.executor import BatchExecutor
-from launcher.slurm.job_board import JobBoard
-from launcher.slurm.job_rows import JobInfo
-from launcher.slurm.login_checks import account_findings, partition_findings
-from launcher.slurm.site_yaml import site_yaml
-from launcher.status import TrialReader, trial_view
-from launcher.submission import Submission
-from launcher.trial_state import State
+from launcher.slurm.discovery.discover import ask as discover
+from launcher.slurm.discovery.site_yaml import site_yaml
+from launcher.slurm.doctor.login_checks import account_findings, partition_findings
+from launcher.slurm.query.job_rows import JobInfo
+from launcher.submit.executors.slurm_executor import BatchExecutor
+from launcher.trials.job_board import JobBoard
+from launcher.trials.status import TrialReader, trial_view
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import State
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 
 POOL = "add qos pool MaxTRESPerUser=cpu=4,node=1 GrpTRESMins=cpu=1000"
@@ -156,7 +156,7 @@ def test_a_plan_and_a_launch_tell_the_limit_that_slurm_takes_silently(
 
 OUT_OF_MEMORY = """
 import subprocess, sys
-from realsys.worker.oom_evidence import oom_evidence, read_oom_counts
+from realsys.runtime.oom_evidence import oom_evidence, read_oom_counts
 before = read_oom_counts()
 child = subprocess.run([sys.executable, "-c", "len(bytearray(1 << 30))"])
 print(child.returncode, oom_evidence(before, read_oom_counts()), flush=True)

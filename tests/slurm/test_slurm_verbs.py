@@ -11,8 +11,8 @@ from real_trials import LONG_PPO, SMALL_PPO
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.status import trial_view
-from launcher.trial_state import State
+from launcher.trials.status import trial_view
+from launcher.trials.trial_state import State
 
 
 def test_a_sweep_is_one_array_and_one_table(

@@ -21,10 +21,10 @@ from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, wai
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.trial_state import State
-from realsys.api.trial import TrialFiles
+from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
+from realsys.trial.records import TrialFiles
 
 # A checkpoint a step, so that a random moment often falls into one.
 PPO = small_ppo("exp_ctrl.total_train_epochs=4", "exp_ctrl.ckpt_freq_steps=1")

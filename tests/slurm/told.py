@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.explain import explain
-from launcher.trial_view import TrialView
+from launcher.trials.explain import explain
+from launcher.trials.trial_view import TrialView
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "running_on_slurm.md"
 HEADING = "What Slurm did, and what you are told"

@@ -14,7 +14,7 @@ from realsys.api.model import FinetuneSpec, GenerationHyperparameters, Model, Mo
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.fsdp import FSDPBackend
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 
 torch.set_num_threads(1)

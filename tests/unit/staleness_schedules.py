@@ -12,8 +12,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from realsys.rollout.staleness import StalenessLedger
-from realsys.rollout.tickets import Admitted
+from realsys.rollout.staleness.ledger import StalenessLedger
+from realsys.rollout.staleness.tickets import Admitted
 
 Make = Callable[..., StalenessLedger]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from realsys.agents.math_multi_turn import MathMultiTurn
-from realsys.agents.math_single_step import MathSingleStep
-from realsys.agents.spoken_text import next_turn
-from realsys.agents.tool_use import ToolUse
 from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
 from realsys.api.errors import ConfigError, DataError
+from realsys.rollout.agents.answer_text import next_turn
+from realsys.rollout.agents.math_multi_turn import MathMultiTurn
+from realsys.rollout.agents.math_single_step import MathSingleStep
+from realsys.rollout.agents.tool_use import ToolUse
 
 END = "$"  # the end token of the characters' tokenizer, a special one
 

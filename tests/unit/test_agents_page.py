@@ -13,7 +13,7 @@ import pytest
 
 from realsys.api import registry
 from realsys.api.agent import Answer
-from realsys.rollout_worker.trajectories import fault_of
+from realsys.rollout.worker.trajectories import fault_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_an_agent.md"
 

@@ -7,13 +7,13 @@ from datetime import datetime
 
 import pytest
 
-from launcher.job.allocation import Allocation, JobRequest, allocate
-from launcher.job.placement import Demand, NodeShape, place
+from launcher.job.job_allocation import Allocation, JobRequest, allocate
+from launcher.job.task_placement import Demand, NodeShape, place
 from launcher.job.times import holding_limit
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, UnknownName
-from realsys.api.job import JobComponent, JobPlan, Layout, StepPlan
 from realsys.api.plain import from_plain, to_plain
+from realsys.api.plan import JobComponent, JobPlan, Layout, StepPlan
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
 
 NOW = datetime(2026, 11, 21, 12, 0)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from realsys.api.errors import DataError
-from realsys.datasets.arithmetic import arithmetic_word_problems, needs_carry
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems, needs_carry
 
 ANSWER = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)\n#### (\d+)")
 
@@ -124,7 +124,7 @@ def test_a_share_outside_zero_to_one_is_refused(share):
 
 def test_text_does_not_depend_on_the_hash_seed_and_loads_without_torch():
     program = (
-        "import sys; from realsys.datasets.arithmetic import arithmetic_word_problems as f; "
+        "import sys; from realsys.data.sources.arithmetic_problems import arithmetic_word_problems as f; "
         "print(f(num_problems=50, seed=1, split='test')); sys.exit('torch' in sys.modules)"
     )
     printed = {

@@ -17,7 +17,11 @@ from realsys.api.errors import (
     TrialError,
     TrialIsLive,
 )
-from realsys.api.trial import (
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.open import open_store
+from realsys.supervisor.attempt.attempt import MOST_AT_ONCE, Job, end_attempt, take_attempt
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Result,
@@ -29,10 +33,6 @@ from realsys.api.trial import (
     read_record,
     write_record,
 )
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.open import open_store
-from realsys.supervisor.attempt import MOST_AT_ONCE, Job, end_attempt, take_attempt
-from realsys.transport.keys import TrialKeypairs
 
 KEYS = TrialKeys(cluster="local", user="anna", experiment="ppo-math", trial="run1")
 
@@ -346,8 +346,8 @@ def elsewhere(files, number):
 
 
 def test_a_former_store_with_leases_means_that_it_lives(files, store, monkeypatch):
-    monkeypatch.setattr("realsys.supervisor.attempt.MANY_TTL_S", 0.0)
-    monkeypatch.setattr("realsys.supervisor.attempt.LEASE_SLACK_S", 0.1)
+    monkeypatch.setattr("realsys.supervisor.attempt.attempt.MANY_TTL_S", 0.0)
+    monkeypatch.setattr("realsys.supervisor.attempt.attempt.LEASE_SLACK_S", 0.1)
     elsewhere(files, 1)
     former = open_store("memory://former")
     former.add(KEYS.worker("model_worker", 0), b"x", lease=former.grant(60.0), replace=True)

@@ -18,9 +18,9 @@ from test_hf_directory import write_safetensors
 from test_whole_models import CONFIG, shapes
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from experiments.sft_math import SFTMathExperiment
-from launcher.cli import run
-from launcher.exit_codes import ExitCode
+from experiments.parts.sft_math import SFTMathExperiment
+from launcher.cli.command_line import run
+from launcher.terminal.exit_codes import ExitCode
 from realsys.api import registry
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelName

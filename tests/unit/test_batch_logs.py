@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.logs import BATCH, TrialLogs, since_stamp
-from launcher.submission import Submission
+from launcher.trials.merged_logs import BATCH, TrialLogs, since_stamp
+from launcher.trials.submission import Submission
 from realsys.api.errors import ConfigError
-from realsys.api.trial import AttemptRecord, TrialFiles, write_record
+from realsys.trial.records import AttemptRecord, TrialFiles, write_record
 
 NOW = datetime(2026, 11, 21, 9, 30, 5, 700_000)
 

@@ -13,8 +13,8 @@ from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef, build_graph
 from realsys.api.errors import DataError, InternalError, WaitTimeout
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
-from realsys.master.buffer import AsyncIOSequenceBuffer
-from realsys.master.buffer_core import SequenceBufferCore
+from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.buffer_core import SequenceBufferCore
 
 # gen reads prompts and makes answers; reward reads answers and makes scores; train reads both.
 READS = {"gen": ("prompts",), "reward": ("answers",), "train": ("answers", "scores")}

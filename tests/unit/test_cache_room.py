@@ -9,16 +9,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
-from realsys.backends.engine import _cache_tokens
-from realsys.generation.attention import KeyValues
-from realsys.generation.cache_room import BytesOfGeneration, room_on_gpu, tokens_that_fit
-from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.engine import generate
-from realsys.generation.requests import GenerationRequest
-from realsys.generation.slots import grown
-from realsys.serving import embedded
-from realsys.serving.embedded import EmbeddedEngine
-from realsys.serving.embedded_settings import EmbeddedSettings
+from realsys.backends.hf.engine import _cache_tokens
+from realsys.generation.decoding.attention import KeyValues
+from realsys.generation.decoding.slots import grown
+from realsys.generation.embedded_settings import EmbeddedSettings
+from realsys.generation.engine.cache_room import BytesOfGeneration, room_on_gpu, tokens_that_fit
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.embedded_engine import generate
+from realsys.generation.engine.engine_requests import GenerationRequest
+from realsys.generation.served_engines import embedded
+from realsys.generation.served_engines.embedded import EmbeddedEngine
 
 VOCABULARY = 40
 # While the cache changes one of the four layers is there twice; positions are whole lines of 16.

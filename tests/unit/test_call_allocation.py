@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.wishes import Wish, allocate_calls, wishes_of
-from realsys.api.allocation import (
+from experiments.parts.placement_requests import Wish, allocate_calls, wishes_of
+from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.api.model import ProcessTopology
+from realsys.planner.allocation import (
     AllocationEntry,
     CallAllocation,
     format_allocation,
@@ -16,8 +18,6 @@ from realsys.api.allocation import (
     parse_pools,
     workers_text,
 )
-from realsys.api.errors import ConfigError, ConfigErrors
-from realsys.api.model import ProcessTopology
 
 CALLS = {"actor_gen": "actor", "actor_train": "actor", "critic_train": "critic", "rew_inf": "rule"}
 

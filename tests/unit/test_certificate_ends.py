@@ -11,7 +11,7 @@ import pytest
 from realsys.api.cluster import EtcdSpec
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import Ending, endings, warning_of
-from realsys.supervisor.certificates import Authority, CertificateWatch, KeyPair
+from realsys.supervisor.job_etcd.certificates import Authority, CertificateWatch, KeyPair
 
 NOW = datetime.datetime(2026, 11, 23, 12, 0, tzinfo=datetime.UTC)
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from experiments.math_rl import MathRLExperiment
-from experiments.sft_math import SFTMathExperiment
-from launcher import resolve as resolve_module
-from launcher.changed_settings import (
+from experiments.parts.math_rl import MathRLExperiment
+from experiments.parts.sft_math import SFTMathExperiment
+from launcher.plan import resolve as resolve_module
+from launcher.plan.resolve import resolve
+from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
+from launcher.submit.planning import experiment_type
+from launcher.trials.changed_settings import (
     ABSENT,
     OF_A_START,
     Difference,
@@ -26,14 +29,11 @@ from launcher.changed_settings import (
     refused,
     what_differs,
 )
-from launcher.option_tree import OptionRow, rows
-from launcher.planning import experiment_type
-from launcher.resolve import resolve
-from launcher.scheduling_options import GroupOptions, SchedulingOptions
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.plain import to_plain
-from realsys.api.trial import PlanChange
+from realsys.config.option_tree import OptionRow, rows
+from realsys.trial.records import PlanChange
 
 # With what some settings need to be of any meaning.
 EXPERIMENTS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -15,20 +15,22 @@ from typing import Any
 
 import pytest
 
-from launcher import completion, entry, exit_codes, front_page, render, write_front_page
-from launcher.cli import run
-from launcher.exit_codes import ExitCode
-from launcher.liveness import Liveness
-from launcher.logs import LogLine
-from launcher.option_tree import range_text
-from launcher.places import user_name
-from launcher.planning import make_plan
-from launcher.tables import print_status
-from launcher.trial_state import State
-from launcher.trial_view import Records, TrialView, view_of
+from launcher.cli import completion, entry, front_page, write_front_page
+from launcher.cli.command_line import run
+from launcher.cli.tables import print_status
+from launcher.sites.places import user_name
+from launcher.submit.planning import make_plan
+from launcher.terminal import exit_codes
+from launcher.terminal.exit_codes import ExitCode
+from launcher.trials import render
+from launcher.trials.liveness import Liveness
+from launcher.trials.merged_logs import LogLine
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import Records, TrialView, view_of
 from realsys.api import errors, registry
 from realsys.api.plan import plan_text
-from realsys.api.trial import (
+from realsys.config.option_tree import range_text
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Failure,
@@ -125,7 +127,7 @@ def loaded_by(code: str) -> set[str]:
     [[], ["--help"], ["__complete", "la"], ["__complete", "logs", ""], ["completion", "bash"]],
 )
 def test_the_front_imports_neither_typer_nor_our_packages(words: list[str]) -> None:
-    code = f"from launcher.entry import main\nmain({words!r})"
+    code = f"from launcher.cli.entry import main\nmain({words!r})"
     assert not loaded_by(code) & {"typer", "rich", "realsys", "yaml", "dataclasses", "json"}
 
 
@@ -139,19 +141,19 @@ def test_no_module_of_the_launcher_loads_torch(module: str) -> None:
 
 
 def test_planning_the_default_experiment_loads_no_torch() -> None:
-    code = "from launcher.cli import run\nassert run(['plan', 'ppo-math']) == 0"
+    code = "from launcher.cli.command_line import run\nassert run(['plan', 'ppo-math']) == 0"
     assert not loaded_by(code) & {"torch", "transformers", "matplotlib", "submitit", "zmq"}
 
 
 def test_version() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "launcher.entry", "--version"], capture_output=True, text=True
+        [sys.executable, "-m", "launcher.cli.entry", "--version"], capture_output=True, text=True
     )
     assert re.fullmatch(r"realsys \d+\.\d+.*\n", done.stdout)
 
 
 def test_a_closed_pipe_is_quiet() -> None:
-    command = f"{sys.executable} -m launcher.entry show --config ppo-math | head -1"
+    command = f"{sys.executable} -m launcher.cli.entry show --config ppo-math | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.stderr, len(done.stdout.splitlines())) == ("", 1)
 
@@ -187,7 +189,7 @@ def test_tab(trial: TrialFiles, words: list[str], expected: list[str]) -> None:
 def test_tab_in_a_real_bash(trial: TrialFiles, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "realsys"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher.entry "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher.cli.entry "$@"\n')
     program.chmod(0o755)
     script = (
         'eval "$(realsys completion bash)"; COMP_WORDS=(realsys logs ppo-math/run7 mo); '
@@ -273,7 +275,7 @@ def test_a_bug_says_so_and_where(
     def boom(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("launcher.planning.make_plan", boom)
+    monkeypatch.setattr("launcher.submit.planning.make_plan", boom)
     assert run(["plan", "ppo-math", "--json"]) == ExitCode.BUG
     captured = capsys.readouterr()
     assert "Traceback" in captured.err
@@ -323,7 +325,7 @@ def test_own_experiments_by_import(tmp_path: Path, capsys: pytest.CaptureFixture
     mine = tmp_path / "my_experiment_for_test_cli.py"
     mine.write_text(
         "from dataclasses import dataclass\n"
-        "from experiments.sft_math import SFTMathExperiment\n"
+        "from experiments.parts.sft_math import SFTMathExperiment\n"
         "from realsys.api.registry import register_experiment\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class Mine(SFTMathExperiment):\n"
@@ -714,10 +716,10 @@ def test_a_terminal_that_can_not_draw_gets_lines(
 def test_an_interrupt_while_modules_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
         def find_spec(self, name: str, path: object, target: object = None) -> None:
-            if name == "launcher.cli":
+            if name == "launcher.cli.command_line":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "launcher.cli")
+    monkeypatch.delitem(sys.modules, "launcher.cli.command_line")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     assert entry.main(["status"]) == ExitCode.INTERRUPTED == entry.INTERRUPTED
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import clusters, places
-from launcher.clusters import check_writable, file_roots, find_cluster
+from launcher.sites import clusters, places
+from launcher.sites.clusters import check_writable, file_roots, find_cluster
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, ConfigErrors, UnknownName
 from realsys.name_resolve.open import open_store

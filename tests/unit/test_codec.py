@@ -26,7 +26,7 @@ from realsys.api.errors import (
 )
 from realsys.transport.client import client_context, too_many_peers
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import (
     PROTOCOL_VERSION,
     ErrorInfo,
@@ -36,8 +36,8 @@ from realsys.transport.messages import (
     error_to_info,
     info_to_error,
 )
-from realsys.transport.requests import Reply
 from realsys.transport.server import KeptReplies
+from realsys.transport.worker_requests import Reply
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):

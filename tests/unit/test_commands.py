@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from realsys.api.errors import TrialError
-from realsys.api.trial import AttemptRecord, StopRequest, dumps
-from realsys.worker.commands import ALLOWED, Command, Verb, parse_command, refusal
-from realsys.worker.lifecycle import FINAL, WorkerEvent, WorkerState
+from realsys.runtime.lifecycle import FINAL, WorkerEvent, WorkerState
+from realsys.runtime.worker_commands import ALLOWED, Command, Verb, parse_command, refusal
+from realsys.trial.records import AttemptRecord, StopRequest, dumps
 from realsys.worker.runner import WorkerRunner
 
 ATTEMPT = AttemptRecord(

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from realsys.api.trial import AttemptRecord, dumps, loads
-from realsys.supervisor.components import (
+from realsys.supervisor.split_jobs.components import (
     Action,
     ComponentRecord,
     Order,
@@ -17,6 +16,7 @@ from realsys.supervisor.components import (
     is_joinable,
     report_of,
 )
+from realsys.trial.records import AttemptRecord, dumps, loads
 
 HERE = ComponentRecord(
     index=1, agent="a1", job_id="121", host="n2", nodes="n2", attempt=3, token="t"

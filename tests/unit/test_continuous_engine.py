@@ -8,8 +8,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from realsys.api.errors import DataError, InternalError
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.requests import GenerationRequest
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.engine_requests import GenerationRequest
 
 VOCABULARY = 40
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.attention import Lanes, seen_width
-from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.decoder import rounded, row_granule
-from realsys.generation.engine import generate
-from realsys.generation.requests import GenerationRequest
+from realsys.generation.decoding.attention import Lanes, seen_width
+from realsys.generation.decoding.decoder import rounded, row_granule
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.embedded_engine import generate
+from realsys.generation.engine.engine_requests import GenerationRequest
 
 VOCABULARY = 61
 # (hidden, MLP, query heads, key heads): lanes of one, two and four key heads, and odd widths.

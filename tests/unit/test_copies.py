@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import make_plan, write_plan
 
-from launcher.copies import refuse_copy
-from launcher.stop import stop
-from launcher.trials import find_own_trial
+from launcher.control.stop import stop
+from launcher.trials.copies import refuse_copy
+from launcher.trials.find_trials import find_own_trial
 from realsys.api.errors import TrialError
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 
 
 @pytest.fixture

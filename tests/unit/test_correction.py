@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from realsys.algorithms.correction import correction_weights, judge_mismatch, mismatch
 from realsys.algorithms.overlong import overlong_penalty
 from realsys.algorithms.policy_loss import aggregate, ppo_policy_loss
-from realsys.algorithms.staleness import token_lags, tokens_by_lag
+from realsys.algorithms.staleness_figures import token_lags, tokens_by_lag
 from realsys.api.errors import ConfigError, DataError
-from realsys.data_plane.ragged import pad_packed, unpad_to_packed
+from realsys.data.ragged import pad_packed, unpad_to_packed
 
 torch.set_num_threads(1)
 METHODS = ["none", "cap", "tis", "icepop", "sequence_mask"]

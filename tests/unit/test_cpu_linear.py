@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from realsys.backends import cpu_linear
-from realsys.backends.cpu_linear import multiply_by_onednn
+from realsys.backends.kernels import cpu_linear
+from realsys.backends.kernels.cpu_linear import multiply_by_onednn
 
 ROWS = 300
 

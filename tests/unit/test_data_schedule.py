@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realsys.master.data_schedule import Datapoint, DataSchedule
+from realsys.master.graph.data_schedule import Datapoint, DataSchedule
 
 
 def schedule(size, batch, *, seed=1, shuffle=True):
@@ -79,7 +79,7 @@ def test_a_step_is_the_same_whatever_was_asked_before():
 
 PROBE = """
 import json
-from realsys.master.data_schedule import DataSchedule
+from realsys.master.graph.data_schedule import DataSchedule
 order = DataSchedule(dataset_size=11, batch_size=4, seed=5, shuffle=True)
 print(json.dumps([[p.id for p in order.batch(step)] for step in range(6)]))
 """

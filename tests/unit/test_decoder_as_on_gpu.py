@@ -7,11 +7,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation import continuous, slots
-from realsys.generation.bands import ON_CPU, ON_GPU, Band, bands_of
-from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.decoder import FastForward
-from realsys.generation.requests import GenerationRequest
+from realsys.generation.decoding import slots
+from realsys.generation.decoding.decoder import FastForward
+from realsys.generation.decoding.length_buckets import ON_CPU, ON_GPU, Band, bands_of
+from realsys.generation.engine import continuous
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.engine_requests import GenerationRequest
 
 SIZES = {
     "vocab_size": 61,

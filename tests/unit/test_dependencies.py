@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import dependencies
-from launcher.dependencies import dependency_on
-from launcher.places import user_name
-from launcher.submission import Submission
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
+from launcher.sites.places import user_name
+from launcher.submit import dependencies
+from launcher.submit.dependencies import dependency_on
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ConfigError, NoSuchTrial
-from realsys.api.trial import TrialFiles, TrialRecord, trial_dir, write_record
+from realsys.trial.records import TrialFiles, TrialRecord, trial_dir, write_record
 
 pytestmark = pytest.mark.usefixtures("file_root")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.exit_codes import EXIT_CODES
-from launcher.front_page import VERBS
-from realsys.name_resolve.keys import KEY_TABLE
-from realsys.worker import exit_codes
-from realsys.worker.lifecycle import TRANSITIONS
+from launcher.cli.front_page import VERBS
+from launcher.terminal.exit_codes import EXIT_CODES
+from realsys.name_resolve.key_table import KEY_TABLE
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.lifecycle import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "experiments/README.md"])
@@ -131,7 +131,7 @@ def test_workers_pages_lifecycle_is_the_codes() -> None:
 
 
 def test_workers_pages_exit_codes_are_the_codes() -> None:
-    known = {value: name for name, value in vars(exit_codes).items() if name.isupper()}
+    known = {value: name for name, value in vars(worker_exit_codes).items() if name.isupper()}
     listed = [
         row.split(" | ")[:2] for row in rows(text_of("docs/workers.md"), "Exit codes of workers")
     ]

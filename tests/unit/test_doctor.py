@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import typer
 
-from launcher import verbs_site
-from launcher.clusters import read_spec, write_spec
-from launcher.slurm import canary, kernel_checks
-from launcher.slurm import node_job as jobs
-from launcher.slurm.discover import Discovered, discovered
-from launcher.slurm.doctor import examine, space_finding
-from launcher.slurm.findings import Finding
-from launcher.slurm.gpu_job import GpuQuestion
-from launcher.slurm.images import pull
-from launcher.slurm.login_checks import (
+from launcher.cli.verbs import site_verbs
+from launcher.sites.clusters import read_spec, write_spec
+from launcher.slurm.discovery.discover import Discovered, discovered
+from launcher.slurm.discovery.site_facts import site_facts
+from launcher.slurm.discovery.site_yaml import site_yaml
+from launcher.slurm.doctor import kernel_checks, node_probe
+from launcher.slurm.doctor import node_job as jobs
+from launcher.slurm.doctor.doctor import examine, space_finding
+from launcher.slurm.doctor.findings import Finding
+from launcher.slurm.doctor.gpu_job import GpuQuestion
+from launcher.slurm.doctor.login_checks import (
     account_findings,
     partition_findings,
     version_finding,
 )
-from launcher.slurm.node_checks import NEEDED, names, node_findings
-from launcher.slurm.node_job import PACKAGES, Seen, node_job, parse, script, small_request
-from launcher.slurm.site_facts import site_facts
-from launcher.slurm.site_yaml import site_yaml
-from launcher.slurm.store_checks import asked_there, there_finding
+from launcher.slurm.doctor.node_checks import NEEDED, names, node_findings
+from launcher.slurm.doctor.node_job import PACKAGES, Seen, node_job, parse, script, small_request
+from launcher.slurm.doctor.store_checks import asked_there, there_finding
+from launcher.slurm.images.image_pull import pull
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError
 
@@ -142,7 +142,7 @@ def test_a_jobs_own_etcd_needs_its_program_on_the_node(
     (tmp_path / "bin/etcd").unlink(missing_ok=True)
     asked = asked_there(spec)
     assert asked == {"folder": None, "endpoints": [], "files": [], "programs": ["etcd"]}
-    assert canary.store({**asked, "programs": ["no-such-program"]}) == [
+    assert node_probe.store({**asked, "programs": ["no-such-program"]}) == [
         "no program no-such-program on PATH there"
     ]
     add_program(tmp_path / "bin/etcd", "#!/bin/sh\n")
@@ -173,7 +173,7 @@ def test_a_node_says_which_server_it_does_not_reach_and_which_file_it_does_not_s
             user="me", password_file=f"{tmp_path}/none", ca_file=f"{tmp_path}/ca.pem"
         )
         spec = replace(spec, name_resolve=f"etcd://{up},{down}", etcd=section)
-        problems = canary.store(asked_there(spec))
+        problems = node_probe.store(asked_there(spec))
     assert problems == [
         f"{tmp_path}/none can't be read there: No such file or directory",
         f"{down} is not reached from there: [Errno 111] Connection refused",
@@ -479,7 +479,7 @@ def test_an_old_slurm() -> None:
 
 
 def test_little_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("launcher.slurm.doctor.LEAST_FREE_GIB", 1e9)
+    monkeypatch.setattr("launcher.slurm.doctor.doctor.LEAST_FREE_GIB", 1e9)
     assert space_finding(str(tmp_path / "not/yet")).ok is False
 
 
@@ -487,7 +487,7 @@ def test_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path))
-    assert verbs_site.doctor(cluster="local", json=True) == 0
+    assert site_verbs.doctor(cluster="local", json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
     assert [f["name"] for f in document["findings"]] == [
@@ -501,7 +501,7 @@ def test_doctor_for_people(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("FAKE_BUSY", "1")
     write_spec("lab", f"scheduler: slurm\nfile_root: {tmp_path}/root\nslurm.partition: main\n")
-    assert verbs_site.doctor(cluster="lab") == 1
+    assert site_verbs.doctor(cluster="lab") == 1
     lines = capsys.readouterr().out.splitlines()
     assert "ok   slurm                    Slurm 22.05.8 answers" in lines
     assert "?    clock                    not checked: no compute node" in lines
@@ -511,28 +511,28 @@ def test_clusters_lists_sites_and_their_mistakes(
     calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_spec("bad", "file_rot: /x\n")
-    assert verbs_site.clusters(json=True) == 0
+    assert site_verbs.clusters(json=True) == 0
     rows = json.loads(capsys.readouterr().out)["clusters"]
     assert [(r["name"], r["scheduler"], r["problem"]) for r in rows] == [
         ("bad", "?", "no option called 'file_rot'; see realsys doctor --cluster bad"),
         ("local", "local", ""),
     ]
-    assert verbs_site.clusters() == 0
+    assert site_verbs.clusters() == 0
     with pytest.raises(typer.BadParameter):
-        verbs_site.clusters("unit")
+        site_verbs.clusters("unit")
 
 
 def test_clusters_init_writes_once(
     calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert verbs_site.clusters("init") == 0
+    assert site_verbs.clusters("init") == 0
     text = capsys.readouterr().out
-    assert verbs_site.clusters("init", write=True) == 0
+    assert site_verbs.clusters("init", write=True) == 0
     path = tmp_path / "config/realsys/clusters/lab.yaml"
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_text() == text
     with pytest.raises(ConfigError, match="is there already"):
-        verbs_site.clusters("init", "lab", write=True)
+        site_verbs.clusters("init", "lab", write=True)
 
 
 PULL = """\
@@ -753,7 +753,7 @@ def test_a_site_that_wants_a_time_limit_of_every_job(
 def test_a_kernel_that_can_not_hold_a_process_is_told(
     spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert canary.pidfd() is True
+    assert node_probe.pidfd() is True
     assert list(kernel_checks.kernel_here()) == []
     told = judged(spec, pidfd=False, kernel="4.18.0-553.el8_10.x86_64")
     finding = told["kernel there"]

@@ -16,12 +16,12 @@ from realsys.api.model import (
 )
 from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.lr_schedule import learning_rate
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_tokens, num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
-from realsys.models.build import hf_critic, tiny_llama
+from realsys.models.factories import hf_critic, tiny_llama
 
 torch.set_num_threads(1)
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)

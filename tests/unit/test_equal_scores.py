@@ -21,13 +21,13 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.plain import to_plain
-from realsys.backends.data_parallel import DataParallel
 from realsys.backends.fsdp import FSDPBackend
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.datasets.math import MathPrompts
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.math_questions import MathPrompts
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_experience import FROM_SCORE, PPOSettings, prepare_experience
-from realsys.models.build import tiny_llama
+from realsys.models.factories import tiny_llama
 
 COMPANY: dict[str, Any] = {
     "name": ModelName("actor"),

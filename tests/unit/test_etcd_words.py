@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import run
-from launcher.etcd_roles import roles
+from launcher.cli.command_line import run
+from launcher.sites.etcd_roles import roles
 from realsys.api.cluster import ClusterSpec, EtcdSpec
 from realsys.api.errors import ConfigError
 

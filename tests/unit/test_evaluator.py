@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.errors import InternalError
-from realsys.api.trial import PhaseFiles
 from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
+from realsys.evaluator.evaluator_worker import CUT_OFF, EvaluatorLoop, Surroundings
 from realsys.evaluator.pass_at_k import mean_pass_at_k, pass_at_k
 from realsys.evaluator.pending import Checkpoint, Evaluate, GiveUp, Wait, next_action
 from realsys.evaluator.results import Evaluation, Results, Standing
-from realsys.evaluator.worker import CUT_OFF, EvaluatorLoop, Surroundings
 from realsys.observability.evaluations import last_figures, metric_rows
+from realsys.trial.records import PhaseFiles
 
 # ---- what is next ----------------------------------------------------------------------------
 

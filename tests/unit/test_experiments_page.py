@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.known_results import KnownResult
-from launcher.planning import experiment_type
+from launcher.submit.planning import experiment_type
 from realsys.api import registry
 from realsys.api.experiment import ExperimentConfig
 

@@ -6,12 +6,12 @@ from datetime import datetime
 
 import pytest
 
-from launcher.explain import LONG_S, MAX_NAMES, explain
-from launcher.slurm.query import JobInfo
-from launcher.slurm.states import JobState
-from launcher.trial_state import State
-from launcher.trial_view import TrialView, WorkerView
-from realsys.api.trial import ExitMarker, Failure, Progress, Result
+from launcher.slurm.query.job_query import JobInfo
+from launcher.slurm.query.states import JobState
+from launcher.trials.explain import LONG_S, MAX_NAMES, explain
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView, WorkerView
+from realsys.trial.records import ExitMarker, Failure, Progress, Result
 
 AT = datetime(2026, 11, 21, 9, 30, 5).timestamp()
 AT_WORDS = "2026-11-21 09:30:05"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realsys.supervisor.failure_detector import LOST_S, SETTLE_S, FailureDetector
+from realsys.supervisor.health.failure_detector import LOST_S, SETTLE_S, FailureDetector
 
 ALL = {"a": "n1", "b": "n1", "c": "n2", "d": "n2"}
 

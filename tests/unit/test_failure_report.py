@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, WorkerStatus
-from realsys.supervisor.failure_report import FailureReporter, suspects
-from realsys.supervisor.first_failure import is_secondary, order_failures
-from realsys.worker import exit_codes
+from realsys.runtime import worker_exit_codes
+from realsys.supervisor.health.failure_report import FailureReporter, suspects
+from realsys.supervisor.health.first_failure import is_secondary, order_failures
+from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, WorkerStatus
 
 IN_COLLECTIVE = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"
 
@@ -97,7 +97,7 @@ class Unstarted:
     hint: str = REFUSED
 
     def poll(self) -> int | None:
-        return exit_codes.NOT_STARTED
+        return worker_exit_codes.NOT_STARTED
 
 
 @pytest.fixture

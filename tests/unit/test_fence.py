@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
-from realsys.api.trial import AttemptRecord, dumps
-from realsys.name_resolve import patience
+from realsys.name_resolve import retry
 from realsys.name_resolve.fence import AttemptFence
-from realsys.name_resolve.keys import TrialKeys
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Put
-from realsys.supervisor.attempt import end_attempt
+from realsys.supervisor.attempt.attempt import end_attempt
+from realsys.trial.records import AttemptRecord, dumps
 
 KEYS = TrialKeys(cluster="local", user="anna", experiment="ppo-math", trial="run1")
 OURS = AttemptRecord(
@@ -63,7 +63,7 @@ def fence(flaky) -> AttemptFence:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(patience, "RETRY_S", 0.01)
+    monkeypatch.setattr(retry, "RETRY_S", 0.01)
 
 
 def shown(store) -> list[str]:
@@ -167,7 +167,7 @@ def test_a_check_alone_tells_it_too(store, fence, happens, what):
 
 def insist(fence, puts, *, timeout_s=60.0):
     """As whoever publishes does: tries again while the store is away."""
-    patience.patiently(lambda: fence.write(puts), timeout_s=timeout_s, what="publishing")
+    retry.patiently(lambda: fence.write(puts), timeout_s=timeout_s, what="publishing")
 
 
 def away_until(flaky, call):

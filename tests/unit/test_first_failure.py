@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from realsys.api.errors import DataError, WaitTimeout
-from realsys.api.trial import Failure, TrialFiles, read_record
-from realsys.supervisor.first_failure import (
+from realsys.runtime import worker_exit_codes
+from realsys.supervisor.health.first_failure import (
     SECONDARY_KINDS,
     TAIL_BYTES,
     TAIL_LINES,
@@ -19,7 +19,7 @@ from realsys.supervisor.first_failure import (
     order_failures,
 )
 from realsys.transport.messages import error_to_info, info_to_error
-from realsys.worker import exit_codes
+from realsys.trial.records import Failure, TrialFiles, read_record
 from realsys.worker.main import _leave_last_words
 
 
@@ -48,10 +48,10 @@ def marked(failure):
         (1, "exited with code 1"),
         (3, "exited with code 3"),
         (
-            exit_codes.FENCED,
+            worker_exit_codes.FENCED,
             "exited with code 77: its lease could not be renewed in time, so it stopped itself",
         ),
-        (exit_codes.ORPHANED, "exited with code 78: the workers it depends on were gone"),
+        (worker_exit_codes.ORPHANED, "exited with code 78: the workers it depends on were gone"),
     ],
 )
 def test_an_end_is_told_as_a_sentence(returncode, text):
@@ -96,7 +96,7 @@ def test_a_peer_lost_in_a_collective_is_secondary(words):
 
 
 def test_an_orphan_is_secondary():
-    orphan = failure("model_worker/0", 1.0, why=describe_exit(exit_codes.ORPHANED))
+    orphan = failure("model_worker/0", 1.0, why=describe_exit(worker_exit_codes.ORPHANED))
     killed = failure("master_worker/0", 2.0, why=describe_exit(-9))
     assert order_failures([orphan, killed]) == (killed, (marked(orphan),))
 

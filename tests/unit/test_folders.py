@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters import check_store
-from launcher.completion import _runs_folders
-from launcher.folder_checks import folder_findings
-from launcher.places import user_name
-from realsys.api import folders
+from launcher.cli.completion import _runs_folders
+from launcher.sites.clusters import check_store
+from launcher.sites.places import user_name
+from launcher.slurm.doctor.folder_checks import folder_findings
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
-from realsys.api.folders import (
+from realsys.trial import folders
+from realsys.trial.folders import (
     ANYBODY,
     OWN_PREFIX,
     Facts,
@@ -35,7 +35,7 @@ from realsys.api.folders import (
     weakness,
     write_private,
 )
-from realsys.api.trial import TrialFiles, trial_dir
+from realsys.trial.records import TrialFiles, trial_dir
 
 ME, ROOT, HER = 1001, 0, 1002
 MINE = Facts(path="/x/y", kind="folder", owner=ME, open_to="", sticky=False)

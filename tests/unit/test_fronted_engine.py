@@ -13,11 +13,15 @@ import torch
 from real_trials import make_policy
 from safetensors.torch import load_file
 
-from experiments.rollouts import RolloutOptions
+from experiments.parts.rollout_parts import RolloutOptions
 from realsys.api.errors import ConfigError, RealsysError, WaitTimeout, WorkerLost
-from realsys.api.transfer_time import SLOWEST_BYTES_PER_S
-from realsys.serving import fronted
-from realsys.serving.api import (
+from realsys.generation.http.served_engine import Answer, Fetch, Fetched
+from realsys.generation.served_engines import fronted
+from realsys.generation.served_engines.child import ChildServer
+from realsys.generation.served_engines.fronted import FrontedEngine
+from realsys.generation.served_engines.memory_folder import Place
+from realsys.runtime.transfer_time import SLOWEST_BYTES_PER_S
+from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
     PauseMode,
@@ -26,11 +30,7 @@ from realsys.serving.api import (
     WeightSource,
     WeightsTaken,
 )
-from realsys.serving.child import ChildServer
-from realsys.serving.engines import Answer, Fetch, Fetched
-from realsys.serving.fronted import FrontedEngine
-from realsys.serving.memory_folder import Place
-from realsys.weight_sync.hf_folder import read_folder
+from realsys.weights.sync.hf_folder import read_folder
 
 
 def _nobody(source: WeightSource) -> Fetched:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realsys.generation.bands import Band, Disorder, bands_of, cost
+from realsys.generation.decoding.length_buckets import Band, Disorder, bands_of, cost
 
 widths_of_rows = st.lists(st.integers(1, 60).map(lambda n: 16 * n), min_size=1, max_size=100)
 

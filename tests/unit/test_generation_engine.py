@@ -16,8 +16,8 @@ from transformers import (
 
 from realsys.api.errors import DataError, InternalError
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.decoder import fast_path_obstacle
-from realsys.generation.engine import generate
+from realsys.generation.decoding.decoder import fast_path_obstacle
+from realsys.generation.engine.embedded_engine import generate
 
 PAD, EOS = 0, 2
 SIZES = {

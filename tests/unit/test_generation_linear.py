@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.generation.linear import Packed, Plain, Quantized, linear
+from realsys.generation.decoding.linear import Packed, Plain, Quantized, linear
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_resolve import CLUSTER, Tiny
 
-from launcher.resolve import resolve
-from launcher.scheduling_options import GroupOptions, SchedulingOptions
+from launcher.plan.resolve import resolve
+from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
 from realsys.api.errors import ConfigError
 from realsys.worker.device import STAND_IN, compute_device
 from realsys.worker.machine_gpus import machine_gpus

@@ -10,8 +10,8 @@ import pytest
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
-from realsys.observability.graph_layout import BOX, KEYS, Place, lay_out, shortened
-from realsys.observability.graph_picture import draw, graph_figure, graph_text
+from realsys.observability.pictures.graph_layout import BOX, KEYS, Place, lay_out, shortened
+from realsys.observability.pictures.graph_picture import draw, graph_figure, graph_text
 
 
 def call(name: str, reads: tuple[str, ...], makes: tuple[str, ...] = ()) -> MFCDef:

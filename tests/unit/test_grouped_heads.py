@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from realsys.backends import packed_attention
-from realsys.backends.grouped_heads import keys_for
+from realsys.backends.kernels import packed_attention
+from realsys.backends.kernels.grouped_heads import keys_for
 from realsys.backends.megatron import modules
 
 
@@ -62,7 +62,7 @@ def test_attention_asks_for_shared_heads_as_decided(monkeypatch, module):
         attention = modules.CausalAttention(config=None)  # type: ignore[arg-type]
         attention(*(x.permute(2, 0, 1, 3) for x in (q, k, k)))
     else:
-        from realsys.backends.packed_pieces import Pieces
+        from realsys.backends.kernels.packed_pieces import Pieces
 
         pieces = Pieces.of(torch.arange(5), [[5]])
         packed_attention.attend(None, q[:1], k[:1], k[:1], None, pieces=pieces)  # type: ignore[arg-type]

@@ -12,17 +12,23 @@ import pytest
 from realsys.api.errors import ConfigError, RemoteError, WorkerLost
 from realsys.api.model import ModelName
 from realsys.api.worker_configs import GserverManager
-from realsys.gserver_manager.build import make_manager
-from realsys.gserver_manager.fleet import Registered
-from realsys.gserver_manager.manager import Manager
-from realsys.gserver_manager.record import GenerationRecord
-from realsys.gserver_manager.registrations import Registrations
-from realsys.gserver_manager.updates import UpdateMode, waves
+from realsys.generation.manager.build import make_manager
+from realsys.generation.manager.fleet import Registered
+from realsys.generation.manager.manager import Manager
+from realsys.generation.manager.manager_record import GenerationRecord
+from realsys.generation.manager.registrations import Registrations
+from realsys.generation.manager.updates import UpdateMode, waves
 from realsys.observability.jsonl import read_jsonl
-from realsys.serving.api import ServerAddress, ServerInfo, WeightPart, WeightSource, WeightsTaken
 from realsys.transport import rollout_messages as rm
 from realsys.transport.codec import ProtocolError
-from realsys.worker.scaling import Scaling
+from realsys.transport.generation_messages import (
+    ServerAddress,
+    ServerInfo,
+    WeightPart,
+    WeightSource,
+    WeightsTaken,
+)
+from realsys.worker.live_scaling import Scaling
 
 # ---- virtual time -------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from realsys.gserver_manager.quarantine import Condition, Quarantine, Rules
+from realsys.generation.manager.quarantine import Condition, Quarantine, Rules
 
 RULES = Rules(failures=3, within_s=60, check_every_s=5, first_pause_s=1, max_pause_s=8)
 

@@ -3,11 +3,11 @@
 import threading
 from dataclasses import replace
 
-from realsys.api.trial import WorkerRecord, dumps
-from realsys.gserver_manager.registrations import Registrations, RegistrationWatch, registrations
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.memory import MemoryStore
-from realsys.worker.scaling import Scaling
+from realsys.generation.manager.registrations import Registrations, RegistrationWatch, registrations
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.memory_store import MemoryStore
+from realsys.trial.records import WorkerRecord, dumps
+from realsys.worker.live_scaling import Scaling
 
 KEYS = TrialKeys(cluster="c", user="u", experiment="e", trial="t")
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from realsys.api.worker_configs import SCHEDULE_POLICIES
-from realsys.gserver_manager.routing import Asked, Policy, Router
+from realsys.generation.manager.routing import Asked, Policy, Router
 
 
 def router(policy: Policy = Policy.ROUND_ROBIN, *, servers: int = 3, limit: int = 0) -> Router:

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from realsys.backends.packed_attention import run_packed
-from realsys.generation.attention import seen_width
-from realsys.generation.bands import Band
-from realsys.generation.decoder import FastForward
+from realsys.backends.kernels.packed_attention import run_packed
+from realsys.generation.decoding.attention import seen_width
+from realsys.generation.decoding.decoder import FastForward
+from realsys.generation.decoding.length_buckets import Band
 
 LENGTHS = (130, 40)
 SIZES = {

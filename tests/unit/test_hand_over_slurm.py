@@ -15,16 +15,15 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import calls, make_plan, program
 
-from launcher import hand_over as module
-from launcher.hand_over import Element, hand_over, hand_over_array, take_back
-from launcher.slurm import executor
-from launcher.submission import Submission, read_submission
-from launcher.submit import submit
+from launcher.submit import dispatch_job as module
+from launcher.submit.dispatch_job import Element, hand_over, hand_over_array, take_back
+from launcher.submit.executors import slurm_executor
+from launcher.submit.submit import submit
+from launcher.trials.submission import Submission, read_submission
 from realsys.api.errors import ClusterError, TrialError
-from realsys.api.job import Layout
-from realsys.api.plan import LaunchPlan, plan_hash, plan_text
-from realsys.api.trial import TrialFiles, write_record
-from realsys.supervisor import entry
+from realsys.api.plan import LaunchPlan, Layout, plan_hash, plan_text
+from realsys.supervisor import job_entry
+from realsys.trial.records import TrialFiles, write_record
 from realsys.worker.environment import read_exports
 
 REFUSED = "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1"
@@ -95,7 +94,7 @@ def test_a_hand_over_is_one_job_and_is_noted(site):
     assert (files.submitit / "41_submission.sh").read_text() == site.script(1)
     python = shlex.quote(sys.executable)
     last = site.script(1).splitlines()[-1]
-    called = "-u -P -m realsys.supervisor.entry realsys.supervisor.main:supervise"
+    called = "-u -P -m realsys.supervisor.job_entry realsys.supervisor.supervisor_main:supervise"
     assert last == f"exec {python} {called} {shlex.quote(str(files.root))} hash"
 
 
@@ -123,12 +122,12 @@ def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site, monkeyp
     hand_over(files, plan, "hash")
     called = [shlex.split(site.script(n).splitlines()[-1])[6:] for n in (1, 2)]
     assert called == [
-        ["realsys.supervisor.main:supervise", str(files.root), "hash"],
+        ["realsys.supervisor.supervisor_main:supervise", str(files.root), "hash"],
         ["realsys.supervisor.component_agent:run_component", str(files.root), "hash", "1", "2"],
     ]
     assert not list(files.root.rglob("*.pkl"))
     monkeypatch.setattr(sys, "argv", ["entry", *called[1]])
-    args = entry._parse()
+    args = job_entry._parse()
     assert (args.trial, args.plan_hash, args.numbers) == (str(files.root), "hash", [1, 2])
 
 
@@ -248,14 +247,16 @@ def test_an_array_is_one_job_and_each_trial_notes_its_element(site, monkeypatch)
     sha256 = hashlib.sha256(listed).hexdigest()
     assert last[-2:] == [f"--elements={folder}/elements.json", f"--sha256={sha256}"]
     monkeypatch.setattr(sys, "argv", last[5:])
-    args = entry._parse()
-    assert (args.function, args.trial) == ("realsys.supervisor.main:supervise", None)
+    args = job_entry._parse()
+    assert (args.function, args.trial) == ("realsys.supervisor.supervisor_main:supervise", None)
     assert (args.elements, args.sha256) == (folder / "elements.json", sha256)
     for one in both:
         mine = {"SLURM_ARRAY_TASK_ID": str(one.index)}
-        assert entry.element(listed, sha256, mine) == (str(one.files.root), one.plan_hash)
+        assert job_entry.element(listed, sha256, mine) == (str(one.files.root), one.plan_hash)
     with pytest.raises(TrialError, match="list of the array's trials was changed"):
-        entry.element(listed.replace(b"trial1", b"other1"), sha256, {"SLURM_ARRAY_TASK_ID": "1"})
+        job_entry.element(
+            listed.replace(b"trial1", b"other1"), sha256, {"SLURM_ARRAY_TASK_ID": "1"}
+        )
 
 
 def test_a_refused_array_leaves_nothing_behind(site):
@@ -324,7 +325,7 @@ def test_a_job_that_slurm_did_not_take_is_refused(site):
 
 
 def test_when_nobody_can_say_whether_slurm_took_it_the_user_is_told_to_look(site, monkeypatch):
-    monkeypatch.setattr(executor, "ASK_AGAIN_S", (0.01,))
+    monkeypatch.setattr(slurm_executor, "ASK_AGAIN_S", (0.01,))
     unanswered(site, AWAY)
     plan = make_plan(site.root)
     with pytest.raises(ClusterError, match="whether it took the job is not known") as caught:

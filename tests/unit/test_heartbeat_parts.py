@@ -7,13 +7,13 @@ import textwrap
 
 import pytest
 
-from realsys.api import progress
-from realsys.api.trial import WorkerStatus
+from realsys.heartbeat import heartbeat_link, stack_dumps
+from realsys.heartbeat.heartbeat_link import STILL_S, Heartbeat
+from realsys.heartbeat.heartbeat_messages import GoodbyeSaid, Line, Pulse, Tell
+from realsys.heartbeat.stack_dumps import StackDumps, innermost, state_letter
 from realsys.name_resolve.lease_judge import GIVE_UP_S, TTL_S, Naps, Standing
-from realsys.worker import heartbeat_link, stack_dumps
-from realsys.worker.heartbeat_link import STILL_S, Heartbeat
-from realsys.worker.heartbeat_messages import GoodbyeSaid, Line, Pulse, Tell
-from realsys.worker.stack_dumps import StackDumps, innermost, state_letter
+from realsys.runtime import progress
+from realsys.trial.records import WorkerStatus
 
 DUMP = """\
 Thread 0x00007f11 (most recent call first):
@@ -39,7 +39,7 @@ def test_the_innermost_frames_are_the_main_threads():
 def test_stacks_come_without_the_interpreters_help(tmp_path):
     code = """
         import os, sys, time
-        from realsys.worker.stack_dumps import arm
+        from realsys.heartbeat.stack_dumps import arm
         fd = arm()
         sys.stdout.write(f"/proc/{os.getpid()}/fd/{fd}" + chr(10))
         sys.stdout.flush()
@@ -106,7 +106,7 @@ def test_a_line_keeps_messages_apart_and_never_blocks():
 
 
 def test_the_heartbeat_process_loads_little():
-    code = "import sys, realsys.worker.heartbeat; print(*sys.modules)"
+    code = "import sys, realsys.heartbeat.heartbeat_process; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     loaded = set(done.stdout.split())
     assert "msgspec" in loaded, done.stderr

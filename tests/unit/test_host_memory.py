@@ -6,20 +6,20 @@ import pytest
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.memory_check import memory_of_plan
-from launcher.plan_view import memory_rows
-from launcher.resolve import resolve
+from launcher.plan.memory_check import memory_of_plan
+from launcher.plan.plan_view import memory_rows
+from launcher.plan.resolve import resolve
 from realsys.api.cluster import ClusterSpec
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape
-from realsys.planner.host_memory import (
+from realsys.planner.memory.copy_memory import HeldModel
+from realsys.planner.memory.host_memory import (
     PROCESS_BYTES,
     VERSIONS,
     host_memory_of_experiment,
     host_mib,
     of_copy,
 )
-from realsys.planner.memory import HeldModel
 
 GiB = 1 << 30
 QWEN_7B = ModelShape(

@@ -3,7 +3,7 @@
 import pytest
 
 from realsys.api.model import ModelName, ModelShardID, ProcessTopology
-from realsys.master.idle import idle_shares, pools_of
+from realsys.master.graph.idle import idle_shares, pools_of
 
 
 def shard(role, replica=0):

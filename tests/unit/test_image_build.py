@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.slurm.image_build import Recipe, build, build_argvs, recipe_of
-from launcher.snapshot import code_root
+from launcher.slurm.images.image_build import Recipe, build, build_argvs, recipe_of
 from realsys.api.cluster import ClusterSpec, ContainerSpec
 from realsys.api.errors import ClusterError, ConfigError
+from realsys.trial.snapshot import code_root
 
 KINDS = ("control", "sglang", "train", "vllm")
 FOLDER = code_root() / "containers"

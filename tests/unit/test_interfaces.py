@@ -23,19 +23,19 @@ from realsys.api.model import (
 )
 from realsys.api.options import ModelOptions, PPOHyperparameters
 from realsys.api.plain import to_plain
-from realsys.backends.data_parallel import DataParallel
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.inference import InferenceBackend
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.datasets.math import MathPrompts, MathSFT
-from realsys.generation import engine
-from realsys.generation.continuous import ContinuousEngine
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.math_questions import MathPrompts, MathSFT
+from realsys.generation.engine import embedded_engine
+from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 from realsys.interfaces.ppo_experience import PPOSettings, minibatches, prepare_experience
 from realsys.interfaces.sft import SFTInterface
-from realsys.models.build import hf_causal_lm, hf_critic, tiny_llama, tokenizer_only
+from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama, tokenizer_only
 
 torch.set_num_threads(1)
 COMPANY: dict[str, Any] = {
@@ -479,7 +479,7 @@ def test_evaluation_keeps_no_more_tokens_than_its_bound(path, monkeypatch):
             bounds.append(max_tokens)
             super().__init__(*args, max_tokens=max_tokens, **more)
 
-    monkeypatch.setattr(engine, "ContinuousEngine", Seen)
+    monkeypatch.setattr(embedded_engine, "ContinuousEngine", Seen)
     batch = roles.prompts.batch(range(5), list("abcde"))
     whole = roles.actor_does.evaluate(roles.actor, [batch], MicroBatchSpec())
     longest = max(batch.piece_lengths("packed_prompts")) + roles.actor_does.gen.max_new_tokens

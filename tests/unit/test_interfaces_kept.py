@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.planning import experiment_type
+from launcher.submit.planning import experiment_type
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import CheckpointError
 from realsys.api.model import ModelName

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.slurm import job_board
-from launcher.slurm.job_board import NEWS_AGE_S, WATCH_AGE_S, JobBoard
-from launcher.slurm.query import Answer, JobInfo
-from launcher.slurm.states import JobState
-from launcher.status import trial_view
-from launcher.submission import Submission
-from launcher.trial_state import State
-from realsys.api.trial import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
+from launcher.slurm.query.job_query import Answer, JobInfo
+from launcher.slurm.query.states import JobState
+from launcher.trials import job_board
+from launcher.trials.job_board import NEWS_AGE_S, WATCH_AGE_S, JobBoard
+from launcher.trials.status import trial_view
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import State
+from realsys.trial.records import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
 
 
 class Slurm:

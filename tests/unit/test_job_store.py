@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from realsys.api.cluster import ClusterSpec
-from realsys.supervisor.job_store import NEW_S, PREFIX, JobStore, _remove_left_over
-from realsys.supervisor.private_etcd import PrivateEtcd
+from realsys.supervisor.job_etcd.job_store import NEW_S, PREFIX, JobStore, _remove_left_over
+from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
 
 
 def folder(place: Path, name: str, *, age_s: float = NEW_S + 1) -> Path:
@@ -56,7 +56,7 @@ def test_it_may_open_as_many_files_as_the_supervisor_might(
         raise InterruptedError
 
     monkeypatch.setattr(PrivateEtcd, "start", start)
-    monkeypatch.setattr("realsys.supervisor.job_store._local_place", lambda: tmp_path)
+    monkeypatch.setattr("realsys.supervisor.job_etcd.job_store._local_place", lambda: tmp_path)
     plan = SimpleNamespace(name_resolve_url="etcd+job://", cluster=ClusterSpec())
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -88,7 +88,7 @@ def test_an_etcd_that_ends_again_and_again_is_started_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr("realsys.supervisor.job_store.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("realsys.supervisor.job_etcd.job_store.time.monotonic", lambda: clock[0])
     server = Ends(clock)
     opened = JobStore(None, server)  # type: ignore[arg-type]
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from realsys.api.trial import AttemptFiles, write_record
-from realsys.generation_server import build
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.memory import MemoryStore
-from realsys.worker.heartbeat_messages import ToWorker, Watched
-from realsys.worker.key_watcher import KeyWatcher
-from realsys.worker.worker_keys import WorkerKeys
+from realsys.generation.server import build
+from realsys.heartbeat.heartbeat_messages import ToWorker, Watched
+from realsys.heartbeat.key_watcher import KeyWatcher
+from realsys.heartbeat.worker_keys import WorkerKeys
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.memory_store import MemoryStore
+from realsys.trial.records import AttemptFiles, write_record
 
 KEYS = TrialKeys(cluster="site", user="anna", experiment="ppo-math", trial="run1")
 MASTER, OTHER = KEYS.worker("master_worker", 0), KEYS.worker("model_worker", 0)

@@ -12,8 +12,8 @@ from real_shapes import HALF_A_BILLION, SEVEN_BILLION, Config, model_folder
 
 from experiments.grpo_math import GRPOMathExperiment
 from experiments.known_results import QwenDAPO, QwenGSM8K
-from launcher.memory_check import memory_of_plan
-from launcher.planning import make_plan
+from launcher.plan.memory_check import memory_of_plan
+from launcher.submit.planning import make_plan
 from realsys.api.errors import ConfigErrors
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import MathDatasetOptions, ModelOptions, PPOHyperparameters

@@ -62,12 +62,12 @@ def test_loads_without_torch_and_other_heavy_libraries(group):
 @pytest.mark.parametrize(
     "module",
     [
-        "launcher.cli",
-        "launcher.resolve",
+        "launcher.cli.command_line",
+        "launcher.plan.resolve",
         "experiments.ppo_math",
         "realsys.api.registry",
         "realsys.master.build",
-        "realsys.supervisor.main",
+        "realsys.supervisor.supervisor_main",
         "realsys.worker.main",
     ],
 )
@@ -89,7 +89,7 @@ def test_api_needs_the_standard_library_only():
 def test_help_loads_no_room_of_the_runtime():
     """`realsys --help` and completion are quick because verbs import what they need when called."""
     probe = run(
-        "import sys, launcher.cli\n"
+        "import sys, launcher.cli.command_line\n"
         "print(*sorted(m for m in sys.modules if m.startswith('realsys.')))"
     )
     assert (probe.returncode, probe.stdout.strip()) == (0, ""), probe.stderr

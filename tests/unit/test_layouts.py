@@ -9,8 +9,8 @@ import torch
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape, Weight
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.layouts import (
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.layouts.holdings import (
     fsdp_layout,
     layout_problems,
     megatron_layout,

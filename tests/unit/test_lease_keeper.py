@@ -11,7 +11,7 @@ import pytest
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
 from realsys.name_resolve import lease_keeper
-from realsys.name_resolve.file import FileStore
+from realsys.name_resolve.file.file_store import FileStore
 from realsys.name_resolve.lease_judge import Standing
 from realsys.name_resolve.lease_keeper import LeaseKeeper
 

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from realsys.api.errors import InternalError
-from realsys.worker.lifecycle import FINAL, TRANSITIONS, WorkerEvent, WorkerState, next_state
+from realsys.runtime.lifecycle import FINAL, TRANSITIONS, WorkerEvent, WorkerState, next_state
 
 S, E = WorkerState, WorkerEvent
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realsys.api.lineage import Lineage
-from realsys.api.trial import Resumed
+from realsys.trial.lineage import Lineage
+from realsys.trial.records import Resumed
 
 
 def told(*words: tuple[int, int, int]) -> dict[int, Resumed]:

@@ -16,13 +16,13 @@ import torch
 from realsys.api.errors import InternalError
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import Weight
-from realsys.param_realloc import torch_link
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.layouts import whole_layout
-from realsys.param_realloc.links import Send
-from realsys.param_realloc.realloc import Reallocator
-from realsys.param_realloc.realloc_plan import plan_realloc
-from realsys.param_realloc.torch_link import TorchLink
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.layouts.holdings import whole_layout
+from realsys.weights.realloc import torch_link
+from realsys.weights.realloc.links import Send
+from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc_plan import plan_realloc
+from realsys.weights.realloc.torch_link import TorchLink
 
 WEIGHTS = [Weight("large", (600, 600)), Weight("small", (5,))]
 LAYOUT = whole_layout(WEIGHTS, ProcessTopology())

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from realsys.api import linux
 from realsys.api.errors import ClusterError
+from realsys.runtime import linux
 
 LACKING = ((os, "memfd_create"), (os, "pidfd_open"), (signal, "pidfd_send_signal"))
 
@@ -85,4 +85,4 @@ def test_only_one_file_knows_them() -> None:
         for path in sorted((root / folder).rglob("*.py"))
         if any(f"{module.__name__}.{name}" in path.read_text() for module, name in LACKING)
     ]
-    assert named == ["realsys/api/linux.py"]
+    assert named == ["realsys/runtime/linux.py"]

@@ -30,8 +30,8 @@ from realsys.api.errors import CheckpointError, InternalError
 from realsys.api.model import FinetuneSpec, Model, ModelName
 from realsys.api.options import LoRAOptions
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.lora import add_adapters
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.lora import add_adapters
 from realsys.models import hf
 from realsys.models.hf import (
     Streamed,

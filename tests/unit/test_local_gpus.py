@@ -13,11 +13,11 @@ from test_resolve import CLUSTER
 from test_worker_restarts import SERVER, Trial
 from test_worker_restarts import trial as trial
 
-from experiments.rollouts import RolloutOptions
-from launcher.resolve import gpu_problems
+from experiments.parts.rollout_parts import RolloutOptions
+from launcher.plan.resolve import gpu_problems
 from realsys.api.errors import ClusterError
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
-from realsys.supervisor import local_steps
+from realsys.supervisor.steps import local_steps
 from realsys.worker.local_gpus import deal, devices_of_one_more, gpus_needed
 from realsys.worker.machine_gpus import entries_of_list, gpu_entries
 

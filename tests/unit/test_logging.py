@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from realsys.observability.logs import QUIET, WorkerContext, configure_logging
+from realsys.observability.worker_logs import QUIET, WorkerContext, configure_logging
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import run
-from launcher.logs import TrialLogs, fits, prefixes, worker_of
-from launcher.places import user_name
+from launcher.cli.command_line import run
+from launcher.sites.places import user_name
+from launcher.trials.merged_logs import TrialLogs, fits, prefixes, worker_of
 from realsys.api.errors import ConfigError, TrialError
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 
 
 def stamped(second: int, text: str) -> str:

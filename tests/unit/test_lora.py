@@ -18,15 +18,15 @@ from realsys.api.model import (
 )
 from realsys.api.options import LoRAOptions
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.lora import adapter_weights, with_adapters
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.lora import adapter_weights, with_adapters
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
-from realsys.models.build import hf_causal_lm, hf_critic
+from realsys.models.factories import hf_causal_lm, hf_critic
 from realsys.models.shape import Weight
 from realsys.models.source import source_of
-from realsys.param_realloc.layouts import fsdp_layout
+from realsys.weights.layouts.holdings import fsdp_layout
 
 torch.set_num_threads(1)
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)

@@ -11,7 +11,13 @@ import pytest
 from stand_in_slurm import make_plan, wait_until, write_plan
 
 from realsys.api.errors import StoreUnavailable
-from realsys.api.trial import (
+from realsys.name_resolve.open import open_store
+from realsys.supervisor import supervisor as supervisor_module
+from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.health import worker_leases
+from realsys.supervisor.health.failure_detector import FailureDetector
+from realsys.supervisor.supervisor import Supervisor
+from realsys.trial.records import (
     ExitMarker,
     Result,
     StopRequest,
@@ -22,12 +28,6 @@ from realsys.api.trial import (
     loads,
     write_record,
 )
-from realsys.name_resolve.open import open_store
-from realsys.supervisor import supervisor as supervisor_module
-from realsys.supervisor import worker_leases
-from realsys.supervisor.attempt import Job, take_attempt
-from realsys.supervisor.failure_detector import FailureDetector
-from realsys.supervisor.supervisor import Supervisor
 from realsys.worker.runner import trial_keys
 
 MASTER, FIRST, SECOND = "master_worker/0", "model_worker/0", "model_worker/1"

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from realsys.api.errors import WorkerLost
-from realsys.master import manager_link
-from realsys.master.manager_link import ManagerLink
-from realsys.serving.api import WeightSource
+from realsys.master.rollouts import manager_link
+from realsys.master.rollouts.manager_link import ManagerLink
+from realsys.transport.generation_messages import WeightSource
 from realsys.transport.rollout_messages import ServersAt
 
 DEADLINE_S = 20.0

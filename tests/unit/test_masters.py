@@ -9,30 +9,30 @@ import torch
 from safetensors.torch import load_file
 
 from experiments.grpo_math import GRPOMathExperiment
+from experiments.parts.sft_math import SFTMathExperiment
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from experiments.sft_math import SFTMathExperiment
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
 from realsys.api.options import ModelOptions
-from realsys.backends import sharding
-from realsys.backends.averages import Averages
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf import sharding
+from realsys.backends.hf.averages import Averages
+from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.megatron.backend import inference_engine
-from realsys.backends.recompute import recompute_layers
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.megatron.megatron_backend import inference_engine
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
-from realsys.models.build import hf_causal_lm, hf_critic
+from realsys.models.factories import hf_causal_lm, hf_critic
 from realsys.models.hf import load_causal_lm
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.disk import write_part
-from realsys.param_realloc.layouts import held_dtype
-from realsys.param_realloc.realloc import Reallocator
-from realsys.param_realloc.realloc_plan import plan_realloc, sent_dtypes
-from realsys.param_realloc.views import check_lossless, write
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.layouts.holdings import held_dtype
+from realsys.weights.realloc.disk import write_part
+from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc_plan import plan_realloc, sent_dtypes
+from realsys.weights.realloc.views import check_lossless, write
 
 torch.set_num_threads(1)
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from realsys.api.errors import DataError
-from realsys.datasets.arithmetic import arithmetic_word_problems
-from realsys.datasets.math import MathPrompts, MathSFT, tokenize_prompt
-from realsys.datasets.records import read_records
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.data.sources.math_questions import MathPrompts, MathSFT, tokenize_prompt
+from realsys.data.sources.qa_records import read_records
 from realsys.models.tiny_llama import train_tokenizer
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

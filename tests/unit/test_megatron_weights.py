@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from torch import nn
 
 from realsys.api.model import ProcessTopology
-from realsys.backends.megatron.weights import stage_slices, views_of
+from realsys.backends.megatron.megatron_weights import stage_slices, views_of
 from realsys.models.shape import ModelShape
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.layouts import megatron_layout
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.layouts.holdings import megatron_layout
 
 
 @st.composite

@@ -19,11 +19,10 @@ from transformers import (
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.memory_check import gpu_bytes, memory_of_plan, memory_problems, usable_bytes
-from launcher.plan_view import allocation_rows, memory_rows
-from launcher.resolve import resolve
+from launcher.plan.memory_check import gpu_bytes, memory_of_plan, memory_problems, usable_bytes
+from launcher.plan.plan_view import allocation_rows, memory_rows
+from launcher.plan.resolve import resolve
 from realsys.api import data
-from realsys.api.allocation import CallAllocation
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceType, ProcessTopology
@@ -31,9 +30,9 @@ from realsys.api.options import LORA_TARGETS
 from realsys.api.plan import LaunchPlan
 from realsys.api.scheduling import Scheduling
 from realsys.models.shape import ModelShape, shape_of
-from realsys.param_realloc.layouts import fsdp_layout, layout_problems, megatron_layout
-from realsys.planner import memory
-from realsys.planner.memory import (
+from realsys.planner.allocation import CallAllocation
+from realsys.planner.memory import copy_memory
+from realsys.planner.memory.copy_memory import (
     GiB,
     HeldModel,
     StepSizes,
@@ -42,8 +41,9 @@ from realsys.planner.memory import (
     passing,
     staying,
 )
-from realsys.planner.memory_of_workers import memory_of_experiment, memory_of_workers
-from realsys.planner.memory_words import size
+from realsys.planner.memory.memory_of_workers import memory_of_experiment, memory_of_workers
+from realsys.planner.memory.memory_words import size
+from realsys.weights.layouts.holdings import fsdp_layout, layout_problems, megatron_layout
 
 SHAPE = ModelShape(
     family="llama",
@@ -243,7 +243,7 @@ def test_a_micro_batch_is_at_least_one_sequence_and_at_most_the_minibatch():
 
 
 def test_fsdp_reduces_the_gradients_of_each_micro_batch_layer_by_layer(monkeypatch):
-    monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", 0)
+    monkeypatch.setattr(copy_memory, "FSDP_WHOLE_BYTES", 0)
     model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=32)
     # norms, q and o, k and v, three of the MLP; embedding, norm and head of 96 tokens are smaller
     layer = 2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192
@@ -258,13 +258,13 @@ def test_fsdp_reduces_the_gradients_of_each_micro_batch_layer_by_layer(monkeypat
 
 def test_fsdp_gathers_a_small_model_in_one_piece(monkeypatch):
     model, size = HeldModel(shape=SHAPE, trained=True), 4 * SHAPE.num_params
-    monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", size)
+    monkeypatch.setattr(copy_memory, "FSDP_WHOLE_BYTES", size)
     found = passing(model, topo("d2"), 0, TRAIN, SIZES)
     assert (found["gathered layers"], found["whole gradients"]) == (size, size)
     half = passing(replace(model, dtype="bfloat16"), topo("d2"), 0, TRAIN, SIZES)
     assert half["gathered layers"] == size / 2
     assert half["whole gradients"] == size * 3 / 2  # their float32 sums, and a micro-batch's own
-    monkeypatch.setattr(memory, "FSDP_WHOLE_BYTES", size - 1)
+    monkeypatch.setattr(copy_memory, "FSDP_WHOLE_BYTES", size - 1)
     found = passing(model, topo("d2"), 0, TRAIN, SIZES)
     assert found["gathered layers"] < size
     assert "whole gradients" not in found
@@ -406,9 +406,9 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_terms_and_a_way_out():
 
 def test_what_is_not_known_is_not_compared():
     plan = plan_of(cluster())
-    memory = memory_of_plan(plan)
-    assert list(memory_problems(memory)) == []
-    assert {group.limit for groups in memory.values() for group in groups} == {None}
+    copy_memory = memory_of_plan(plan)
+    assert list(memory_problems(copy_memory)) == []
+    assert {group.limit for groups in copy_memory.values() for group in groups} == {None}
 
 
 def test_a_cpu_worker_that_needs_more_than_its_task_has_is_a_warning():
@@ -449,10 +449,10 @@ def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
     )
     assert rows["actor_train"][2:5] == ("bfloat16", "d1t2p1", "0-1")
     assert rows["actor_train"][-1] == "after: weights to ref@0 (eta 0.5)"
-    memory = memory_rows(memory_of_plan(plan)["main"])
-    assert [row[0] for row in memory if row[0]] == ["0-1", "2-3"]
+    copy_memory = memory_rows(memory_of_plan(plan)["main"])
+    assert [row[0] for row in copy_memory if row[0]] == ["0-1", "2-3"]
     of = "of {} GiB that can be used of 80.0 GiB"  # a communicator a copy
-    shown = [row[3] for row in memory if row[1] == "together"]
+    shown = [row[3] for row in copy_memory if row[1] == "together"]
     assert shown == [of.format("75.1"), of.format("75.7")]
 
 

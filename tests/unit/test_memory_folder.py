@@ -18,9 +18,8 @@ from real_trials import make_policy
 from safetensors.torch import load_file
 
 from realsys.api.errors import ClusterError, DataError
-from realsys.models.hf_directory import safetensors_shapes, weight_shapes
-from realsys.serving import memory_folder
-from realsys.serving.memory_folder import (
+from realsys.generation.served_engines import memory_folder
+from realsys.generation.served_engines.memory_folder import (
     MEMORY_NAME,
     MemoryFolder,
     Place,
@@ -28,6 +27,7 @@ from realsys.serving.memory_folder import (
     place_for,
     readable_by,
 )
+from realsys.models.hf_directory import safetensors_shapes, weight_shapes
 
 WEIGHTS = {
     "odd": torch.arange(3, dtype=torch.bfloat16),
@@ -92,7 +92,7 @@ def test_strangers_stay_out_and_nobody_changes_what_an_engine_reads() -> None:
 def test_memory_goes_with_the_process_that_made_it(tmp_path: Path) -> None:
     """Also when it is killed: what is left is a folder with a link to nothing."""
     code = (
-        "import sys, torch; from realsys.serving.memory_folder import MemoryFolder\n"
+        "import sys, torch; from realsys.generation.served_engines.memory_folder import MemoryFolder\n"
         "folder = MemoryFolder({'a': torch.ones(9)}); print(folder.path, flush=True)\n"
         "sys.stdin.read()"
     )

@@ -16,7 +16,6 @@ import pytest
 
 from realsys.api.errors import ClusterError, ConfigError, DataError
 from realsys.api.options import WandbOptions
-from realsys.api.trial import PhaseFiles
 from realsys.observability.events import EventLog, MfcEvent, PeriodicEvent, StepEvent, read_events
 from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl
 from realsys.observability.metrics import (
@@ -26,6 +25,7 @@ from realsys.observability.metrics import (
     read_metrics,
     take_over,
 )
+from realsys.trial.records import PhaseFiles
 
 
 def turn(name: Path, attempt: int) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from realsys.api.trial import AttemptFiles, Failure, WorkerExit, write_record
-from realsys.name_resolve.refusals import MOST_NAMED, timed_out
+from realsys.name_resolve.store_refusals import MOST_NAMED, timed_out
+from realsys.trial.records import AttemptFiles, Failure, WorkerExit, write_record
 from realsys.worker.missing import MOST_TOLD, describe_missing
 
 NAME = "model_worker/3"

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from realsys.backends import group_of_one as groups
+from realsys.backends.hf import group_of_one as groups
 from realsys.backends.megatron import compat, modules
 
 

@@ -21,20 +21,19 @@ from realsys.api.errors import (
     LeaseLost,
     StoreUnavailable,
 )
-from realsys.name_resolve import commit_log, folder_changes
-from realsys.name_resolve import file as file_store
-from realsys.name_resolve.commit_log import file_system_of
 from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
 from realsys.name_resolve.etcd.failures import judge
-from realsys.name_resolve.file import FileStore
-from realsys.name_resolve.keys import KEY_TABLE, TrialKeys
+from realsys.name_resolve.file import commit_log, file_store, folder_changes
+from realsys.name_resolve.file.commit_log import file_system_of
+from realsys.name_resolve.file.file_store import FileStore
+from realsys.name_resolve.file.looking import Looking
+from realsys.name_resolve.key_table import KEY_TABLE, TrialKeys
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS
 from realsys.name_resolve.keyspace_store import KeySpaceStore
-from realsys.name_resolve.looking import Looking
-from realsys.name_resolve.memory import MemoryStore, SharedMemory
+from realsys.name_resolve.memory_store import MemoryStore, SharedMemory
 from realsys.name_resolve.open import open_store
-from realsys.name_resolve.process_identity import is_known_dead, this_process
 from realsys.name_resolve.store import Compare, EventKind, Lease, NameResolve, Put, canonical
+from realsys.runtime.process_identity import is_known_dead, this_process
 
 ROOT = "realsys/v1/site/anna/ppo-math/run1"
 PUT, DELETE = EventKind.PUT, EventKind.DELETE

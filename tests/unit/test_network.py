@@ -11,8 +11,8 @@ import zmq
 
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
-from realsys.api.trial import AttemptFiles, AttemptRecord, write_record
 from realsys.transport.binding import bind, connect
+from realsys.trial.records import AttemptFiles, AttemptRecord, write_record
 from realsys.worker import network
 from realsys.worker.network import (
     entrance_address,

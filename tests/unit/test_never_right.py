@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from realsys.data_plane.tensor_client import MAX_ASKED_AGAIN, TensorClient
-from realsys.data_plane.transfer_messages import SealedBytes, TensorReply
+from realsys.data.transfer.tensor_client import MAX_ASKED_AGAIN, TensorClient
+from realsys.data.transfer.transfer_messages import SealedBytes, TensorReply
 from realsys.transport.codec import ProtocolError, encode
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 
 
 def test_an_answer_by_a_stream_that_nobody_opened_is_given_up():

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from file_calls import FileCalls
 
-from realsys.api.trial import (
+from realsys.name_resolve.file.file_store import FileStore
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Result,
@@ -24,7 +25,6 @@ from realsys.api.trial import (
     WorkerExit,
     write_record,
 )
-from realsys.name_resolve.file import FileStore
 
 REPOSITORY = Path(__file__).parents[2]
 KEY = "realsys/v1/site/anna/ppo-math/run1/stop"
@@ -33,14 +33,14 @@ OTHER_HOST = f"""
 import json, sys
 from pathlib import Path
 from types import SimpleNamespace
-from launcher.status import TrialReader
+from launcher.trials.status import TrialReader
 from realsys.api.errors import RealsysError, StoreUnavailable
-from realsys.api.trial import AttemptRecord, TrialFiles, loads
-from realsys.name_resolve.file import FileStore
+from realsys.trial.records import AttemptRecord, TrialFiles, loads
+from realsys.name_resolve.file.file_store import FileStore
 from realsys.name_resolve.trial_store import open_store_at
-from realsys.supervisor.order_follower import OrderFollower
+from realsys.supervisor.split_jobs.order_follower import OrderFollower
 from realsys.supervisor.products import is_done
-from realsys.supervisor.slurm_step import SlurmTask, Step
+from realsys.supervisor.steps.slurm_step import SlurmTask, Step
 from realsys.supervisor.supervisor import Supervisor
 from realsys.worker import task
 from realsys.worker.requeued import newer_attempt_of_same_job

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import DataError, InternalError, PolicyMismatch
 from realsys.api.model import GenerationHyperparameters
-from realsys.backends.data_parallel import DataParallel
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_mask
 from realsys.interfaces.off_policy import corrected, staleness_stats
 from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience

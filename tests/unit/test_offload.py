@@ -7,15 +7,15 @@ from torch.distributed.fsdp import FSDPModule
 
 from realsys.api.errors import InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
-from realsys.backends import offload
 from realsys.backends.fsdp import FSDPBackend
-from realsys.backends.group_of_one import group_of_one
+from realsys.backends.hf import offload
+from realsys.backends.hf.group_of_one import group_of_one
+from realsys.backends.hf.offload import HostMemory
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.offload import HostMemory
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
-from realsys.models.build import hf_causal_lm
+from realsys.models.factories import hf_causal_lm
 
 torch.set_num_threads(1)
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)

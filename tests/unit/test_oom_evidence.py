@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from realsys.worker.oom_evidence import OomCounts, memory_fix, oom_evidence, read_oom_counts
+from realsys.runtime.oom_evidence import OomCounts, memory_fix, oom_evidence, read_oom_counts
 
 
 def counts(

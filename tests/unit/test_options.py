@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from experiments.parts.sft_math import SFTMathExperiment
 from experiments.ppo_math import PPOMathExperiment
-from experiments.sft_math import SFTMathExperiment
-from launcher.typed_values import Text, read
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.options import OptimizerOptions, PPOHyperparameters, option, range_problems
+from realsys.config.typed_values import Text, read
 
 
 @dataclass(frozen=True, kw_only=True)

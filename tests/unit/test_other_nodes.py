@@ -9,16 +9,16 @@ import pytest
 from stand_in_slurm import calls, make_plan, program
 from test_slurm_trial_state import ATTEMPT, job, running
 
-from launcher.other_nodes import excluding, offers
-from launcher.slurm.states import JobState
-from launcher.trial_state import State
-from launcher.trial_view import view_of
+from launcher.slurm.query.states import JobState
+from launcher.submit.nodes_to_leave_out import excluding, offers
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import view_of
 from realsys.api.cluster import PartitionSpec
 from realsys.api.errors import ConfigError
-from realsys.api.trial import ExitMarker, Failure, Result, TrialFiles, write_record
 from realsys.slurm.lost_nodes import lost_nodes, without_lost
-from realsys.supervisor import other_nodes
-from realsys.supervisor.other_nodes import leave_out
+from realsys.supervisor.health import requeue_elsewhere
+from realsys.supervisor.health.requeue_elsewhere import leave_out
+from realsys.trial.records import ExitMarker, Failure, Result, TrialFiles, write_record
 
 SILENT = "its lease has ended: its node is lost or cut off, or it stands still"
 
@@ -84,8 +84,8 @@ def test_a_job_does_without_a_lost_node_if_it_can(excluded, pinned, of_partition
 @pytest.fixture
 def slurm(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setattr(other_nodes, "TRY_EVERY_S", 0.01)
-    caplog.set_level(logging.INFO, logger=other_nodes.__name__)
+    monkeypatch.setattr(requeue_elsewhere, "TRY_EVERY_S", 0.01)
+    caplog.set_level(logging.INFO, logger=requeue_elsewhere.__name__)
     program(tmp_path / "bin", "sinfo", "echo 3; echo 1")
     return tmp_path / "bin"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable, WaitTimeout
-from realsys.master.outbox import Outbox
+from realsys.master.checkpoint.outbox import Outbox
 
 
 @dataclass

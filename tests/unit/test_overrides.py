@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import pytest
 
-from launcher.overrides import apply_settings, with_settings
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.options import option
+from realsys.config.overrides import apply_settings, with_settings
 
 
 class Colour(StrEnum):

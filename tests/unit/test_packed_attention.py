@@ -16,8 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from realsys.backends.packed_attention import can_pack, run_packed
-from realsys.backends.packed_pieces import Pieces, common_prefix, of_about_one_length
+from realsys.backends.kernels.packed_attention import can_pack, run_packed
+from realsys.backends.kernels.packed_pieces import Pieces, common_prefix, of_about_one_length
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.errors import ConfigError, DataError
-from realsys.data_plane.packing import balanced_partition, pack_microbatches
+from realsys.data.packing import balanced_partition, pack_microbatches
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=30)
 NUM_PARTS = st.integers(1, 8)

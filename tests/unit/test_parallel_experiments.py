@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from experiments.grpo_math import GRPOMathExperiment
-from experiments.math_rl import MathRLExperiment
+from experiments.parts.math_rl import MathRLExperiment
+from experiments.parts.sft_math import SFTMathExperiment
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_split import PPOMathSplitExperiment
-from experiments.sft_math import SFTMathExperiment
 from realsys.api.dataflow import OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment

@@ -16,11 +16,11 @@ from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTo
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.fsdp import FSDPBackend
-from realsys.data_plane.packing import runs_within
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.packing import runs_within
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.models.build import hf_critic, tiny_llama
+from realsys.models.factories import hf_critic, tiny_llama
 
 torch.set_num_threads(1)
 COMPANY: dict[str, Any] = {

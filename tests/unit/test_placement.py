@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.job.placement import Demand, Misfit, NodeShape, Packing, place
+from launcher.job.task_placement import Demand, Misfit, NodeShape, Packing, place
 
 NODE = NodeShape(cpus=64, memory_mib=1_000_000, gpus=8)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from test_whole_models import CONFIG, shapes, write
 
-from experiments import math_files
+from experiments.parts import math_files
+from experiments.parts.sft_math import SFTMathExperiment
 from experiments.ppo_math import PPOMathExperiment
-from experiments.sft_math import SFTMathExperiment
-from launcher.planning import make_plan
+from launcher.submit.planning import make_plan
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
 RL = ("actor.optimizer.lr", "ppo.gen.max_new_tokens", "dataset.eval_size", "mem_per_model_worker")

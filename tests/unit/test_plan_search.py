@@ -7,7 +7,6 @@ from itertools import product
 
 import pytest
 
-from realsys.api.allocation import CallAllocation
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -16,12 +15,13 @@ from realsys.api.model import (
     ModelName,
     ProcessTopology,
 )
-from realsys.planner.costs import TableCosts, works_of
-from realsys.planner.judge import Judge
+from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, is_twin, layouts, meshes, places
-from realsys.planner.search import Limits, search
-from realsys.planner.simulate import simulate
-from realsys.planner.timeline import Overheads
+from realsys.planner.search.plan_judge import Judge
+from realsys.planner.search.search import Limits, search
+from realsys.planner.time.costs import TableCosts, works_of
+from realsys.planner.time.simulate_steps import simulate
+from realsys.planner.time.simulated_timeline import Overheads
 
 
 def call(

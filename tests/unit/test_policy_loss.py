@@ -12,7 +12,7 @@ from realsys.algorithms.policy_loss import (
     update_should_stop,
 )
 from realsys.api.errors import ConfigError, DataError
-from realsys.data_plane.ragged import pad_packed
+from realsys.data.ragged import pad_packed
 
 MODES = ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 

@@ -8,31 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from launcher import plan_search, predictions
-from launcher.cli import run
-from launcher.planning import make_plan
-from realsys.api.allocation import CallAllocation
+from launcher.cli.command_line import run
+from launcher.plan import plan_search, time_predictions
+from launcher.submit.planning import make_plan
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
 from realsys.api.plan import LaunchPlan, plan_text
-from realsys.api.trial import PredictionRecord, TrialFiles, read_record, write_record
 from realsys.models.shape import ModelShape
 from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
 from realsys.observability.predicted import error_text, predicted_rows
-from realsys.observability.report import write_report
-from realsys.planner.analytic import AnalyticCosts, RoleModel, Workload
-from realsys.planner.devices import DEVICES, device_of
-from realsys.planner.flops import forward_flops
-from realsys.planner.gantt import gantt
-from realsys.planner.memory_limit import memory_of_plans
-from realsys.planner.memory_of_workers import memory_of_experiment
+from realsys.observability.report.report import write_report
+from realsys.planner.allocation import CallAllocation
+from realsys.planner.gpu_models import DEVICES, device_of
+from realsys.planner.memory.memory_limit import memory_of_plans
+from realsys.planner.memory.memory_of_workers import memory_of_experiment
 from realsys.planner.placed import allocation_of, placed, refusal
 from realsys.planner.predict import predict
-from realsys.planner.profiled import ProfiledCosts
 from realsys.planner.read_profile import formulas_of, profile_of
-from realsys.planner.realloc_bytes import bytes_to_receive
-from realsys.planner.simulate import simulate
-from realsys.planner.timeline import Work
+from realsys.planner.time.analytic import AnalyticCosts, RoleModel, Workload
+from realsys.planner.time.flops import forward_flops
+from realsys.planner.time.gantt import gantt
+from realsys.planner.time.profiled import ProfiledCosts
+from realsys.planner.time.realloc_bytes import bytes_to_receive
+from realsys.planner.time.simulate_steps import simulate
+from realsys.planner.time.simulated_timeline import Work
+from realsys.trial.records import PredictionRecord, TrialFiles, read_record, write_record
 
 SHAPE = ModelShape(
     family="llama",
@@ -323,12 +323,12 @@ def test_the_verbs_print_step_bars_and_settings(
 def test_figures_come_from_trials_of_the_same_models_and_batch(file_root: Path) -> None:
     trial = keep(split_plan(), events())
     shared = make_plan("ppo-math", (), trial="shared")
-    figures = predictions.figures_for(shared, placed(shared))
+    figures = time_predictions.figures_for(shared, placed(shared))
     assert figures is not None
     assert figures.basis == "measured in ppo-math-split/made-up"
     other = make_plan("ppo-math", ["group_size=8"], trial="other")
-    assert predictions.figures_for(other, placed(other)) is None
-    predictions.store_prediction(shared, TrialFiles(trial.root))
+    assert time_predictions.figures_for(other, placed(other)) is None
+    time_predictions.store_prediction(shared, TrialFiles(trial.root))
     record = read_record(PredictionRecord, trial.prediction)
     assert record is not None
     assert record.calls == pytest.approx(TOOK)

@@ -26,9 +26,9 @@ from realsys.api.model import (
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.fsdp import FSDPBackend
-from realsys.backends.group_of_one import group_of_one
-from realsys.backends.packed_attention import predict_packed, run_packed
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.backends.hf.group_of_one import group_of_one
+from realsys.backends.kernels.packed_attention import predict_packed, run_packed
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.sft import SFTInterface
 

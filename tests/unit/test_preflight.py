@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 import typer
 
-from launcher import verbs_site
-from launcher.job.allocation import JobRequest, allocate
-from launcher.slurm.gpu_job import GpuQuestion, gpu_findings, gpu_request, outliers
+from launcher.cli.verbs import site_verbs
+from launcher.job.job_allocation import JobRequest, allocate
+from launcher.slurm.doctor.gpu_job import GpuQuestion, gpu_findings, gpu_request, outliers
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
-from realsys.api.trial import ExitMarker, Result
-from realsys.preflight import node_program, records, rounds
-from realsys.preflight.drive import Place, examine, place_of
-from realsys.preflight.judge import (
+from realsys.slurm.lost_nodes import lost_nodes
+from realsys.slurm.preflight import node_program, node_records, rounds
+from realsys.slurm.preflight.drive import Place, examine, place_of
+from realsys.slurm.preflight.node_records import Seen, StepSeen, able, number, own_rows, smi_rows
+from realsys.slurm.preflight.node_verdicts import (
     Check,
     gpu_troubles,
     has_code_for,
@@ -34,10 +35,9 @@ from realsys.preflight.judge import (
     to_leave_out,
     too_old,
 )
-from realsys.preflight.records import Seen, StepSeen, able, number, own_rows, smi_rows
-from realsys.preflight.rounds import Wanted, bus_bandwidth, pair_rounds, reduce_request
-from realsys.slurm.lost_nodes import lost_nodes
-from realsys.supervisor.preflight import failures
+from realsys.slurm.preflight.rounds import Wanted, bus_bandwidth, pair_rounds, reduce_request
+from realsys.supervisor.health.preflight_check import failures
+from realsys.trial.records import ExitMarker, Result
 
 SMI = Path(__file__).parent / "nvidia_smi"
 
@@ -189,7 +189,7 @@ def test_one_node_has_no_pairs() -> None:
 
 def test_records_come_together_from_lines_of_several_tasks() -> None:
     a, b = json.dumps({"node": "n1", "what": "x"}), json.dumps({"node": "n2", "what": "y"})
-    mark = records.MARK
+    mark = node_records.MARK
     lines = [
         "srun: warning: something",
         f"{mark}n1.1.1 1/2 {a[:7]}",
@@ -198,16 +198,16 @@ def test_records_come_together_from_lines_of_several_tasks() -> None:
         f"{mark}n1.1.1 2/2 {a[7:]}",
         f"{mark}n3.1.1 1/2 cut off",
     ]
-    found = records.records((float(i), line) for i, line in enumerate(lines))
+    found = node_records.records((float(i), line) for i, line in enumerate(lines))
     assert found == [
         {"node": "n2", "what": "y", "heard": 3.0},
         {"node": "n1", "what": "x", "heard": 4.0},
     ]
-    assert records.other_lines(lines) == ["srun: warning: something"]
+    assert node_records.other_lines(lines) == ["srun: warning: something"]
 
 
 def test_both_sides_know_the_same_mark() -> None:
-    assert records.MARK == node_program.MARK
+    assert node_records.MARK == node_program.MARK
 
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -694,9 +694,9 @@ def test_a_word_that_is_no_preflight() -> None:
 
 def test_options_of_the_measurement_belong_to_it() -> None:
     with pytest.raises(typer.BadParameter, match="belong to --gpu"):
-        verbs_site.doctor(nodes=2)
+        site_verbs.doctor(nodes=2)
     with pytest.raises(typer.BadParameter, match="this machine is one node"):
-        verbs_site.doctor(cluster="local", gpu=True, nodes=2)
+        site_verbs.doctor(cluster="local", gpu=True, nodes=2)
 
 
 def test_a_stop_that_is_asked_meanwhile_ends_the_step(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from realsys.api.trial import AttemptRecord, Resumed, TrialFiles, write_record
 from realsys.supervisor.products import attempt_that_finished, is_done
+from realsys.trial.records import AttemptRecord, Resumed, TrialFiles, write_record
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 from stand_in_slurm import wait_until
 
-from realsys.api.trial import AttemptRecord, Progress, WorkerStatus, dumps, loads
-from realsys.master.progress import ProgressBoard
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.memory import MemoryStore
-from realsys.worker.heartbeat import _told_at_once
+from realsys.heartbeat.heartbeat_process import _told_at_once
+from realsys.master.run_progress import ProgressBoard
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.memory_store import MemoryStore
+from realsys.trial.records import AttemptRecord, Progress, WorkerStatus, dumps, loads
 
 KEYS = TrialKeys(cluster="here", user="anna", experiment="ppo-math", trial="run1")
 ATTEMPT = AttemptRecord(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments import math_files
-from experiments.math_files import dataset_problems, sample_of
+from experiments.parts import math_files
+from experiments.parts.math_files import dataset_problems, sample_of
 from realsys.api.errors import CheckpointError
 from realsys.api.options import MathDatasetOptions
-from realsys.datasets.math import tokenize_prompt
+from realsys.data.sources.math_questions import tokenize_prompt
 from realsys.models.hf import load_tokenizer
 from realsys.models.prompt_lengths import prompt_lengths, special_tokens, tokenizer_faults
 from realsys.models.tiny_llama import build_tiny_llama

@@ -12,7 +12,15 @@ import pytest
 from checkpoints import commit
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
-from realsys.api.trial import (
+from realsys.master.build import _resume
+from realsys.master.checkpoint import recover
+from realsys.master.checkpoint.publication import WRITER, Publisher
+from realsys.master.checkpoint.recover import MANIFEST, Checkpoint, begin, newest_whole
+from realsys.master.graph.master_state import MasterState
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.open import open_store
+from realsys.observability.history import Op, read_history
+from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
     PhaseFiles,
@@ -23,14 +31,6 @@ from realsys.api.trial import (
     turn_link,
     write_record,
 )
-from realsys.master import recover
-from realsys.master.build import _resume
-from realsys.master.master_state import MasterState
-from realsys.master.publication import WRITER, Publisher
-from realsys.master.recover import MANIFEST, Checkpoint, begin, newest_whole
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.open import open_store
-from realsys.observability.history import Op, read_history
 
 KEYS = TrialKeys(cluster="local", user="anna", experiment="ppo-math", trial="run1")
 

@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from realsys.api.errors import DataError
-from realsys.data_plane.ragged import length_mask, pad_packed, unpad_to_packed
+from realsys.data.ragged import length_mask, pad_packed, unpad_to_packed
 
 PACKED = torch.tensor([1, 2, 3, 4, 5, 6])
 LENGTHS = [3, 0, 1, 2]

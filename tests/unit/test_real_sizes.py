@@ -14,26 +14,26 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.cli import run
-from launcher.memory_check import (
+from launcher.cli.command_line import run
+from launcher.plan.memory_check import (
     ModelsTooLarge,
     excess_bytes,
     memory_of_plan,
     servers_of_plan,
     usable_of,
 )
-from launcher.plan_view import server_rows
-from launcher.planning import make_plan
-from launcher.resolve import resolve
-from launcher.scheduling_options import GroupOptions, SchedulingOptions
+from launcher.plan.plan_view import server_rows
+from launcher.plan.resolve import resolve
+from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
+from launcher.submit.planning import make_plan
 from realsys.api.cluster import ClusterSpec
 from realsys.api.scheduling import WorkerType
-from realsys.planner.memory_of_workers import step_sizes
-from realsys.serving import embedded
-from realsys.serving.embedded import EmbeddedEngine
-from realsys.serving.embedded_settings import EmbeddedSettings, stages_on_gpu
-from realsys.serving.engines import Fetched
-from realsys.serving.staged_weights import stage
+from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
+from realsys.generation.http.served_engine import Fetched
+from realsys.generation.served_engines import embedded
+from realsys.generation.served_engines.embedded import EmbeddedEngine
+from realsys.generation.served_engines.staged_weights import stage
+from realsys.planner.memory.memory_of_workers import step_sizes
 
 GiB = 1 << 30
 MODELS: dict[str, Config] = {"7b": SEVEN_BILLION, "32b": THIRTY_TWO_BILLION, "70b": SEVENTY_BILLION}

@@ -8,10 +8,10 @@ import torch
 
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import Weight
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.layouts import whole_layout
-from realsys.param_realloc.realloc import Reallocator
-from realsys.param_realloc.realloc_plan import plan_realloc
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.layouts.holdings import whole_layout
+from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc_plan import plan_realloc
 
 WEIGHTS = [Weight("a", (6, 4)), Weight("b", (5,))]
 LAYOUT = whole_layout(WEIGHTS, ProcessTopology())

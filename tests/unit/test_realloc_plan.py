@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape, Weight
-from realsys.param_realloc.boxes import Box
-from realsys.param_realloc.buckets import (
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
+from realsys.weights.layouts.regions import cells_of, subtract
+from realsys.weights.realloc.buckets import (
     Piece,
     bucket_share,
     cut_into_buckets,
     first_part,
     rounds,
 )
-from realsys.param_realloc.cells import cells_of, subtract
-from realsys.param_realloc.layouts import fsdp_layout, megatron_layout, whole_layout
-from realsys.param_realloc.realloc_plan import plan_realloc
-from realsys.param_realloc.senders import Demand, busiest_bound, deal
+from realsys.weights.realloc.realloc_plan import plan_realloc
+from realsys.weights.realloc.senders import Demand, busiest_bound, deal
 
 TOPOLOGIES = [
     ProcessTopology(data=d, tensor=t, pipeline=p)
@@ -498,7 +498,7 @@ def test_random_orders_of_real_plans_end(source, target, first, max_bytes, rando
 
 def test_layers_that_are_cut_alike_are_worked_out_once(monkeypatch):
     """What makes plans of large models quick: 80 layers are no more geometry than one a stage."""
-    from realsys.param_realloc import realloc_plan
+    from realsys.weights.realloc import realloc_plan
 
     calls = []
     monkeypatch.setattr(

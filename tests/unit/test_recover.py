@@ -14,12 +14,9 @@ import pytest
 from checkpoints import commit
 
 from realsys.api.errors import CheckpointError, ClusterError, StaleAttempt
-from realsys.api.lineage import Lineage
-from realsys.api.trial import PhaseFiles, Resumed, TrialFiles, write_record
 from realsys.master.build import _take_checkpoint
-from realsys.master.master_worker import MasterWorkerLoop, RunFiles
-from realsys.master.outbox import Outbox
-from realsys.master.recover import (
+from realsys.master.checkpoint.outbox import Outbox
+from realsys.master.checkpoint.recover import (
     MANIFEST,
     adopt,
     begin,
@@ -27,9 +24,12 @@ from realsys.master.recover import (
     newest_whole,
     read_resumed,
 )
+from realsys.master.master_worker import MasterWorkerLoop, RunFiles
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
-from realsys.transport.requests import RecoverSaved
+from realsys.transport.worker_requests import RecoverSaved
+from realsys.trial.lineage import Lineage
+from realsys.trial.records import PhaseFiles, Resumed, TrialFiles, write_record
 
 WORKERS = ("model_worker/0", "model_worker/1")
 EVERYTHING = Lineage({})

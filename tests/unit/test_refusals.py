@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.slurm.refusals import refusal
+from launcher.slurm.sbatch_refusals import refusal
 
 SAID = "sbatch: error: Batch job submission failed: "
 

@@ -15,25 +15,25 @@ from typing import Any
 
 import pytest
 
-from launcher import plan_change
-from launcher import submit as submit_module
-from launcher.cli import run
-from launcher.job.allocation import JobRequest
-from launcher.job_options import JobOptions
-from launcher.overrides import with_settings
-from launcher.places import user_name
-from launcher.plan_change import put_back, read_current, store
-from launcher.planning import LaunchSettings, experiment_type
-from launcher.remake import Wish
-from launcher.replay import remarks
-from launcher.resolve import resolve
-from launcher.status import trial_view
-from launcher.submission import Submission
-from launcher.submit import alone, make_trial, record_of, resubmit
+from launcher.cli.command_line import run
+from launcher.control.replay_trial import remarks
+from launcher.job.job_allocation import JobRequest
+from launcher.plan.resolve import resolve
+from launcher.sites.places import user_name
+from launcher.submit import plan_change
+from launcher.submit import submit as submit_module
+from launcher.submit.job_options import JobOptions
+from launcher.submit.plan_change import put_back, read_current, store
+from launcher.submit.planning import LaunchSettings, experiment_type
+from launcher.submit.remake import Wish
+from launcher.submit.submit import alone, make_trial, record_of, resubmit
+from launcher.trials.status import trial_view
+from launcher.trials.submission import Submission
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError, ConfigErrors, RealsysError, TrialError
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
-from realsys.api.trial import (
+from realsys.config.overrides import with_settings
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Result,

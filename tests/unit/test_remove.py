@@ -11,22 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from launcher import remove, verbs_sweep
-from launcher.cli import run
-from launcher.planning import make_plan
-from launcher.remove import last_sign, refusal, users_of
-from launcher.status import keys_of, trial_view
-from launcher.stop import stop
-from launcher.submission import Submission
-from launcher.submit import make_trial, record_of
-from launcher.submit_sweep import make_trials, plan_sweep
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
+from launcher.cli.command_line import run
+from launcher.cli.verbs import sweep_verbs
+from launcher.control import remove
+from launcher.control.remove import last_sign, refusal, users_of
+from launcher.control.stop import stop
+from launcher.submit.planning import make_plan
+from launcher.submit.submit import make_trial, record_of
+from launcher.submit.submit_sweep import make_trials, plan_sweep
+from launcher.trials.status import keys_of, trial_view
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError, StoreUnavailable, TrialIsLive
-from realsys.api.folders import check_ours
 from realsys.api.plan import LaunchPlan
-from realsys.api.trial import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
 from realsys.name_resolve.trial_store import open_trial_store
+from realsys.trial.folders import check_ours
+from realsys.trial.records import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
@@ -81,7 +82,7 @@ def test_it_asks_and_needs_a_yes_where_nobody_can_be_asked(
     ended(files)
     assert run(["rm", "ppo-math/run1"]) == 2
     assert "removing 1 trials needs a yes" in capsys.readouterr().err
-    monkeypatch.setattr(verbs_sweep, "agrees", lambda doing, question: False)
+    monkeypatch.setattr(sweep_verbs, "agrees", lambda doing, question: False)
     assert run(["rm", "ppo-math/run1"]) == 0
     assert files.plan.exists()
     assert run(["rm"]) == 2
@@ -189,7 +190,7 @@ def test_what_others_can_write_is_not_acted_upon_and_ours_is() -> None:
 
 
 def test_a_command_at_the_same_time_is_one_too_many() -> None:
-    from launcher.submit import alone
+    from launcher.submit.submit import alone
 
     files, _ = make("run1")
     ended(files)

@@ -22,7 +22,23 @@ from realsys.api.errors import NoSuchTrial
 from realsys.api.options import WandbOptions
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan, plan_text
-from realsys.api.trial import (
+from realsys.observability.events import EventLog
+from realsys.observability.jsonl import JsonlAppender
+from realsys.observability.metrics import MetricsWriter
+from realsys.observability.report import report
+from realsys.observability.report.attempt_story import Attempt, duration_s
+from realsys.observability.report.curves import (
+    ACCURACY,
+    KINDS,
+    find,
+    first_and_last,
+    smoothed,
+    table,
+)
+from realsys.observability.report.option_rows import option_rows
+from realsys.observability.report.report_page import STYLE
+from realsys.observability.report.svg_chart import number_text, tick_texts, ticks
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Failure,
@@ -33,15 +49,6 @@ from realsys.api.trial import (
     process_start,
     write_record,
 )
-from realsys.observability import report
-from realsys.observability.attempt_story import Attempt, duration_s
-from realsys.observability.curves import ACCURACY, KINDS, find, first_and_last, smoothed, table
-from realsys.observability.events import EventLog
-from realsys.observability.jsonl import JsonlAppender
-from realsys.observability.metrics import MetricsWriter
-from realsys.observability.option_rows import option_rows
-from realsys.observability.report_page import STYLE
-from realsys.observability.svg_chart import number_text, tick_texts, ticks
 
 T0 = 1_795_000_000.0
 STEPS = 60
@@ -374,7 +381,7 @@ def test_command_line_writes_the_page_and_names_mistakes(
 
 def test_report_loads_without_torch_and_matplotlib() -> None:
     heavy = "{'torch', 'matplotlib', 'tensorboard', 'wandb', 'numpy'}"
-    probe = f"import realsys.observability.report, sys; sys.exit({heavy} & set(sys.modules) or 0)"
+    probe = f"import realsys.observability.report.report, sys; sys.exit({heavy} & set(sys.modules) or 0)"
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=False
     )

@@ -10,13 +10,13 @@ import pytest
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.status import trial_view
-from launcher.tables import evaluated_words
+from launcher.cli.tables import evaluated_words
+from launcher.trials.status import trial_view
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import PhaseFiles, TrialFiles
 from realsys.api.worker_configs import ExperimentSaveEvalControl
-from realsys.observability.report import report_html
-from realsys.observability.trial_story import read_story
+from realsys.observability.report.report import report_html
+from realsys.observability.report.trial_story import read_story
+from realsys.trial.records import PhaseFiles, TrialFiles
 
 ROWS: list[dict[str, Any]] = [
     {"step": 6, "role": "actor", "result": "done", "figures": {"accuracy": 0.25}, "tries": 1},

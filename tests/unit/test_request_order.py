@@ -8,7 +8,7 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realsys.master.model_workers import RequestOrder
+from realsys.master.graph.model_workers import RequestOrder
 from realsys.model_worker.ordered_requests import OrderedRequests
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from launcher.resolve import content_hash, resolve
+from launcher.plan.resolve import content_hash, resolve
 from realsys.api.cluster import ClusterSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError, ConfigErrors, RealsysError

@@ -6,8 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.scheduling import RESTARTED_ALONE, WorkerType
-from realsys.api.trial import WorkerStatus
-from realsys.supervisor.restarts import RestartPolicy, Stalls, is_restarted_alone, judge_stalls
+from realsys.supervisor.health.restarts import (
+    RestartPolicy,
+    Stalls,
+    is_restarted_alone,
+    judge_stalls,
+)
+from realsys.trial.records import WorkerStatus
 
 SERVER, MANAGER, ROLLOUT = "generation_server/1", "gserver_manager/0", "rollout_worker/2"
 MASTER, MODEL = "master_worker/0", "model_worker/0"

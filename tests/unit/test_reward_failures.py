@@ -24,23 +24,23 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.backends.data_parallel import DataParallel
 from realsys.backends.fsdp import FSDPBackend
+from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.inference import InferenceBackend
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.datasets.math import MathPrompts
-from realsys.environments.math_verify import MathVerify
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.math_questions import MathPrompts
 from realsys.interfaces.math_evaluation import evaluate_math
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
-from realsys.master.data_schedule import DataSchedule
-from realsys.master.rollouts import RolloutDesk
-from realsys.master.routes import Routes
-from realsys.models.build import hf_causal_lm, hf_critic, tiny_llama
+from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.rollouts.rollout_desk import RolloutDesk
+from realsys.master.rollouts.routes import Routes
+from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
 from realsys.rewards.scores import SetAside, checked, score, too_many
-from realsys.rollout.staleness import StalenessLedger
+from realsys.rollout.environments.math_question import MathVerify
+from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
 
 COMPANY: dict[str, Any] = {

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from realsys.api.errors import DataError
-from realsys.data_plane.rollout_dump import SUFFIX, DumpWriter, RolloutDump
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.datasets.rollout_dump import RolloutDumpData
+from realsys.data.rollout_dump import SUFFIX, DumpWriter, RolloutDump
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.replayed_rollouts import RolloutDumpData
 
 
 def sample(name: str, length: int) -> SequenceSample:

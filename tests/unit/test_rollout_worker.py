@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.agents.math_single_step import MathSingleStep
 from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import (
@@ -27,15 +26,16 @@ from realsys.api.errors import (
     WorkerLost,
 )
 from realsys.api.worker_configs import RolloutWorker
-from realsys.data_plane.answers_layout import answer_row, answers_sample
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.answers_layout import answer_row, answers_sample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_mask
-from realsys.rollout_worker.asking import AskedFor
-from realsys.rollout_worker.group import GroupRunner
-from realsys.rollout_worker.peers import Peer
-from realsys.rollout_worker.rollout_log import RolloutLog
-from realsys.rollout_worker.trajectories import fault_of, trajectories_sample
-from realsys.rollout_worker.worker import RolloutLimits, RolloutLoop
+from realsys.rollout.agents.math_single_step import MathSingleStep
+from realsys.rollout.worker.group import GroupRunner
+from realsys.rollout.worker.peers import Peer
+from realsys.rollout.worker.policy_client import AskedFor
+from realsys.rollout.worker.rollout_log import RolloutLog
+from realsys.rollout.worker.rollout_worker import RolloutLimits, RolloutLoop
+from realsys.rollout.worker.trajectories import fault_of, trajectories_sample
 from realsys.transport.rollout_messages import (
     AskPlaces,
     Deliver,
@@ -500,7 +500,7 @@ def test_many_calls_share_a_connection():
 
 @pytest.mark.parametrize("former", ["silent", "cut"])
 def test_a_peer_that_moved_is_found(former, monkeypatch):
-    monkeypatch.setattr("realsys.rollout_worker.peers._LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr("realsys.rollout.worker.peers._LOOK_AGAIN_S", 0.001)
     replies, lines = call_peer(former, former, "", "b", times=3)
     assert replies == ["0 by b", "1 by b", "2 by b"]
     assert not any(line.is_open for line in lines)

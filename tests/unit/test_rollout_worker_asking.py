@@ -17,12 +17,12 @@ from serving_double import double_answer
 from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.sampling import row_seed
-from realsys.rollout_worker import asking
-from realsys.rollout_worker.asking import MAX_REFUSALS, EpisodeAsk, PolicyCaller
-from realsys.rollout_worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
-from realsys.rollout_worker.servers import ServerClients
-from realsys.serving.api import Finish, GenerateRequest, GenerateResult, Sampling
+from realsys.generation.engine.sampling import row_seed
+from realsys.rollout.worker import policy_client
+from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
+from realsys.rollout.worker.policy_client import MAX_REFUSALS, EpisodeAsk, PolicyCaller
+from realsys.rollout.worker.servers import ServerClients
+from realsys.transport.generation_messages import Finish, GenerateRequest, GenerateResult, Sampling
 from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseServer
 
 PROMPT = (5, 6, 7)
@@ -34,8 +34,8 @@ END_ID = 9  # one in a hundred tokens of the double is it
 @pytest.fixture(autouse=True, scope="module")
 def _no_pauses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "_PAUSES_S", (0.0, 0.0))
-        patch.setattr(asking, "CALL_BACK_S", 0.05)
+        patch.setattr(policy_client, "_PAUSES_S", (0.0, 0.0))
+        patch.setattr(policy_client, "CALL_BACK_S", 0.05)
         yield
 
 

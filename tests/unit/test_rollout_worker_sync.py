@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.agents.math_single_step import MathSingleStep
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     GenerationHyperparameters,
@@ -18,21 +17,22 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.backends.engine import answer_prompts
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.datasets.math import MathPrompts
-from realsys.environments.math_verify import MathVerify
-from realsys.generation.continuous import ContinuousEngine
-from realsys.generation.requests import GenerationRequest
+from realsys.backends.hf.engine import answer_prompts
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.math_questions import MathPrompts
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.models.answer_ends import end_token_ids, load_generation_config
-from realsys.models.build import tiny_llama
+from realsys.models.factories import tiny_llama
 from realsys.models.hf import load_causal_lm, save_hf
-from realsys.rollout_worker.asking import PolicyCaller
-from realsys.rollout_worker.chunks import AnswerSettings
-from realsys.rollout_worker.group import GroupRunner
-from realsys.rollout_worker.servers import ServerClients
-from realsys.serving.api import Finish, GenerateRequest, GenerateResult
+from realsys.rollout.agents.math_single_step import MathSingleStep
+from realsys.rollout.environments.math_question import MathVerify
+from realsys.rollout.worker.chunks import AnswerSettings
+from realsys.rollout.worker.group import GroupRunner
+from realsys.rollout.worker.policy_client import PolicyCaller
+from realsys.rollout.worker.servers import ServerClients
+from realsys.transport.generation_messages import Finish, GenerateRequest, GenerateResult
 from realsys.transport.rollout_messages import AskServer, Ticket, UseServer
 
 torch.set_num_threads(1)

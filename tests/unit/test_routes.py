@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.worker_configs import MakerRoute
-from realsys.master.routes import Routes
+from realsys.master.rollouts.routes import Routes
 
 ENDPOINTS = ("tcp://a", "tcp://b", "tcp://c")
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.sampling import Picking, Sampler, SlotSampler, row_seed, sample, uniforms
+from realsys.generation.engine.sampling import (
+    Picking,
+    Sampler,
+    SlotSampler,
+    row_seed,
+    sample,
+    uniforms,
+)
 
 
 def splitmix_mix(x: int) -> int:  # the reference, in Python's unbounded integers

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from experiments.ppo_math_async import PPOMathAsyncExperiment
 from experiments.ppo_math_detached import PPOMathDetachedExperiment
-from launcher.scale_plan import Wish, rescaled, units
+from launcher.control.scale_plan import Wish, rescaled, units
 from realsys.api.errors import ConfigError, RealsysError, TrialError, UnknownName
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import AttemptRecord, dumps
 from realsys.api.worker_configs import MakerRoute
-from realsys.name_resolve.keys import TrialKeys
-from realsys.name_resolve.memory import MemoryStore
-from realsys.supervisor.scaling import Moves, moves, partners
-from realsys.worker.scaling import Leaving, Scaling, change_scaling, read_scaling
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.memory_store import MemoryStore
+from realsys.supervisor.scaling.scale_steps import Moves, moves, partners
+from realsys.trial.records import AttemptRecord, dumps
+from realsys.worker.live_scaling import Leaving, Scaling, change_scaling, read_scaling
 
 KEYS = TrialKeys(cluster="c", user="u", experiment="e", trial="t")
 EMPTY = Scaling(attempt=1, token="ours", phase="main")

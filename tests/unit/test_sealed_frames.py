@@ -2,7 +2,7 @@
 
 import pytest
 
-from realsys.data_plane.sealed_frames import (
+from realsys.data.transfer.sealed_frames import (
     TAG_BYTES,
     FrameOpener,
     FrameSealer,

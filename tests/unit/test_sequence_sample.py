@@ -5,7 +5,7 @@ import torch
 
 from realsys.api.data import MicroBatchSpec, SequenceMeta
 from realsys.api.errors import DataError
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 
 IDS = ("a", "b", "c")
 PIECES = ((2, 1), (3,), (1, 1))  # answers of each prompt

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from realsys.api.errors import WorkerLost
-from realsys.api.progress import ticks
-from realsys.generation.requests import GenerationOutput
-from realsys.serving.engine_thread import EngineThread
+from realsys.generation.engine.engine_requests import GenerationOutput
+from realsys.generation.served_engines.engine_thread import EngineThread
+from realsys.runtime.progress import ticks
 
 S = 10.0
 

@@ -20,9 +20,7 @@ from realsys.api.errors import (
     WaitTimeout,
     WorkerLost,
 )
-from realsys.serving.api import Finish, GenerateRequest, Sampling
-from realsys.serving.engines import Answer
-from realsys.serving.http_answers import (
+from realsys.generation.http.http_answers import (
     Span,
     answer_json,
     error_json,
@@ -32,7 +30,9 @@ from realsys.serving.http_answers import (
     status_of,
     versions_of,
 )
-from realsys.serving.http_json import generate_body, read_generate
+from realsys.generation.http.http_json import generate_body, read_generate
+from realsys.generation.http.served_engine import Answer
+from realsys.transport.generation_messages import Finish, GenerateRequest, Sampling
 
 
 def read(**body: Any) -> tuple[GenerateRequest, ...]:

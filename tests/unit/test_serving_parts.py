@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from realsys.api.errors import ConfigError, DataError
-from realsys.serving.api import ServerInfo
-from realsys.serving.certificate import self_signed
-from realsys.serving.child import last_words, options
-from realsys.serving.embedded_settings import EmbeddedSettings
-from realsys.serving.engines import Counters
-from realsys.serving.http_session import HttpSession
-from realsys.serving.prometheus import prometheus_text
-from realsys.serving.secret import bearer_key
-from realsys.serving.staged_weights import stage
-from realsys.transport.keys import TrialKeypairs
+from realsys.generation.embedded_settings import EmbeddedSettings
+from realsys.generation.http.http_session import HttpSession
+from realsys.generation.http.secret import bearer_key
+from realsys.generation.http.served_engine import Counters
+from realsys.generation.served_engines.child import last_words, options
+from realsys.generation.served_engines.staged_weights import stage
+from realsys.generation.server.prometheus import prometheus_text
+from realsys.generation.server.server_certificate import self_signed
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import ServerInfo
 
 
 def test_the_bearer_key_is_the_trials_own() -> None:

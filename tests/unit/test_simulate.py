@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realsys.api.errors import InternalError
-from realsys.planner.figures import critical_path, figures, longest_chain
-from realsys.planner.simulate import simulate
-from realsys.planner.timeline import Movement, Overheads, Timeline, Work
+from realsys.planner.time.figures import critical_path, figures, longest_chain
+from realsys.planner.time.simulate_steps import simulate
+from realsys.planner.time.simulated_timeline import Movement, Overheads, Timeline, Work
 
 PPO = {
     "gen": frozenset[str](),

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher import places
-from launcher.clusters import find_cluster, missing_secrets, read_spec, write_spec
-from launcher.option_tree import rows
-from launcher.overrides import put_on
-from launcher.places import spec_files
-from launcher.settings import read_words, read_yaml
-from launcher.site_problems import cluster_problems
-from launcher.slurm.discover import Discovered, discovered, gpus_of
-from launcher.slurm.site_yaml import scalar, site_yaml
+from launcher.sites import places
+from launcher.sites.clusters import find_cluster, missing_secrets, read_spec, write_spec
+from launcher.sites.places import spec_files
+from launcher.sites.site_problems import cluster_problems
+from launcher.slurm.discovery.discover import Discovered, discovered, gpus_of
+from launcher.slurm.discovery.site_yaml import scalar, site_yaml
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.config.option_tree import rows
+from realsys.config.overrides import put_on
+from realsys.config.settings import read_words, read_yaml
 
 SHIPPED = sorted((Path(__file__).parents[2] / "cluster_specs").glob("*.yaml"))
 CONFIG = """\

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.slurm import answer_cache
-from launcher.slurm.commands import run_slurm, scancel, scrubbed
-from launcher.slurm.job_rows import SQUEUE_FIELDS, JobInfo, read_sacct, read_squeue
-from launcher.slurm.query import SQUEUE_FORMAT, ask
-from launcher.slurm.states import JobState
+from launcher.slurm.query import answer_cache
+from launcher.slurm.query.job_query import SQUEUE_FORMAT, ask
+from launcher.slurm.query.job_rows import SQUEUE_FIELDS, JobInfo, read_sacct, read_squeue
+from launcher.slurm.query.states import JobState
+from launcher.slurm.slurm_commands import run_slurm, scancel, scrubbed
 from realsys.api.errors import ClusterError
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from experiments.ppo_math import PPOMathExperiment
-from launcher.entry_command import SUPERVISOR, entry_command
-from launcher.job.allocation import JobRequest
-from launcher.overrides import with_settings
-from launcher.resolve import resolve
-from launcher.scheduling_options import GroupOptions, SchedulingOptions
+from launcher.job.entry_command import SUPERVISOR, entry_command
+from launcher.job.job_allocation import JobRequest
+from launcher.plan.resolve import resolve
+from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
 from launcher.slurm.plan_lines import plan_lines
 from launcher.slurm.script import (
     MAX_SCRIPT_BYTES,
@@ -29,9 +28,9 @@ from launcher.slurm.script import (
     submissions,
 )
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
-from realsys.api.job import StepPlan
-from realsys.api.plan import LaunchPlan
+from realsys.api.plan import LaunchPlan, StepPlan
 from realsys.api.scheduling import WorkerType
+from realsys.config.overrides import with_settings
 from realsys.slurm.step_command import hosts, srun_argv, step_environment
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.slurm.reasons import REASONS, fix, is_hold, words
-from launcher.slurm.states import STATE_TABLE, JobState, job_state
+from launcher.slurm.query.reasons import REASONS, fix, is_hold, words
+from launcher.slurm.query.states import STATE_TABLE, JobState, job_state
 
 BASE = """PENDING RUNNING SUSPENDED COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL
 DEADLINE OUT_OF_MEMORY""".split()

@@ -18,13 +18,13 @@ import pytest
 from stand_in_slurm import make_plan, program, wait_until, write_plan
 
 from realsys.api.errors import ClusterError
-from realsys.api.job import Layout
-from realsys.api.trial import AttemptFiles, WorkerExit, process_start, read_record, write_record
-from realsys.name_resolve.folder_changes import Writes
+from realsys.api.plan import Layout
+from realsys.name_resolve.file.folder_changes import Writes
+from realsys.runtime import worker_exit_codes
 from realsys.slurm import srun_messages
-from realsys.supervisor import slurm_step, slurm_steps
-from realsys.supervisor.slurm_steps import SlurmSteps, component_nodes
-from realsys.worker import exit_codes
+from realsys.supervisor.steps import slurm_step, slurm_steps
+from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
+from realsys.trial.records import AttemptFiles, WorkerExit, process_start, read_record, write_record
 from realsys.worker.task_place import TaskPlace
 
 WHEN_TOLD = 'while [ ! -e "$SLURM_HOSTFILE.go" ]; do sleep 0.01; done'
@@ -180,7 +180,7 @@ def test_an_srun_that_fails_before_a_task_has_a_log_has_started_none(make):
     trial = make().srun("echo 'srun: error: Unable to create step for job 7: no'; exit 4")
     trial.start()
     why = "srun ended with 4: Unable to create step for job 7: no"
-    assert trial.ends() == [(exit_codes.NOT_STARTED, why)] * 2
+    assert trial.ends() == [(worker_exit_codes.NOT_STARTED, why)] * 2
 
 
 def test_an_srun_that_fails_later_ends_all_tasks_with_its_code_and_its_words(make):
@@ -529,7 +529,7 @@ def test_a_step_for_which_nothing_is_free_is_given_up_with_sruns_sentence(make, 
     tasks = trial.start()
     wait_until(lambda: all(task.poll() is not None for task in tasks))
     why = f"srun could not start its step for 0 s: {BUSY}"
-    assert [(t.returncode, t.hint) for t in tasks] == [(exit_codes.NOT_STARTED, why)] * 2
+    assert [(t.returncode, t.hint) for t in tasks] == [(worker_exit_codes.NOT_STARTED, why)] * 2
     tasks[0].step.process.wait(10)  # it is ended: nobody would expect its tasks any more
     assert process_start(int((trial.bin / "pid").read_text())) is None
 
@@ -558,7 +558,7 @@ def test_a_step_of_which_nothing_is_heard_is_given_up_later(make, monkeypatch):
     first, second = trial.start()
     wait_until(lambda: first.poll() is not None)
     why = "srun could not start its step for 0 s: it says nothing"
-    assert (first.hint, second.returncode) == (why, exit_codes.NOT_STARTED)
+    assert (first.hint, second.returncode) == (why, worker_exit_codes.NOT_STARTED)
 
 
 def test_a_step_whose_task_has_a_log_is_up_whatever_srun_does_not_say(make, monkeypatch):
@@ -576,7 +576,7 @@ def test_of_an_option_that_srun_does_not_know_its_words_are_told(make):
     help_ = 'Try "srun --help" for more information'
     trial = make().srun(f"echo \"srun: {words}\"; echo '{help_}'; exit 255")
     trial.start()
-    assert trial.ends() == [(exit_codes.NOT_STARTED, f"srun ended with 255: {words}")] * 2
+    assert trial.ends() == [(worker_exit_codes.NOT_STARTED, f"srun ended with 255: {words}")] * 2
 
 
 def test_a_restart_that_srun_refuses_may_be_tried_again(make):

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.explain import explain
-from launcher.liveness import Liveness
-from launcher.slurm.query import JobInfo
-from launcher.slurm.states import JobState
-from launcher.submission import Submission
-from launcher.trial_state import Facts, State, decide
-from launcher.trial_view import Records, view_of
-from realsys.api.trial import AttemptRecord, ExitMarker, Result, StopRequest, WorkerRecord
+from launcher.slurm.query.job_query import JobInfo
+from launcher.slurm.query.states import JobState
+from launcher.trials.explain import explain
+from launcher.trials.liveness import Liveness
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import Facts, State, decide
+from launcher.trials.trial_view import Records, view_of
+from realsys.trial.records import AttemptRecord, ExitMarker, Result, StopRequest, WorkerRecord
 
 NOW = 1_800_000_000.0
 SUBMISSION = Submission(
@@ -197,6 +197,6 @@ def test_explain_names_missing_workers_and_what_to_do():
 
 
 def worker_row(name: str, state: str):
-    from launcher.trial_view import WorkerView
+    from launcher.trials.trial_view import WorkerView
 
     return WorkerView(worker=name, state=state)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import make_plan
 
-from launcher.snapshot import (
+from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
+from realsys.trial.snapshot import (
     Snapshot,
     code_digest,
     other_code,
@@ -24,7 +25,6 @@ from launcher.snapshot import (
     snapshot_imports,
     take_snapshot,
 )
-from realsys.api.trial import TrialFiles, TrialRecord, read_record, write_record
 
 
 def git(root: Path, *words: str) -> None:
@@ -114,7 +114,7 @@ def test_an_import_file_is_copied_and_the_plan_names_the_copy(checkout, files, t
 
 
 def test_too_large_files_are_left_out_and_named(checkout, files, monkeypatch):
-    monkeypatch.setattr("launcher.snapshot.MAX_FILE_BYTES", 4)
+    monkeypatch.setattr("realsys.trial.snapshot.MAX_FILE_BYTES", 4)
     taken = take_snapshot(files, [], root=checkout)
     assert taken.left_out == (".gitignore", "realsys/a.py")
     assert taken.files == 1
@@ -205,7 +205,7 @@ def test_the_digest_is_of_the_code_and_the_imports(checkout, tmp_path):
 def test_a_resume_with_other_code_is_warned_about(
     tmp_path, files, monkeypatch, code, copied, warned
 ):
-    monkeypatch.setattr("launcher.snapshot.code_digest", lambda imports: "now")
+    monkeypatch.setattr("realsys.trial.snapshot.code_digest", lambda imports: "now")
     plan = replace(make_plan(tmp_path), snapshot=copied)
     record = TrialRecord(
         experiment_name="e", trial_name="t", user="u", cluster="c", plan_hash="h", created_at=1.0,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from realsys.api.errors import ConfigError, InternalError
-from realsys.rollout.staleness import StalenessLedger
+from realsys.rollout.staleness.ledger import StalenessLedger
 
 
 def ledger(**changed: Any) -> StalenessLedger:

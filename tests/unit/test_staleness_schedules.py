@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from staleness_schedules import Run, Schedule
 
 from realsys.api.errors import InternalError
-from realsys.rollout import staleness
+from realsys.rollout.staleness import ledger
 
 POLICIES = ("wait", "window", "drop")
 runs = st.builds(
@@ -180,7 +180,7 @@ BROKEN = {
 
 def mutated(old: str, new: str) -> ModuleType:
     """The ledger's module with one rule broken; the tree keeps its own."""
-    source = Path(staleness.__file__).read_text(encoding="utf-8")
+    source = Path(ledger.__file__).read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{source.count(old)} times in the source: {old}"
     module = ModuleType("broken_staleness")
     sys.modules[module.__name__] = module  # dataclasses look there

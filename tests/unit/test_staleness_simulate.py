@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from realsys.api.errors import ConfigError
-from realsys.rollout.lengths import Lengths
-from realsys.rollout.simulate import Setting, simulate
-from realsys.rollout.virtual_server import VirtualServer
+from realsys.rollout.simulation.lengths import Lengths
+from realsys.rollout.simulation.simulate_rollouts import Setting, simulate
+from realsys.rollout.simulation.virtual_server import VirtualServer
 
 # One server of two rows, a token a second; 4 answers of 10 tokens a step; half a second to train a token.
 # Generation: two rounds of 10 s. Training: 40 tokens, 20 s.

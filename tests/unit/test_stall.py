@@ -2,7 +2,7 @@
 
 import pytest
 
-from realsys.worker.stall import FACTOR, FLOOR_S, STOPPED_S, UNKNOWN_S, StallJudge
+from realsys.heartbeat.stall import FACTOR, FLOOR_S, STOPPED_S, UNKNOWN_S, StallJudge
 
 
 class Worker:

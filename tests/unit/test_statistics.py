@@ -4,10 +4,10 @@ import pytest
 
 from realsys.api.dataflow import MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
-from realsys.master.function_executor import StepReport
-from realsys.master.model_function_call import CallReport
+from realsys.master.graph.function_executor import StepReport
+from realsys.master.graph.model_function_call import CallReport
 from realsys.master.statistics import headline, metrics_row
-from realsys.transport.requests import CallDone
+from realsys.transport.worker_requests import CallDone
 
 
 def call(name, reads, makes=()):

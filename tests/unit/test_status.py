@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher import output
-from launcher.explain import explain
-from launcher.liveness import Liveness, Process, liveness, processes_of
-from launcher.render import picture
-from launcher.status import TrialReader, keys_of, trial_view
-from launcher.submission import Submission
-from launcher.tables import print_status
-from launcher.trial_state import Facts, State, decide
-from launcher.trial_view import Records, view_of
+from launcher.cli.tables import print_status
+from launcher.terminal import output
+from launcher.trials.explain import explain
+from launcher.trials.liveness import Liveness, Process, liveness, processes_of
+from launcher.trials.render import picture
+from launcher.trials.status import TrialReader, keys_of, trial_view
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import Facts, State, decide
+from launcher.trials.trial_view import Records, view_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import LaunchPlan, plan_text
-from realsys.api.trial import (
+from realsys.name_resolve.open import open_store
+from realsys.name_resolve.store import Entry
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Failure,
@@ -38,8 +40,6 @@ from realsys.api.trial import (
     process_start,
     write_record,
 )
-from realsys.name_resolve.open import open_store
-from realsys.name_resolve.store import Entry
 
 HOST, PID = socket.gethostname(), os.getpid()
 START = process_start(PID) or 0
@@ -123,7 +123,7 @@ def submission(after: int = 0, *, pid: int = PID, start: int = START) -> Submiss
 
 @pytest.fixture
 def plan(tmp_path: Path) -> LaunchPlan:
-    from launcher.resolve import resolve
+    from launcher.plan.resolve import resolve
     from realsys.api import registry
     from realsys.api.cluster import ClusterSpec
 

@@ -14,15 +14,18 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import make_plan, program, queue_row, write_plan
 
-from launcher.exit_codes import ExitCode
-from launcher.explain import explain
-from launcher.status import TrialReader, keys_of
-from launcher.submission import Submission
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
+from launcher.terminal.exit_codes import ExitCode
+from launcher.trials.explain import explain
+from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.api.plan import LaunchPlan
-from realsys.api.trial import (
+from realsys.name_resolve.open import open_store
+from realsys.name_resolve.store import Entry
+from realsys.observability.jsonl import JsonlAppender
+from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
     ExitMarker,
@@ -36,9 +39,6 @@ from realsys.api.trial import (
     process_start,
     write_record,
 )
-from realsys.name_resolve.open import open_store
-from realsys.name_resolve.store import Entry
-from realsys.observability.jsonl import JsonlAppender
 
 ME = {
     "host": socket.gethostname(),
@@ -310,7 +310,7 @@ def test_a_step_of_which_nothing_is_seen_is_told_before_srun_says_a_word(
 def test_logs_of_a_worker_that_srun_has_not_started_points_to_sruns(
     on_slurm: TrialFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from launcher.cli import run
+    from launcher.cli.command_line import run
 
     begin(on_slurm, job_id="7", **ELSEWHERE)
     logs = on_slurm.attempt(1).logs
@@ -379,7 +379,7 @@ def test_a_run_that_was_lost_on_a_full_disk_says_so(
 ) -> None:
     files = write_plan(plan)
     begin(files, host=ME["host"], supervisor_pid=1 << 22, supervisor_start=1)
-    monkeypatch.setattr("launcher.status.os.statvfs", lambda folder: disk)
+    monkeypatch.setattr("launcher.trials.status.os.statvfs", lambda folder: disk)
     view = look(files)
     assert view.state is State.LOST
     told = f"{left} on the disk of {files.root}: free some, then resume"
@@ -396,7 +396,9 @@ def test_a_full_disk_of_the_store_shows_while_the_run_lives(
     files = write_plan(replace(plan, cluster=replace(plan.cluster, name_resolve=url)))
     begin(files, **ME)
     full = {str(place): Disk(f_bavail=0)}
-    monkeypatch.setattr("launcher.status.os.statvfs", lambda folder: full.get(str(folder), Disk()))
+    monkeypatch.setattr(
+        "launcher.trials.status.os.statvfs", lambda folder: full.get(str(folder), Disk())
+    )
     view = look(files)
     assert view.state in State.live()
     assert f"no space left on the disk of {place}: free some, then resume" in view.notes
@@ -407,7 +409,7 @@ def test_a_job_that_ended_on_a_full_disk_says_so_beside_what_slurm_says(
 ) -> None:
     begin(on_slurm, job_id="7", **ELSEWHERE)
     (tmp_path / "bin" / "queue").write_text(queue_row("7", "FAILED", "1:0"))
-    monkeypatch.setattr("launcher.status.os.statvfs", lambda folder: Disk(f_bavail=0))
+    monkeypatch.setattr("launcher.trials.status.os.statvfs", lambda folder: Disk(f_bavail=0))
     view = look(on_slurm)
     assert view.state is State.LOST
     assert view.reason.startswith("job 7 ended without an exit marker")

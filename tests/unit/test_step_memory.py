@@ -24,13 +24,19 @@ from realsys.api.model import (
 )
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
+from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.recompute import recompute_layers
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.policy_objective import PolicyObjective
 from realsys.interfaces.ppo_experience import PPOSettings
 from realsys.models.shape import shape_of
-from realsys.planner.memory import HeldModel, StepSizes, head_states_bytes, last_norm_bytes, passing
+from realsys.planner.memory.copy_memory import (
+    HeldModel,
+    StepSizes,
+    head_states_bytes,
+    last_norm_bytes,
+    passing,
+)
 
 torch.set_num_threads(1)
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import calls, make_plan, program, write_plan
 
-from realsys.api.trial import AttemptFiles, AttemptRecord, TrialFiles, write_record
-from realsys.supervisor import step_numbers
-from realsys.supervisor.slurm_steps import SlurmSteps
-from realsys.supervisor.step_numbers import SPARE, note_steps, numbers_to_skip, skip_former_numbers
+from realsys.supervisor.steps import step_numbers
+from realsys.supervisor.steps.slurm_steps import SlurmSteps
+from realsys.supervisor.steps.step_numbers import (
+    SPARE,
+    note_steps,
+    numbers_to_skip,
+    skip_former_numbers,
+)
+from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, write_record
 from realsys.worker.requeued import former_attempts_of_same_job, newer_attempt_of_same_job
 
 

@@ -15,17 +15,17 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
-from realsys.master.buffer import AsyncIOSequenceBuffer
-from realsys.master.data_schedule import DataSchedule
-from realsys.master.feeds import DataSetFeed
-from realsys.master.function_executor import FunctionExecutor
-from realsys.master.idle import pools_of
-from realsys.master.master_state import Ahead, MasterState, read_state, write_state
-from realsys.master.model_function_call import ModelFunctionCall
-from realsys.master.model_workers import RequestOrder
-from realsys.master.storage_tracker import StorageTracker
-from realsys.master.weight_hooks import WeightHooks
-from realsys.transport import requests as rq
+from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.graph.feeds import DataSetFeed
+from realsys.master.graph.function_executor import FunctionExecutor
+from realsys.master.graph.idle import pools_of
+from realsys.master.graph.master_state import Ahead, MasterState, read_state, write_state
+from realsys.master.graph.model_function_call import ModelFunctionCall
+from realsys.master.graph.model_workers import RequestOrder
+from realsys.master.graph.storage_tracker import StorageTracker
+from realsys.master.graph.weight_hooks import WeightHooks
+from realsys.transport import worker_requests as rq
 
 BATCH, STEPS = 2, 4
 COPY = ModelName("actor", 1)

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
 
-from launcher.places import user_name
-from launcher.slurm import stop_job as module
-from launcher.slurm.stop_job import stop_job
-from launcher.status import TrialReader, keys_of
-from launcher.submission import Submission, read_submission
-from launcher.trial_state import State
+from launcher.control import stop_job as module
+from launcher.control.stop_job import stop_job
+from launcher.sites.places import user_name
+from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.submission import Submission, read_submission
+from launcher.trials.trial_state import State
 from realsys.api.cluster import SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound
-from realsys.api.trial import (
+from realsys.name_resolve.open import open_store
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Result,
@@ -27,7 +28,6 @@ from realsys.api.trial import (
     loads,
     write_record,
 )
-from realsys.name_resolve.open import open_store
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2"
 

@@ -14,14 +14,14 @@ from stand_in_slurm import calls, make_plan, program, write_plan
 
 from realsys.api.cluster import SlurmSpec
 from realsys.api.plan import plan_hash, plan_text
-from realsys.api.trial import ExitMarker, Result
-from realsys.supervisor import main, signals
+from realsys.supervisor import signals, supervisor_main
 from realsys.supervisor.signals import (
     cancel_job,
     is_cancelled,
     listen_to_signals,
     requeue_job,
 )
+from realsys.trial.records import ExitMarker, Result
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -199,16 +199,18 @@ def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, ac
         os.kill(os.getpid(), signal.SIGUSR2)
         return ExitMarker(result=Result.STOPPED, attempt=number, ended_at=time.time(), phase="main")
 
-    monkeypatch.setattr(main, "_run", run)
-    monkeypatch.setattr(main, "log_to", lambda path, worker: None)
-    monkeypatch.setattr(main, "requeue_job", lambda job: order.append("requeue") or accepted)
-    monkeypatch.setattr(main, "_write_keepsakes", lambda files: order.append("pictures"))
+    monkeypatch.setattr(supervisor_main, "_run", run)
+    monkeypatch.setattr(supervisor_main, "log_to", lambda path, worker: None)
+    monkeypatch.setattr(
+        supervisor_main, "requeue_job", lambda job: order.append("requeue") or accepted
+    )
+    monkeypatch.setattr(supervisor_main, "_write_keepsakes", lambda files: order.append("pictures"))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     before = {number: signal.getsignal(number) for number in NUMBERS}
     try:
         with pytest.raises(SystemExit):
-            main.supervise(str(files.root), plan_hash(plan_text(plan)))
+            supervisor_main.supervise(str(files.root), plan_hash(plan_text(plan)))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

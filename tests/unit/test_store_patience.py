@@ -11,13 +11,13 @@ import pytest
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import StoreDenied, StoreUnavailable, WaitTimeout
 from realsys.api.options import range_problems
-from realsys.api.trial import AttemptRecord, WorkerRecord, dumps
-from realsys.name_resolve import patience
-from realsys.supervisor import job_store
-from realsys.supervisor.job_store import START_TIMEOUT_S, JobStore
+from realsys.heartbeat.heartbeat_link import Heartbeat
+from realsys.heartbeat.heartbeat_messages import Begin
+from realsys.name_resolve import retry
+from realsys.supervisor.job_etcd import job_store
+from realsys.supervisor.job_etcd.job_store import START_TIMEOUT_S, JobStore
+from realsys.trial.records import AttemptRecord, WorkerRecord, dumps
 from realsys.worker import runner as runner_module
-from realsys.worker.heartbeat_link import Heartbeat
-from realsys.worker.heartbeat_messages import Begin
 from realsys.worker.runner import WorkerRunner
 
 PATIENCE_S = 90
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waited[0] += seconds
 
     stand_in = SimpleNamespace(monotonic=lambda: waited[0], sleep=sleep)
-    monkeypatch.setattr(patience, "time", stand_in)
+    monkeypatch.setattr(retry, "time", stand_in)
     return waited
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from realsys.data_plane import tensor_server
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.data_plane.tensor_server import TensorServer
-from realsys.data_plane.tensor_store import TensorStore
-from realsys.data_plane.transfer_messages import TensorRequest
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.transfer import tensor_server
+from realsys.data.transfer.tensor_server import TensorServer
+from realsys.data.transfer.tensor_store import TensorStore
+from realsys.data.transfer.transfer_messages import TensorRequest
 from realsys.devices import streams
 from realsys.model_worker import model_worker
 from realsys.model_worker.model_worker import ModelWorkerLoop
-from realsys.transport.keys import TrialKeypairs
+from realsys.transport.curve_keys import TrialKeypairs
 
 
 class OnGPU(torch.Tensor):

@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 
-from launcher import stop_several as stopping
-from launcher import verbs_sweep
-from launcher.cli import run
-from launcher.exit_codes import ExitCode
-from launcher.slurm.query import JobInfo
-from launcher.slurm.states import JobState
-from launcher.stop_several import stop_several
-from launcher.submission import Submission, read_submission
-from launcher.submit import make_trial, record_of
-from launcher.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
-from launcher.sweep import (
+from launcher.cli.command_line import run
+from launcher.cli.verbs import sweep_verbs
+from launcher.control import stop_several as stopping
+from launcher.control.stop_several import stop_several
+from launcher.slurm.query.job_query import JobInfo
+from launcher.slurm.query.states import JobState
+from launcher.submit.submit import make_trial, record_of
+from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
+from launcher.submit.sweep import (
     MAX_POINTS,
     Axis,
     Point,
@@ -33,10 +31,12 @@ from launcher.sweep import (
     split_values,
     told_once,
 )
-from launcher.sweep_table import sweep_document, sweep_table
-from launcher.trial_state import State
-from launcher.trial_view import TrialView
-from launcher.trials import find_sweep, find_trial, next_free_name, point_of, trial_name
+from launcher.submit.sweep_table import sweep_document, sweep_table
+from launcher.terminal.exit_codes import ExitCode
+from launcher.trials.find_trials import find_sweep, find_trial, next_free_name, point_of, trial_name
+from launcher.trials.submission import Submission, read_submission
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
 from realsys.api.errors import (
     ClusterError,
     ConfigError,
@@ -45,9 +45,9 @@ from realsys.api.errors import (
     TrialError,
     UnknownName,
 )
-from realsys.api.job import JobComponent, JobPlan, Layout
+from realsys.api.plan import JobComponent, JobPlan, Layout
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import Progress, TrialFiles, TrialRecord, read_record, write_record
+from realsys.trial.records import Progress, TrialFiles, TrialRecord, read_record, write_record
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
@@ -230,8 +230,8 @@ def test_one_folder_that_can_not_be_made_takes_all_away(file_root: Path) -> None
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], list[str]]:
     """Stands in for starting and watching: trials end with the given status, 0 if not named."""
-    from launcher import submit as submit_module
-    from launcher import verbs_run
+    from launcher.cli import watching
+    from launcher.submit import submit as submit_module
 
     started: list[str] = []
 
@@ -240,7 +240,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], list[st
             submit_module, "start", lambda files, plan, hash_: started.append(plan.trial_name)
         )
         monkeypatch.setattr(
-            verbs_run,
+            watching,
             "watch_until_over",
             lambda files, trial: ExitCode(ends.get(files.root.name, 0)),
         )
@@ -520,7 +520,7 @@ class Stops:
         return [view(f.root.name, self.states.get(f.root.name, State.COMPLETED)) for f in trials]
 
     def _stop(self, files: TrialFiles, **_: Any) -> Any:
-        from launcher.stop import StopReport
+        from launcher.control.stop import StopReport
 
         name = files.root.name
         if name == "a-1":
@@ -546,7 +546,7 @@ def test_stop_all_names_my_trials_and_needs_a_yes(
         assert line in err
     assert "b-1" not in err
     assert stops.stopped == []
-    monkeypatch.setattr(verbs_sweep, "agrees", lambda doing, question: False)
+    monkeypatch.setattr(sweep_verbs, "agrees", lambda doing, question: False)
     assert run(["stop", "--all"]) == 0
     assert stops.stopped == []
     assert "nothing was done" in capsys.readouterr().err

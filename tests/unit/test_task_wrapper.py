@@ -19,7 +19,7 @@ from stand_in_slurm import make_plan, write_plan
 
 from realsys.api.plan import plan_hash, plan_text
 from realsys.api.scheduling import WorkerType
-from realsys.api.trial import Failure, WorkerExit, read_record
+from realsys.trial.records import Failure, WorkerExit, read_record
 from realsys.worker import task
 from realsys.worker.environment import write_exports
 

@@ -8,15 +8,15 @@ import pytest
 from stand_in_slurm import make_plan
 from test_slurm_trial_state import ATTEMPT, NOW, job, records, running
 
-from launcher.explain import explain
-from launcher.render import progress_line
+from launcher.cli.tables import print_status
 from launcher.slurm.plan_lines import limit_lines, too_long_for
-from launcher.slurm.states import JobState
-from launcher.tables import print_status
-from launcher.trial_state import State
-from launcher.trial_view import view_of
+from launcher.slurm.query.states import JobState
+from launcher.trials.explain import explain
+from launcher.trials.render import progress_line
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import view_of
 from realsys.api.cluster import PartitionSpec, SlurmSpec
-from realsys.api.trial import Progress
+from realsys.trial.records import Progress
 
 TEN_MIN = {"started_at": NOW - 60, "time_limit_s": 600}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_time_table import BEGINS, NOW, TIME_LIMITS
 
-from launcher.slurm.time_spec import (
+from launcher.job.time_spec import (
     deadline_problem,
     limit_text,
     longest,

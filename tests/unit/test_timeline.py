@@ -9,7 +9,7 @@ import pytest
 
 from realsys.api.errors import ClusterError, DataError
 from realsys.observability.events import Event, MfcEvent, PeriodicEvent, StepEvent
-from realsys.observability.step_picture import step_figure
+from realsys.observability.pictures.step_picture import step_figure
 from realsys.observability.timeline import (
     MfcTiming,
     draw_step,

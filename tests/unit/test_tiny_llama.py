@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from realsys.api.errors import DataError
-from realsys.datasets.arithmetic import arithmetic_word_problems
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.models.tiny_llama import build_tiny_llama, train_tokenizer
 
 

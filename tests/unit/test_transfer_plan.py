@@ -17,15 +17,15 @@ from realsys.api.model import (
     ModelName,
     ProcessTopology,
 )
-from realsys.api.trial import WorkerRecord
-from realsys.data_plane.packing import contiguous
-from realsys.data_plane.transfer_plan import plan_redistribution
-from realsys.master.buffer import AsyncIOSequenceBuffer
-from realsys.master.model_function_call import ModelFunctionCall
-from realsys.master.model_workers import RequestOrder
-from realsys.master.storage_tracker import StorageTracker
-from realsys.master.weight_hooks import WeightHooks
-from realsys.transport.requests import CallDone
+from realsys.data.packing import contiguous
+from realsys.data.transfer.transfer_plan import plan_redistribution
+from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.model_function_call import ModelFunctionCall
+from realsys.master.graph.model_workers import RequestOrder
+from realsys.master.graph.storage_tracker import StorageTracker
+from realsys.master.graph.weight_hooks import WeightHooks
+from realsys.transport.worker_requests import CallDone
+from realsys.trial.records import WorkerRecord
 
 KEYS, IDS = ("x", "y"), tuple("abcdef")
 PROCESS = {"host": "n1", "pid": 7, "start": 9, "attempt": 1, "token": ""}

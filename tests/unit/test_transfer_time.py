@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from realsys.api.transfer_time import transfer_time_s
-from realsys.generation_server.build import fetch_with
-from realsys.gserver_manager import updates
-from realsys.master import server_weights
+from realsys.generation.manager import updates
+from realsys.generation.server.build import fetch_with
+from realsys.master.rollouts import server_weights
 from realsys.model_worker.model_worker import FIRST_TIME_S, SLOW_S, ModelWorkerLoop
-from realsys.serving.api import WeightPart, WeightSource
-from realsys.transport import requests as rq
+from realsys.runtime.transfer_time import transfer_time_s
+from realsys.transport import worker_requests as rq
+from realsys.transport.generation_messages import WeightPart, WeightSource
 
 GB = 10**9
 

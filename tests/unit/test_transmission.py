@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.errors import ConfigError, ConfigErrors
-from realsys.rollout.transmission import balance, parse_graph
+from realsys.rollout.staleness.transmission import balance, parse_graph
 
 
 def test_a_graph_reads_as_it_is_written():

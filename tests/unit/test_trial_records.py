@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from realsys.api.errors import TrialError
-from realsys.api.trial import (
+from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
     ExitMarker,

@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
 
-from launcher import stop as stop_module
-from launcher.exit_codes import ExitCode
-from launcher.slurm import stop_job as stop_job_module
-from launcher.status import TrialReader
-from launcher.stop import stop
-from launcher.submission import Submission
-from launcher.trial_state import State
-from launcher.verbs_run import wait
-from realsys.api.trial import (
+from launcher.cli.verbs.run_verbs import wait
+from launcher.control import stop as stop_module
+from launcher.control import stop_job as stop_job_module
+from launcher.control.stop import stop
+from launcher.terminal.exit_codes import ExitCode
+from launcher.trials.status import TrialReader
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import State
+from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
     Result,
@@ -67,8 +67,8 @@ def marker(result: Result, number: int = 1) -> ExitMarker:
 def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("launcher.status.WATCH_AGE_S", 0.05)
-    monkeypatch.setattr("launcher.render.POLL_S", 0.02)
+    monkeypatch.setattr("launcher.trials.status.WATCH_AGE_S", 0.05)
+    monkeypatch.setattr("launcher.trials.render.POLL_S", 0.02)
     program(tmp_path / "bin", "sacct", "exit 1")
     return tmp_path / "bin"
 
@@ -127,7 +127,7 @@ def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise StoreUnavailable("the store does not answer", where="here", fix="wait")
 
-    monkeypatch.setattr("launcher.stop_request.open_trial_store", refuse)
+    monkeypatch.setattr("launcher.control.stop_request.open_trial_store", refuse)
 
 
 def test_a_stop_that_the_store_does_not_take_goes_through_slurm_and_kills_nobody(

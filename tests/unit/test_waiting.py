@@ -12,19 +12,19 @@ from datetime import datetime
 import pytest
 from stand_in_slurm import make_plan
 
-from launcher.slurm.job_board import JobBoard
-from launcher.slurm.job_rows import JobInfo
-from launcher.slurm.job_story import explain_job
 from launcher.slurm.plan_lines import plan_lines
-from launcher.slurm.query import Answer
-from launcher.slurm.reasons import fix as reason_fix
-from launcher.slurm.reasons import is_shared_limit, words
-from launcher.slurm.states import JobState
-from launcher.slurm.waiting import bad_nodes, exceeded, one_line, tres, with_detail
-from launcher.submission import Submission
-from launcher.submit import resumed_now
-from launcher.trial_state import State
-from launcher.trial_view import Records
+from launcher.slurm.query.job_query import Answer
+from launcher.slurm.query.job_rows import JobInfo
+from launcher.slurm.query.reasons import fix as reason_fix
+from launcher.slurm.query.reasons import is_shared_limit, words
+from launcher.slurm.query.states import JobState
+from launcher.slurm.query.waiting import bad_nodes, exceeded, one_line, tres, with_detail
+from launcher.submit.submit import resumed_now
+from launcher.trials.explain_job import explain_job
+from launcher.trials.job_board import JobBoard
+from launcher.trials.submission import Submission
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import Records
 from realsys.api.errors import ClusterError
 
 JOB = (

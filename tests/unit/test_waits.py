@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.trial_state import State
-from launcher.trial_view import TrialView, WorkerView
-from launcher.waits import MAX_CHAINS, waits
-from realsys.api.trial import Progress
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView, WorkerView
+from launcher.trials.waits import MAX_CHAINS, waits
+from realsys.trial.records import Progress
 
 
 def view(*workers: WorkerView, **running: str) -> TrialView:

@@ -8,8 +8,8 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
-from realsys.master.weight_hooks import WeightHooks
-from realsys.transport.requests import Offload, Reallocate
+from realsys.master.graph.weight_hooks import WeightHooks
+from realsys.transport.worker_requests import Offload, Reallocate
 
 TRAINED, COPY, REF = ModelName("actor"), ModelName("actor", 1), ModelName("ref")
 

@@ -21,12 +21,12 @@ from weight_sync_world import (
 
 from realsys.api.errors import CheckpointError, InternalError, RemoteError, WaitTimeout
 from realsys.models.shape import Weight
-from realsys.param_realloc.boxes import Box
-from realsys.serving.api import WeightSource
 from realsys.transport.codec import ProtocolError
-from realsys.weight_sync.adapters import adapted, merged
-from realsys.weight_sync.manifest import KEY
-from realsys.weight_sync.warm_memory import MIN_BYTES, WarmMemory
+from realsys.transport.generation_messages import WeightSource
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.sync.adapters import adapted, merged
+from realsys.weights.sync.buffer_pool import MIN_BYTES, WarmMemory
+from realsys.weights.sync.manifest import KEY
 
 SMALL = 700  # bytes a bucket: weights are cut, and several share one
 
@@ -398,7 +398,7 @@ def test_many_rounds_of_adapters_equal_one_full_sync(held):
 def test_adapters_are_merged_as_the_trainer_merges_them():
     """The trainer's own ``merged_weights``, on a real module with adapters."""
     from realsys.api.options import LoRAOptions
-    from realsys.backends.lora import add_adapters, exchange_name, merged_weights
+    from realsys.backends.hf.lora import add_adapters, exchange_name, merged_weights
 
     module = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"up_proj": torch.nn.Linear(6, 4)})})
     options = LoRAOptions(rank=3, alpha=7.0, target_modules=("up_proj",))

@@ -7,9 +7,9 @@ import torch
 from test_weight_sync_parts import WEIGHTS, lists
 
 from realsys.transport.codec import ProtocolError
-from realsys.weight_sync.assembly import Assembly
-from realsys.weight_sync.checksum import RunningChecksum, checksum
-from realsys.weight_sync.warm_memory import WarmMemory
+from realsys.weights.sync.assembly import Assembly
+from realsys.weights.sync.buffer_pool import WarmMemory
+from realsys.weights.sync.checksum import RunningChecksum, checksum
 
 
 @pytest.mark.parametrize("size", [0, 5, 4096, 3 << 20, (3 << 20) + 4096 + 9])
@@ -27,7 +27,7 @@ def test_a_checksum_of_pieces_is_that_of_the_whole(size):
 @pytest.mark.parametrize("frame_bytes", [7, 16, 1000])
 def test_a_bucket_lands_in_its_places_in_whatever_pieces_it_comes(frame_bytes, monkeypatch):
     """Frames within a weight, over the border of two, over all."""
-    monkeypatch.setattr("realsys.weight_sync.assembly.RunningChecksum", SumOfBytes)
+    monkeypatch.setattr("realsys.weights.sync.assembly.RunningChecksum", SumOfBytes)
     whole = {w.name: torch.randn(w.shape) for w in WEIGHTS}
     for part in lists(bucket_bytes=1 << 20):
         assembly = Assembly(part.weights, {}, WarmMemory())

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realsys.models.shape import Weight
-from realsys.param_realloc.boxes import Box
 from realsys.transport.codec import ProtocolError
-from realsys.weight_sync.checksum import checksum
-from realsys.weight_sync.giving import weights_of, who_gives_what, wire_dtypes
-from realsys.weight_sync.manifest import (
+from realsys.weights.layouts.boxes import Box
+from realsys.weights.sync.checksum import checksum
+from realsys.weights.sync.manifest import (
     GivenBucket,
     GivenPiece,
     Manifest,
@@ -26,8 +25,9 @@ from realsys.weight_sync.manifest import (
     giver_of,
     manifest_name,
 )
-from realsys.weight_sync.parts import Way, check_parts, overlap, way_of
-from realsys.weight_sync.patches import apply_patch, make_patch
+from realsys.weights.sync.parts import Way, check_parts, overlap, way_of
+from realsys.weights.sync.patches import apply_patch, make_patch
+from realsys.weights.sync.plan_publish import weights_of, who_gives_what, wire_dtypes
 
 # ---- checksums ------------------------------------------------------------------------------------
 

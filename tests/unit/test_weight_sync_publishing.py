@@ -21,13 +21,13 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.worker_configs import ModelShard, ModelWorker
-from realsys.data_plane.sequence_sample import SequenceSample
-from realsys.data_plane.tensor_store import TensorStore
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.transfer.tensor_store import TensorStore
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.shards import Shards
-from realsys.serving.api import WeightPart, WeightSource
+from realsys.transport.generation_messages import WeightPart, WeightSource
 
 torch.set_num_threads(1)
 NAME = ModelName("actor")

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import make_plan
 
-from launcher.job.allocation import Allocation, JobRequest, allocate
-from launcher.site_problems import cluster_problems
-from launcher.slurm import threads
-from launcher.slurm.threads import (
+from launcher.job.job_allocation import Allocation, JobRequest, allocate
+from launcher.sites.site_problems import cluster_problems
+from launcher.slurm.discovery import core_threads
+from launcher.slurm.discovery.core_threads import (
     default_times,
     threads_by_partition,
     threads_of,
@@ -25,7 +25,7 @@ from launcher.slurm.threads import (
 )
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError
-from realsys.api.job import StepPlan
+from realsys.api.plan import StepPlan
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.slurm.step_command import srun_argv
 
@@ -213,7 +213,7 @@ def test_slurm_is_asked_only_for_what_the_site_file_does_not_say(
         calls.append(argv)
         raise ClusterError("nobody there", where="sinfo", fix="")
 
-    monkeypatch.setattr(threads, "run_slurm", answer)
+    monkeypatch.setattr(core_threads, "run_slurm", answer)
     assert with_threads(site(THREADED)) == site(THREADED)
     assert not calls
     unknown = site(replace(THREADED, threads_per_core=None))
@@ -253,7 +253,7 @@ def test_a_default_time_that_the_site_file_does_not_say_is_slurms(
 ) -> None:
     said = "main|16|2:4:2|20:00\n"
     done = subprocess.CompletedProcess(["sinfo"], 0, said, "")
-    monkeypatch.setattr(threads, "run_slurm", lambda argv, **_: done)
+    monkeypatch.setattr(core_threads, "run_slurm", lambda argv, **_: done)
     unknown = site(replace(THREADED, threads_per_core=None))
     found = with_threads(unknown).partitions["main"]
     assert (found.threads_per_core, found.default_time) == (2, "20:00")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.rollouts import RolloutOptions
+from experiments.parts.rollout_parts import RolloutOptions
 
 
 @pytest.mark.parametrize(

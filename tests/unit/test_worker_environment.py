@@ -11,7 +11,7 @@ import pytest
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import TrialError
 from realsys.api.plan import LaunchPlan
-from realsys.api.trial import TrialFiles
+from realsys.trial.records import TrialFiles
 from realsys.worker.environment import (
     read_exports,
     task_environment,

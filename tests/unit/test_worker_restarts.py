@@ -16,7 +16,18 @@ from stand_in_slurm import make_plan, wait_until, write_plan
 
 from realsys.api.errors import ClusterError, KeyNotFound
 from realsys.api.scheduling import Scheduling, TasksGroup
-from realsys.api.trial import (
+from realsys.name_resolve.open import open_store
+from realsys.observability.history import Op, read_history
+from realsys.runtime import worker_exit_codes
+from realsys.supervisor import supervisor as supervisor_module
+from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.health import worker_leases, worker_restarts
+from realsys.supervisor.health.failure_detector import FailureDetector
+from realsys.supervisor.health.restarts import RestartPolicy
+from realsys.supervisor.steps import local_steps
+from realsys.supervisor.steps.local_steps import LocalSteps
+from realsys.supervisor.supervisor import Supervisor
+from realsys.trial.records import (
     ExitMarker,
     Failure,
     Result,
@@ -26,16 +37,6 @@ from realsys.api.trial import (
     process_start,
     write_record,
 )
-from realsys.name_resolve.open import open_store
-from realsys.observability.history import Op, read_history
-from realsys.supervisor import local_steps, worker_leases, worker_restarts
-from realsys.supervisor import supervisor as supervisor_module
-from realsys.supervisor.attempt import Job, take_attempt
-from realsys.supervisor.failure_detector import FailureDetector
-from realsys.supervisor.local_steps import LocalSteps
-from realsys.supervisor.restarts import RestartPolicy
-from realsys.supervisor.supervisor import Supervisor
-from realsys.worker import exit_codes
 from realsys.worker.runner import trial_keys
 
 MASTER, SERVER, EVALUATOR = "master_worker/0", "generation_server/0", "evaluator/0"
@@ -448,7 +449,7 @@ def test_one_whose_step_cant_be_started_is_not_tried_again_and_again(trial):
     one.steps = one.supervisor.steps = one.supervisor.restarts.steps = played
     server = played.tasks[-1]
     server.returncode, server.hint = (
-        exit_codes.NOT_STARTED,
+        worker_exit_codes.NOT_STARTED,
         "srun could not start its step for 180 s",
     )
     one._thread.start()

@@ -14,10 +14,11 @@ from test_worker_restarts import SERVER, Trial, is_running
 from test_worker_restarts import trial as trial
 
 from realsys.api.errors import ClusterError
-from realsys.api.trial import Result, dumps
-from realsys.supervisor import local_steps, worker_scaling
-from realsys.supervisor.local_steps import LocalSteps
-from realsys.worker.scaling import Scaling, change_scaling, read_scaling
+from realsys.supervisor.scaling import worker_scaling
+from realsys.supervisor.steps import local_steps
+from realsys.supervisor.steps.local_steps import LocalSteps
+from realsys.trial.records import Result, dumps
+from realsys.worker.live_scaling import Scaling, change_scaling, read_scaling
 
 ADDED = "generation_server/1"
 

@@ -11,14 +11,13 @@ from types import SimpleNamespace
 import pytest
 from stand_in_slurm import calls, make_plan, program, wait_until
 
-from launcher.submission import Submission
-from launcher.trial_view import Records
-from launcher.worker_shell import run_in_place, shell_command, step_beside
+from launcher.control.worker_shell import run_in_place, shell_command, step_beside
+from launcher.trials.submission import Submission
+from launcher.trials.trial_view import Records
 from realsys.api.cluster import ContainerSpec
 from realsys.api.errors import ClusterError, TrialError
-from realsys.api.job import Layout
-from realsys.api.plan import LaunchPlan
-from realsys.api.trial import (
+from realsys.api.plan import LaunchPlan, Layout
+from realsys.trial.records import (
     AttemptRecord,
     TrialFiles,
     WorkerRecord,

@@ -24,23 +24,23 @@ from realsys.api.model import (
     Model,
     PipelinableEngine,
 )
-from realsys.backends.averages import Averages
-from realsys.backends.data_parallel import DataParallel
-from realsys.backends.engine import PostHook, answer_prompts, reduced, weights_of
-from realsys.backends.loading import save_streamed
+from realsys.backends.hf.averages import Averages
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.backends.hf.engine import PostHook, answer_prompts, reduced, weights_of
+from realsys.backends.hf.loading import save_streamed
+from realsys.backends.hf.offload import Parkable
+from realsys.backends.hf.slot_generation import generate_dealt
+from realsys.backends.hf.weighted_means import WeightedMeans
 from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
+from realsys.backends.megatron.megatron_weights import views_of
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.schedule import UseOutput, run_microbatches
-from realsys.backends.megatron.weights import views_of
 from realsys.backends.megatron.whole_model import gathered, plain_module, skeleton_of
-from realsys.backends.offload import Parkable
-from realsys.backends.slot_generation import generate_dealt
-from realsys.backends.weighted_means import WeightedMeans
-from realsys.data_plane.answers_layout import INPUT
-from realsys.data_plane.packing import Run
-from realsys.data_plane.sequence_sample import SequenceSample
+from realsys.data.answers_layout import INPUT
+from realsys.data.packing import Run
+from realsys.data.sequence_sample import SequenceSample
 from realsys.models.weight_writer import Kind
-from realsys.param_realloc.boxes import Box
+from realsys.weights.layouts.boxes import Box
 
 Pieces = Sequence[tuple[list[Run], SequenceSample]]
 

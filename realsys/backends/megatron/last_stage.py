@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from realsys.backends.megatron.company import Company
+from realsys.backends.megatron.megatron_groups import Company
 
 _DTYPES = (
     torch.float32,

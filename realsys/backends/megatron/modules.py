@@ -1,7 +1,7 @@
 """The part of a model that one process computes: its pipeline stage, cut over the tensor axis.
 
 A Megatron ``GPTModel`` that computes what the Hugging Face module of the same shape does. Its
-weights hold nothing yet (weights.py fills them) and no random state is touched.
+weights hold nothing yet (megatron_weights.py fills them) and no random state is touched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from realsys.algorithms.predictions import Predictions
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
-from realsys.backends.grouped_heads import keys_for
+from realsys.backends.kernels.grouped_heads import keys_for
 from realsys.models.shape import ModelShape
 from realsys.models.whole import MEGATRON_ROPE_TYPES
 

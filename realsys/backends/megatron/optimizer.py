@@ -27,7 +27,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from realsys.api.errors import CheckpointError, DataError
 from realsys.api.options import OptimizerOptions
 from realsys.backends.megatron import compat
-from realsys.backends.megatron.company import Company
+from realsys.backends.megatron.megatron_groups import Company
 
 
 class StageOptimizer:

@@ -11,22 +11,22 @@ from torch import nn
 from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModuleSource
 from realsys.backends.megatron import compat
-from realsys.backends.megatron.company import Company
-from realsys.backends.megatron.modules import (
-    has_transformer_engine,
-    make_stage,
-    transformer_config,
-)
-from realsys.backends.megatron.weights import (
+from realsys.backends.megatron.megatron_groups import Company
+from realsys.backends.megatron.megatron_weights import (
     Slice,
     load,
     mark_cut_parameters,
     stage_slices,
     views_of,
 )
+from realsys.backends.megatron.modules import (
+    has_transformer_engine,
+    make_stage,
+    transformer_config,
+)
 from realsys.models.shape import ModelShape
 from realsys.models.source import source_of
-from realsys.param_realloc.layouts import layout_problems
+from realsys.weights.layouts.holdings import layout_problems
 
 
 @dataclass(frozen=True, kw_only=True)

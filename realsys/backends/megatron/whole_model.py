@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from realsys.api.model import ModuleSource
-from realsys.backends.megatron.weights import Slice, Views
+from realsys.backends.megatron.megatron_weights import Slice, Views
 from realsys.models.hf import hf_skeleton
 from realsys.models.shape import Weight
 from realsys.models.skeleton import skeleton
-from realsys.param_realloc.boxes import Box
+from realsys.weights.layouts.boxes import Box
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The way to the servers: connections, which server is asked next, logging in, trying again.
 
-For client.py. One gRPC channel a server, shared by all threads; a call goes to the server that
+For etcd_client.py. One gRPC channel a server, shared by all threads; a call goes to the server that
 answered last and moves to the next when that one does not answer. Each try has a deadline of its own,
 so that a dead server costs a part of the call's time and not all of it. A channel whose calls time out
 is replaced: the connection may lead to a host that is gone without a goodbye. Knows no keys.

@@ -1,6 +1,6 @@
 """What a failed call means: which errors of etcd and gRPC are worth another try, which are final.
 
-Pure; for channels.py and client.py. etcd tells its errors apart by their text, gRPC by a code.
+Pure; for channels.py and etcd_client.py. etcd tells its errors apart by their text, gRPC by a code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gives a new etcd its first user, and makes it ask everybody who they are from then on.
 
-For supervisor/private_etcd.py, which has just started one that nobody else can enter yet.
+For job_etcd/private_etcd.py, which has just started one that nobody else can enter yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading many keys as they were at one revision, page by page.
 
-For store.py and watch.py. A page is of up to 500 keys, so that no single request holds etcd for long;
-all pages of a listing are of the revision of the first.
+For etcd_store.py and etcd_watch.py. A page is of up to 500 keys, so that no single request holds etcd for
+long; all pages of a listing are of the revision of the first.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
-from realsys.name_resolve.etcd.client import EtcdClient
-from realsys.name_resolve.etcd.keys import (
+from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_keys import (
     PAGE_KEYS,
     below,
     entry,

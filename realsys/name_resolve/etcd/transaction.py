@@ -1,11 +1,12 @@
 """A write that happens once: sent, and when no reply comes, looked for before it is sent again.
 
-For store.py and lease.py. A transaction is known by what it wrote: the value and the lease of its first
-put. Where that could be another process's as well (a deletion, or a condition and no lease), it writes
-its own random name to the trial's marker (keys.py) in the same revision. Its traces are looked for in the
-key's history, back to the revision that was the newest before it was sent.
+For etcd_store.py and etcd_lease.py. A transaction is known by what it wrote: the value and the lease of its
+first put. Where that could be another process's as well (a deletion, or a condition and no lease), it
+writes its own random name to the trial's marker (etcd_keys.py) in the same revision. Its traces are looked
+for in the key's history, back to the revision that was the newest before it was sent.
 
-The marker has a second reader: watch.py asks it whether a key's end was somebody's deed or its lease's.
+The marker has a second reader: etcd_watch.py asks it whether a key's end was somebody's deed or its
+lease's.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Any, NamedTuple
 from realsys.api.errors import StoreUnavailable
 from realsys.name_resolve.etcd import protocol
 from realsys.name_resolve.etcd.channels import Unsure
-from realsys.name_resolve.etcd.client import EtcdClient
-from realsys.name_resolve.etcd.failures import Compacted
-from realsys.name_resolve.etcd.keys import (
+from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_keys import (
     delete_operation,
     marker_of,
     put_operation,
     to_etcd,
 )
+from realsys.name_resolve.etcd.failures import Compacted
 from realsys.name_resolve.store import Put
 
 MAX_LOOKS_BACK = 64  # values of one key since the first try

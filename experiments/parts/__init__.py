@@ -1,0 +1,1 @@
+"""What experiments are made of: settings, calls, placement, checks."""

@@ -1,0 +1,87 @@
+"""Evaluation of saved checkpoints beside the training: its settings, and its worker (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from experiments.parts.worker_resources import mem_of_task
+from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import ConfigError
+from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
+from realsys.api.options import option
+from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
+from realsys.planner.memory.copy_memory import Terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What ``auto_eval`` does with a checkpoint, and with which resources."""
+
+    n: int = option(
+        1, "sampled answers a question for pass@1 … pass@n; 1: the greedy one only", ge=1
+    )
+    batch_size: int = option(128, "questions at a time", ge=1)
+    max_tries: int = option(3, "of a checkpoint; then it is noted as failed", ge=1)
+    retry_s: float = option(30.0, "before a checkpoint is tried again", unit="seconds", ge=0)
+    poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
+    cpus: int = option(1, "cores and compute threads", ge=1)
+    gpus: float = option(0.0, "GPUs", ge=0)
+    mem: int | None = option(
+        None, "memory; none: 4096, with a GPU what loading takes beside it", unit="MiB", ge=1
+    )
+
+    def problems(
+        self, exp_ctrl: ExperimentSaveEvalControl, *, eval_size: int
+    ) -> Iterator[ConfigError]:
+        """Nothing that would be evaluated, or nothing to ask."""
+        periods = (exp_ctrl.save_freq_steps, exp_ctrl.save_freq_epochs, exp_ctrl.save_freq_secs)
+        if not any(periods):
+            yield ConfigError(
+                "auto_eval evaluates saved checkpoints, and none is saved before the end",
+                where="auto_eval and exp_ctrl.save_freq_steps",
+                fix="set exp_ctrl.save_freq_steps (or …_epochs, …_secs), or leave auto_eval out",
+            )
+        if eval_size < 1:
+            yield ConfigError(
+                "auto_eval has no held-out questions to ask",
+                where="auto_eval and dataset.eval_size",
+                fix="set dataset.eval_size to 1 or more, or leave auto_eval out",
+            )
+
+    def evaluator(
+        self,
+        *,
+        seed: int,
+        role: str,
+        dtype: str,
+        held_out: DatasetAbstraction,
+        reward: str,
+        gen: GenerationHyperparameters,
+        mb_spec: MicroBatchSpec,
+    ) -> Evaluator:
+        """The worker. ``gen`` are the settings of training: its greedy answers are the trainer's own."""
+        return Evaluator(
+            base_seed=seed,
+            role=role,
+            dtype=dtype,
+            datasets={"held_out": held_out},
+            reward=reward,
+            gconfig=replace(gen, n=1, greedy=True),
+            n=self.n,
+            batch_size=self.batch_size,
+            mb_spec=mb_spec,
+            num_threads=self.cpus,
+            poll_s=self.poll_s,
+            max_tries=self.max_tries,
+            retry_s=self.retry_s,
+        )
+
+    def scheduling(
+        self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
+    ) -> ExperimentScheduling:
+        """``base`` with its task; ``needs`` is its host memory where it has a GPU, None: not known."""
+        mem = mem_of_task(self.mem, gpu=self.gpus, needs=needs)
+        task = Scheduling.evaluator_default(cpu=self.cpus, gpu=self.gpus, mem=mem)
+        return replace(base, evaluator=TasksGroup(count=1, scheduling=task))

@@ -1,0 +1,115 @@
+"""Answers the shell's Tab key from a generated table and the runs folder: no typer, no network.
+
+`realsys completion bash` prints a script that calls `realsys __complete WORD…` with the words after
+`realsys` up to the cursor, the last one being completed. It may be wrong or empty, never slow and
+never an error: a Tab key has nobody to tell.
+"""
+
+from __future__ import annotations
+
+import os
+
+from launcher.cli import front_page
+from launcher.sites import places
+
+SCRIPTS = {
+    "bash": """\
+_realsys() {
+    local IFS=$'\\n'
+    COMPREPLY=($(realsys __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -o bashdefault -F _realsys realsys
+""",
+    "zsh": """\
+#compdef realsys
+_realsys() {
+    local -a found
+    found=("${(@f)$(realsys __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n "$found[1]" ]]; then compadd -- "${found[@]}"; else _files; fi
+}
+compdef _realsys realsys
+""",
+    "fish": """\
+complete -c realsys -a '(realsys __complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+""",
+}
+TAKES_EXPERIMENT = ("launch", "plan", "graph")
+TAKES_TRIAL = (
+    *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
+    *("explain", "exec", "tell", "scale", "replay", "rm"),
+)
+TAKES_WORKER = ("logs", "exec", "tell")
+
+
+def candidates(words: list[str]) -> list[str]:
+    """What could stand where the last of ``words`` is, sorted."""
+    *before, partial = words or [""]
+    return sorted(c for c in set(_possible(before, partial)) if c.startswith(partial))
+
+
+def _possible(before: list[str], partial: str) -> list[str]:
+    if not before:
+        return [*front_page.VERBS, "--help", "--version"]
+    verb, previous = before[0], before[-1]
+    if partial.startswith("-"):
+        return list(front_page.VERBS.get(verb, ()))
+    if previous == "--cluster":
+        return list(places.spec_files())
+    if verb == "show" and previous == "--config":
+        return experiments()
+    if previous in ("--trial", "--config", "--import", "--out", "--timeout", "--grace"):
+        return []  # the shell offers files
+    position = len([word for word in before[1:] if not word.startswith("-")])
+    if verb == "completion":
+        return list(SCRIPTS)
+    if verb in TAKES_WORKER and position == 1:
+        return workers(before[1])
+    if position:
+        return []
+    names = experiments() if verb in TAKES_EXPERIMENT else []
+    return names + (trials() if verb in TAKES_TRIAL else [])
+
+
+def experiments() -> list[str]:
+    """Built-in experiments, and those that were run before."""
+    return [*front_page.EXPERIMENTS, *{name.partition("/")[0] for name in trials()}]
+
+
+def trials() -> list[str]:
+    """``experiment/trial`` of every trial of this user."""
+    found = []
+    for runs in _runs_folders():
+        for experiment in _folders(runs):
+            inside = os.path.join(runs, experiment)
+            found += [f"{experiment}/{trial}" for trial in _folders(inside)]
+    return found
+
+
+def workers(trial: str) -> list[str]:
+    """Workers that have a log in the trial's last attempt."""
+    for runs in _runs_folders():
+        attempts = os.path.join(runs, trial, "attempts")
+        for attempt in _folders(attempts)[-1:]:
+            logs = _entries(os.path.join(attempts, attempt, "logs"))
+            return ["/".join(log[:-4].rsplit("-", 1)) for log in logs if log.endswith(".log")]
+    return []
+
+
+def _runs_folders() -> list[str]:
+    user = places.user_name()
+    roots = places.glance_file_roots()
+    own = [
+        os.path.join(root, f"realsys-{user}") for root in roots
+    ]  # realsys.trial.folders.own_root
+    return [os.path.join(root, "runs", user) for root in (*roots, *own)]
+
+
+def _folders(path: str) -> list[str]:
+    return [name for name in _entries(path) if os.path.isdir(os.path.join(path, name))]
+
+
+def _entries(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []

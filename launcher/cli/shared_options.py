@@ -1,0 +1,177 @@
+"""Arguments and options that several verbs share, with their help, written once.
+
+Imports typer and nothing of ours: it is loaded for every command.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from launcher.submit.job_options import JobOptions
+
+    Job = JobOptions
+else:
+    Job = object  # its module is imported when a verb runs
+
+RUN, INSPECT, SETUP = "Run", "Inspect", "Setup"
+
+Experiment = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="Name of an experiment (realsys experiments).",
+        show_default=False,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME=VALUE",
+        help="Settings, e.g. actor.optimizer.lr=1e-5 (realsys show --config EXPERIMENT).",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="YAML file of settings, nested or dotted; NAME=VALUE wins."
+    ),
+]
+TrialName = Annotated[
+    str | None, typer.Option("--trial", metavar="NAME", help="The trial's name; else run<N>.")
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="Cluster spec; else $REALSYS_CLUSTER, else local.",
+    ),
+]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE|MODULE",
+        help="Import it first, here and in every worker (your own experiments); repeatable.",
+    ),
+]
+_JOB = "Slurm job (as sbatch's own options)"
+# Field of JobOptions: (names, value, help).
+_JOB_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "partition": (("--partition", "-p"), "NAME", "Partition of all tasks."),
+    "account": (("--account", "-A"), "NAME", "Account."),
+    "qos": (("--qos", "-q"), "NAME", "Quality of service."),
+    "reservation": (("--reservation",), "NAME", "Reservation to run in."),
+    "constraint": (("--constraint", "-C"), "LIST", "Features that nodes must have."),
+    "nodelist": (("--nodelist", "-w"), "HOSTS", "Only these nodes, e.g. n[1-4]."),
+    "exclude": (("--exclude", "-x"), "HOSTS", "Not these nodes."),
+    "time": (("--time", "-t"), "TIME", "Time limit, e.g. 12:00:00 or 2-0."),
+    "begin": (("--begin",), "WHEN", "Start no earlier, e.g. 18:00 or now+2hours."),
+    "deadline": (("--deadline",), "WHEN", "Remove it if it can't end before this."),
+    "layout": (("--layout",), "KIND", "auto, single, het or split."),
+    "after": (("--after",), "TRIAL[:ok|any|notok]", "Wait until that trial is over."),
+    "preflight": (("--preflight",), "off|warn|stop", "Check nodes and GPUs before workers start."),
+}
+
+
+def with_job_options(verb: Callable[..., int]) -> Callable[..., int]:
+    """Gives a verb the options of the job; its parameter ``job`` gets them as a JobOptions."""
+
+    @functools.wraps(verb)
+    def command(**given: Any) -> int:
+        from launcher.submit.job_options import JobOptions
+
+        job = JobOptions(**{name: given.pop(name) for name in (*_JOB_OPTIONS, "requeue")})
+        return verb(**given, job=job)
+
+    signature = inspect.signature(verb)
+    hints = get_type_hints(verb, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name != "job"
+    ]
+    command.__signature__ = signature.replace(parameters=[*own, *_job_parameters()])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in [*own, *_job_parameters()]}
+    return command
+
+
+def _job_parameters() -> Iterator[inspect.Parameter]:
+    for name, (flags, metavar, text) in _JOB_OPTIONS.items():
+        told = typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=_JOB)
+        yield _optional(name, Annotated[str | None, told])
+        if name == "layout":
+            yield _optional("requeue", Requeue)
+
+
+def _optional(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+Requeue = Annotated[
+    bool | None,
+    typer.Option(
+        "--requeue/--no-requeue",
+        help="Go on by itself after preemption, a lost node and the time limit.",
+        rich_help_panel=_JOB,
+    ),
+]
+NoSnapshot = Annotated[
+    bool,
+    typer.Option(
+        "--no-snapshot",
+        help="Run the checkout as it will be then, not a copy of it.",
+        rich_help_panel=_JOB,
+    ),
+]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return; no live view.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Trial = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRIAL",
+        help="experiment/trial, an experiment (its newest trial), or a trial's folder.",
+        show_default=False,
+    ),
+]
+Sweep = Annotated[
+    bool,
+    typer.Option(
+        "--sweep", help="A trial for each combination of the settings with several values (x=1,2)."
+    ),
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel",
+        metavar="N",
+        min=1,
+        help="Of a sweep on Slurm, run at most N trials at a time.",
+    ),
+]
+TrialOrSweep = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TRIAL",
+        help="experiment/trial, an experiment (its newest trial), a trial's folder, or "
+        "experiment/sweep.",
+        show_default=False,
+    ),
+]
+OptionalTrial = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TRIAL",
+        help="experiment/trial, an experiment (its newest trial), or a trial's folder.",
+        show_default=False,
+    ),
+]

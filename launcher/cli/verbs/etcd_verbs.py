@@ -1,0 +1,42 @@
+"""The verb about a site's etcd: etcd roles."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from launcher.cli import shared_options as o
+from launcher.terminal.exit_codes import ExitCode
+
+
+def etcd(
+    action: Annotated[str, typer.Argument(metavar="roles", help="The only action there is.")],
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="Who launches; else you.")
+    ] = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Print the commands that let a user, and nobody else, into their part of a site's etcd."""
+    from launcher.sites import places
+    from launcher.sites.clusters import find_cluster
+    from launcher.sites.etcd_roles import roles
+    from launcher.terminal import output
+
+    if action != "roles":
+        raise typer.BadParameter(f"no action {action!r}; use `realsys etcd roles`")
+    spec = find_cluster(cluster)
+    # The site file's user is whoever uses that file: us.
+    login = spec.etcd.user if user is None else None
+    found = roles(spec, user or places.user_name(), etcd_user=login)
+    if json:
+        output.document(cluster=spec.name, **vars(found))
+        return ExitCode.OK
+    output.say(f"user {found.user} gets {found.prefix} and nothing else, when root of etcd runs")
+    for command in found.commands:
+        output.data(command)
+    output.say(
+        "and, once: etcdctl auth enable. Options of etcdctl: --user root, --cacert, --cert, --key"
+    )
+    return ExitCode.OK

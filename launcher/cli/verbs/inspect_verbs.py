@@ -1,0 +1,337 @@
+"""The verbs that look: status, watch, logs, ls, show, graph, report, experiments.
+
+They read the records of a trial and work from any terminal, also after the launching one is gone.
+Each returns its exit status; a failed run that could be shown is a success of `status`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli import shared_options as o
+from launcher.terminal.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from realsys.api.dataflow import DataflowGraph
+    from realsys.api.plan import LaunchPlan
+    from realsys.observability.predicted import PredictedRow
+    from realsys.trial.records import TrialFiles
+
+
+def status(
+    trial: o.TrialOrSweep = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also the time of each call, predicted and measured.")
+    ] = False,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Show a trial's state, progress and workers, or a sweep as a table; without a name, all my trials."""
+    if trial is None:
+        return ls(json=json, cluster=cluster)
+    from launcher.cli.tables import print_status, print_times
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_sweep, find_trial
+    from launcher.trials.status import trial_view
+
+    if sweep := find_sweep(trial, cluster=cluster):
+        from launcher.cli.verbs.sweep_verbs import show_sweep
+
+        return show_sweep(trial, sweep, json=json)
+    files = find_trial(trial, cluster=cluster)
+    view = trial_view(files, ages=True)
+    times = _predicted_and_measured(files) if report else None
+    if json:
+        output.document(trial=view, **({"times": times} if times is not None else {}))
+        return ExitCode.OK
+    print_status(view)
+    if times is not None:
+        print_times(times)
+    return ExitCode.OK
+
+
+def _predicted_and_measured(files: TrialFiles) -> list[PredictedRow]:
+    """Of a trial that had a prediction; else empty."""
+    from realsys.observability.events import read_events
+    from realsys.observability.predicted import predicted_rows
+    from realsys.trial.records import PredictionRecord, read_record
+
+    record = read_record(PredictionRecord, files.prediction)
+    events = read_events(files.phase(files.root).events)
+    return predicted_rows(record, events) if record else []
+
+
+def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """List all my trials, newest first."""
+    from launcher.cli.tables import print_trials
+    from launcher.terminal import output
+    from launcher.trials.find_trials import all_trials, created_at
+    from launcher.trials.status import trial_views
+
+    found = sorted(all_trials(cluster=cluster), key=created_at, reverse=True)
+    views = trial_views(found)
+    if json:
+        output.document(trials=views)
+    else:
+        print_trials(views)
+    return ExitCode.OK
+
+
+def watch(trial: o.Trial, cluster: o.Cluster = None) -> int:
+    """Attach the live view to a trial; the exit status is its result."""
+    from launcher.cli.watching import watch_until_over
+    from launcher.trials.find_trials import find_trial, trial_name
+
+    files = find_trial(trial, cluster=cluster)
+    return watch_until_over(files, trial_name(files))
+
+
+def logs(
+    trial: o.Trial,
+    workers: Annotated[
+        str, typer.Argument(help="Which, e.g. model_worker or 'model_worker/*'; else all.")
+    ] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    grep: Annotated[str, typer.Option(help="Only lines with this regular expression.")] = "",
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="One attempt; else all of them.")
+    ] = None,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Only lines since then: 10m, 2h, or a time.")
+    ] = "",
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")
+    ] = None,
+    first_error: Annotated[
+        bool, typer.Option("--first-error", help="Only the first failure, with its last lines.")
+    ] = False,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Print the workers' logs, merged, each line with its worker."""
+    from datetime import datetime
+
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_trial, trial_name
+    from launcher.trials.merged_logs import TrialLogs, last_lines, prefixes, since_stamp
+    from launcher.trials.status import TrialReader
+
+    if json and follow:
+        raise typer.BadParameter("--json is one document, so it can't follow")
+    files = find_trial(trial, cluster=cluster)
+    if first_error:
+        return _first_error(files)
+    stamp = since_stamp(since, datetime.now()) if since else ""
+    found = TrialLogs(files, pattern=workers, grep=grep, attempt=attempt, since=stamp)
+    found.check()
+    if json:
+        output.document(lines=list(last_lines(found.read(last=True), tail)))
+        return ExitCode.OK
+    several = attempt is None and len(files.all_attempts()) > 1
+    shown = prefixes(found.workers(), attempts=several)
+    reader = TrialReader(files)
+    try:
+        for line in last_lines(found.read(last=not follow), tail):
+            output.data(shown(line))
+        for line in found.follow(lambda: reader.brief_view().is_over) if follow else ():
+            output.data(shown(line))
+    except KeyboardInterrupt:
+        name = trial_name(files)
+        output.say(f"\n{name} is not touched by this.  stop it: realsys stop {name}")
+        return ExitCode.INTERRUPTED
+    finally:
+        reader.close()
+    return ExitCode.OK
+
+
+def _first_error(files: TrialFiles) -> int:
+    """The failure that came first, else the first line that speaks of an error."""
+    from launcher.terminal import output
+    from launcher.trials.merged_logs import TrialLogs, prefixes
+    from launcher.trials.status import trial_view
+
+    view = trial_view(files)
+    failure = view.exit.first_failure if view.exit else None
+    if failure is not None:
+        output.data(f"{failure.who}: {failure.why}")
+        for line in failure.log_tail:
+            output.data(f"{failure.worker} | {line}")
+        return ExitCode.OK
+    errors = TrialLogs(files, grep=r" (ERROR|CRITICAL) |Error: |srun: error")
+    shown = prefixes(errors.workers(), attempts=True)
+    for found in errors.read(last=True):
+        output.data(shown(found))
+        return ExitCode.OK
+    output.say(f"no log of {view.trial} speaks of an error; it is {view.state.value}")
+    return ExitCode.OK
+
+
+def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """Say why a trial waits, hangs or died, and what to do about it."""
+    from launcher.terminal import output
+    from launcher.trials.explain import explain as lines_of
+    from launcher.trials.find_trials import find_trial
+    from launcher.trials.status import trial_view
+
+    lines = list(lines_of(trial_view(find_trial(trial, cluster=cluster))))
+    if json:
+        output.document(lines=lines)
+    else:
+        for line in lines:
+            output.data(line)
+    return ExitCode.OK
+
+
+def show(
+    trial: o.OptionalTrial = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="EXPERIMENT",
+            help="Every option of an experiment: default, range, unit, meaning.",
+        ),
+    ] = None,
+    imports: o.Imports = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Show the options of a trial, or all that an experiment has (--config)."""
+    if (trial is None) == (config is None):
+        raise typer.BadParameter("give either a TRIAL or --config EXPERIMENT")
+    if config is not None:
+        return _show_experiment(config, imports or [], json)
+    from launcher.terminal import output
+    from launcher.trials.changed_settings import change_lines
+    from launcher.trials.find_trials import find_trial
+    from realsys.api.plan import read_plan
+    from realsys.trial.records import TrialRecord, read_record
+
+    files = find_trial(trial or "", cluster=cluster)
+    plan, record = read_plan(files.plan), read_record(TrialRecord, files.record)
+    changes = record.changes if record else ()
+    if json:
+        scheduling = plan.scheduling_options
+        output.document(
+            trial=plan.trial, options=plan.options, scheduling=scheduling, changes=changes
+        )
+        return ExitCode.OK
+    for name, value in _flat(plan.options):
+        output.data(f"{name}={value}")
+    if plan.scheduling_options:
+        for name, value in _flat({"scheduling": plan.scheduling_options}):
+            output.data(f"{name}={value}")
+    for line in change_lines(changes):
+        output.say(line)
+    return ExitCode.OK
+
+
+def graph(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="EXPERIMENT|TRIAL", help="Whose dataflow.", show_default=False),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw a picture.")
+    ] = None,
+    imports: o.Imports = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Show the model function calls of an experiment and the keys between them."""
+    from launcher.terminal import output
+    from realsys.observability.pictures.graph_picture import draw, graph_text
+
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"--out {out}: a picture's name ends in .png, .svg or .pdf")
+    found = _graph_of(name, imports or [], cluster)
+    if out is not None:
+        from launcher.submit.submit import reported
+
+        with reported(out, "the picture"):
+            draw(found, out)
+        output.say(f"drawn: {out}")
+    if json:
+        output.document(levels=found.levels, edges=found.edges(), calls=found.nodes)
+    else:
+        output.data(graph_text(found))
+    return ExitCode.OK
+
+
+def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
+    """Write the trial's report page (curves, samples, graph) and print where it is."""
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_trial
+    from realsys.observability.report.report import write_report
+
+    path = write_report(find_trial(trial, cluster=cluster).root)
+    if json:
+        output.document(report=str(path))
+    else:
+        output.data(str(path))
+    return ExitCode.OK
+
+
+def experiments(imports: o.Imports = None, json: o.Json = False) -> int:
+    """List the experiments that can be launched."""
+    from launcher.cli.tables import print_experiments
+    from launcher.submit import planning
+    from launcher.terminal import output
+
+    planning.import_all(imports or [])
+    found = planning.experiments()
+    if json:
+        output.document(experiments=[{"name": name, "doc": doc} for name, doc in found])
+    else:
+        print_experiments(found)
+    return ExitCode.OK
+
+
+def _show_experiment(name: str, imports: list[str], json: bool) -> int:
+    import shutil
+
+    from launcher.cli.tables import print_options
+    from launcher.submit.planning import experiment_type, import_all
+    from launcher.terminal import output
+    from realsys.config.option_tree import rows
+
+    import_all(imports)
+    found = list(rows(experiment_type(name)()))
+    if json:
+        output.document(experiment=name, options=[row for row in found if not row.section])
+        return ExitCode.OK
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    print_options(found, width=width)
+    return ExitCode.OK
+
+
+def _graph_of(name: str, imports: list[str], cluster: str | None) -> DataflowGraph:
+    from launcher.submit.planning import experiment_type, import_all
+    from realsys.api import registry
+
+    import_all(imports)
+    if name in registry.names("experiment"):
+        return experiment_type(name)().initial_setup().graph()
+    if "/" not in name:
+        registry.find("experiment", name, where="command line")  # raises with the nearest names
+    return _plan_of(name, cluster).phases[-1].config.graph()
+
+
+def _plan_of(trial: str, cluster: str | None) -> LaunchPlan:
+    from launcher.trials.find_trials import find_trial
+    from realsys.api.plan import read_plan
+
+    files: TrialFiles = find_trial(trial, cluster=cluster)
+    return read_plan(files.plan)
+
+
+def _flat(options: object, prefix: str = "") -> list[tuple[str, str]]:
+    from realsys.config.option_tree import value_text
+
+    if isinstance(options, dict) and options:
+        return [pair for k, v in options.items() for pair in _flat(v, f"{prefix}{k}.")]
+    return [(prefix.rstrip("."), value_text(options))]

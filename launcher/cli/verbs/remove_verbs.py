@@ -1,0 +1,106 @@
+"""The verb that removes: rm. Asks first; the work is in remove.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli import shared_options as o
+from launcher.terminal.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.trials.trial_view import TrialView
+    from realsys.trial.records import TrialFiles
+
+
+def rm(
+    trial: o.TrialOrSweep = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="TIME",
+            help="All my trials that were over by then: 30d (days ago), 12h, or a time.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Remove trials that are over, with their checkpoints, logs and keys; asks first."""
+    from launcher.cli.verbs.sweep_verbs import NAMED_AT_MOST, agrees
+    from launcher.control.remove import remove
+    from launcher.terminal import output
+    from launcher.trials.find_trials import trial_name
+    from realsys.api.errors import RealsysError
+    from realsys.planner.memory.memory_words import size
+
+    if (trial is None) == (older_than is None):
+        raise typer.BadParameter("give either a TRIAL or --older-than TIME")
+    found = _named(trial, cluster) if trial is not None else _older(older_than or "", cluster)
+    if not found:
+        output.say("none of your trials was over by then; nothing was done")
+        return ExitCode.OK
+    output.say(f"trials to remove, with their checkpoints: {len(found)}")
+    for _, view in found[:NAMED_AT_MOST]:
+        output.say(f"  {view.trial}  {view.state.value}  {view.folder}")
+    if len(found) > NAMED_AT_MOST:
+        output.say(f"  and {len(found) - NAMED_AT_MOST} more")
+    if not yes and not agrees(f"removing {len(found)} trials", f"Remove them ({len(found)})?"):
+        output.say("nothing was done")
+        return ExitCode.OK
+    status, total = int(ExitCode.OK), 0
+    # A sweep's first trial holds what the others use: it goes last.
+    for files, _ in reversed(found):
+        try:
+            freed = remove(files)
+        except RealsysError as error:
+            output.error(error, as_json=False)
+            status = status or error.exit_code
+            continue
+        total += freed.num_bytes
+        keys = f"{freed.keys} key{'s' * (freed.keys != 1)} in the store"
+        if freed.keys is None:
+            keys = "its store ended with its job"
+        what = f"{freed.files} files, {size(freed.num_bytes)}, {keys}"
+        output.say(f"removed {trial_name(files)}: {what}")
+    if len(found) > 1:
+        output.say(f"freed {size(total)} in all")
+    return status
+
+
+def _named(name: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]:
+    """The trial, or the sweep's, of which all must be over: none is removed of a sweep that runs."""
+    from launcher.control.stop_several import running
+    from launcher.trials.find_trials import find_own_trial, find_sweep
+    from launcher.trials.status import trial_views
+    from realsys.api.errors import TrialIsLive
+
+    if not (sweep := find_sweep(name, cluster=cluster)):
+        files = find_own_trial(name, cluster=cluster, or_copy=True)
+        return [(files, trial_views([files])[0])]
+    if busy := running(sweep):
+        raise TrialIsLive(
+            f"{len(busy)} of the sweep's {len(sweep)} trials are not over, e.g. {busy[0][1].trial}",
+            where=str(sweep[0].root.parent),
+            fix=f"end them first: realsys stop {name}",
+        )
+    return list(zip(sweep, trial_views(sweep), strict=True))
+
+
+def _older(text: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]:
+    """My trials that were over at that time, in the order of their folders: a sweep's first one before
+    the others."""
+    from datetime import datetime
+
+    from launcher.control.remove import last_sign
+    from launcher.trials.find_trials import all_trials
+    from launcher.trials.merged_logs import since_stamp
+    from launcher.trials.status import trial_views
+    from launcher.trials.trial_state import State
+
+    stamp = since_stamp(text, datetime.now(), where="--older-than")
+    limit = datetime.fromisoformat(stamp).timestamp()
+    trials = list(all_trials(cluster=cluster))
+    pairs = zip(trials, trial_views(trials), strict=True)
+    return [(f, v) for f, v in pairs if v.state in State.final() and last_sign(f, v) < limit]

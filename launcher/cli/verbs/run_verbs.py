@@ -1,0 +1,412 @@
+"""The verbs that start, end and await runs: launch, plan, resume, stop, wait.
+
+Parse, call, print: what they do is in planning.py, submit.py, stop.py and render.py, imported when a
+verb runs so that the command line itself stays quick. Each returns its exit status.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli import shared_options as o
+from launcher.terminal.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.trials.submission import Submission
+    from launcher.trials.trial_view import TrialView
+    from realsys.api.plan import LaunchPlan
+    from realsys.trial.records import TrialFiles
+
+START_TIMEOUT_S = 60.0
+START_AGE_S = 0.5  # a start is worth a few queries
+QUEUE_S = 2.0  # a job that has not started by then may wait for hours; a free cluster needs less
+
+
+@o.with_job_options
+def launch(
+    experiment: o.Experiment,
+    overrides: o.Overrides = None,
+    config: o.Config = None,
+    trial: o.TrialName = None,
+    cluster: o.Cluster = None,
+    imports: o.Imports = None,
+    detach: o.Detach = False,
+    no_snapshot: o.NoSnapshot = False,
+    sweep: o.Sweep = False,
+    parallel: o.Parallel = None,
+    *,
+    job: o.Job,
+) -> int:
+    """Start an experiment and watch it; Ctrl-C leaves it running."""
+    from launcher.plan.time_predictions import store_prediction
+    from launcher.sites import places
+    from launcher.slurm.plan_lines import limit_lines
+    from launcher.submit.planning import make_plan
+    from launcher.submit.submit import remarks, submit
+    from launcher.terminal import output
+    from realsys.api.errors import TrialError
+
+    if sweep:
+        from launcher.cli.verbs.sweep_verbs import launch_sweep
+
+        return launch_sweep(
+            experiment,
+            overrides or (),
+            name=trial,
+            config=config,
+            cluster=cluster,
+            imports=imports or (),
+            job=job,
+            snapshot=not no_snapshot,
+            parallel=parallel,
+            detach=detach,
+        )
+    if parallel is not None:
+        raise typer.BadParameter("--parallel is for --sweep")
+    while True:
+        plan = make_plan(
+            experiment,
+            overrides or (),
+            config=config,
+            trial=trial,
+            cluster=cluster,
+            imports=imports or (),
+            job=job,
+            snapshot=not no_snapshot,
+        )
+        try:
+            files = submit(plan, command=("realsys", *sys.argv[1:]), imports=imports or ())
+            break
+        except TrialError:
+            if trial is not None:  # else somebody took run<N> a moment ago: take the next one
+                raise
+    for warning in remarks(plan):
+        output.warn(warning)
+    if cluster is not None:
+        places.remember_file_root(plan.cluster.file_root)
+    store_prediction(plan, files)
+    output.data(plan.trial)
+    for line in limit_lines(plan):
+        output.say(line)
+    return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
+
+
+@o.with_job_options
+def plan(
+    experiment: o.Experiment,
+    overrides: o.Overrides = None,
+    config: o.Config = None,
+    trial: o.TrialName = None,
+    cluster: o.Cluster = None,
+    imports: o.Imports = None,
+    json: o.Json = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also ask Slurm whether it would take the job.")
+    ] = False,
+    no_snapshot: o.NoSnapshot = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search layouts and workers for every call instead.")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="With --search: how many there are.")
+    ] = None,
+    within: Annotated[
+        float, typer.Option("--within", min=0.1, help="With --search: seconds it may take.")
+    ] = 20.0,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="TRIAL", help="Take times from that run; repeatable."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Take times from formulas, e.g. for h100.")
+    ] = None,
+    *,
+    job: o.Job,
+) -> int:
+    """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
+    from launcher.cli.tables import print_plan
+    from launcher.plan.memory_check import ModelsTooLarge
+    from launcher.submit.planning import make_plan
+    from launcher.terminal import output
+    from realsys.api.plan import plan_hash, plan_text
+
+    try:
+        made: LaunchPlan = make_plan(
+            experiment,
+            overrides or (),
+            config=config,
+            trial=trial,
+            cluster=cluster,
+            imports=imports or (),
+            job=job,
+            snapshot=not no_snapshot,
+            fits_memory=not search,
+        )
+    except ModelsTooLarge as refused:
+        if not json:
+            print_plan(refused.plan)
+        raise
+    if search:
+        from launcher.plan.plan_search import print_proposal, propose
+
+        proposal = propose(
+            made,
+            gpus=gpus,
+            profiles=profile or (),
+            device=device,
+            cluster=cluster,
+            within_s=within,
+        )
+        if json:
+            output.document(search=proposal)
+        else:
+            print_proposal(made, proposal)
+        return ExitCode.OK
+    if gpus is not None:
+        raise typer.BadParameter("--gpus is for --search")
+    text = plan_text(made)
+    if json:
+        output.document(hash=plan_hash(text), plan=made)
+    else:
+        from launcher.plan.time_predictions import show_prediction
+
+        print_plan(made)
+        found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
+        if made.job is not None:
+            from launcher.slurm.plan_lines import plan_lines, too_long_for
+
+            if found and (late := too_long_for(made, found.figures.wall_s)):
+                output.warn(late)
+            for line in plan_lines(made, plan_hash(text)):
+                output.data(line)
+    if check:
+        from launcher.slurm.submit_check import check_plan
+
+        for answer in check_plan(made):
+            output.say(answer)
+    return ExitCode.OK
+
+
+@o.with_job_options
+def resume(
+    trial: o.Trial,
+    overrides: o.Overrides = None,
+    config: o.Config = None,
+    detach: o.Detach = False,
+    cluster: o.Cluster = None,
+    *,
+    job: o.Job,
+) -> int:
+    """Go on with a trial that was stopped, failed or was lost; with other limits, lengths or resources
+    if you like."""
+    from dataclasses import replace
+
+    from launcher.submit.nodes_to_leave_out import offers
+    from launcher.submit.remake import Wish
+    from launcher.submit.submit import remarks_on_resume, resubmit
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_trial, trial_name
+
+    files = find_trial(trial, cluster=cluster)
+    name = trial_name(files)
+    if job.exclude is None:
+        for offer in offers(files, name):
+            output.warn(offer)
+    told = remarks_on_resume(files)
+    submission = resubmit(
+        files,
+        exclude=job.exclude,
+        wish=Wish(words=overrides or (), config=config, job=replace(job, exclude=None)),
+        command=("realsys", *sys.argv[1:]),
+        tell=output.say,
+    )
+    for warning in told:
+        output.warn(warning)
+    output.data(name)
+    return _detached(files, name, submission) if detach else _attached(files, name)
+
+
+def replay(
+    trial: o.Trial,
+    name: Annotated[
+        str | None, typer.Option("--trial", help="Name of the replay; else run<N>.")
+    ] = None,
+    detach: o.Detach = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Train again on what an asynchronous trial trained on, and compare the two bit for bit."""
+    from launcher.control.replay_trial import compare, plan_replay, remarks
+    from launcher.submit.submit import submit
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_trial, trial_name
+
+    original = find_trial(trial, cluster=cluster)
+    plan = plan_replay(original, trial=name)
+    files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
+    for remark in remarks(original):
+        output.warn(remark)
+    output.data(plan.trial)
+    if detach:
+        return _detached(files, plan.trial)
+    code = _attached(files, plan.trial)
+    if code != ExitCode.OK:
+        return code
+    found = compare(original, files)
+    told = trial_name(original)
+    for role, same in found.same_weights.items():
+        words = {
+            True: "the same weights, bit for bit",
+            False: "OTHER WEIGHTS",
+            None: "weights of another step",
+        }
+        output.say(f"{role}: {words[same]} as {told}")
+    output.say(
+        f"{found.steps} steps: " + (found.first_difference or "the same metrics, bit for bit")
+    )
+    return ExitCode.OK if found.is_exact else ExitCode.RUN_FAILED
+
+
+def stop(
+    trial: o.TrialOrSweep = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that the current step may take to finish.")
+    ] = 60.0,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All my trials that run or wait; asks first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """End a trial, or a sweep's, after the current step and leave no process behind."""
+    from launcher.control.stop import stop as stop_trial
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_sweep, find_trial
+    from launcher.trials.trial_state import State
+
+    if (trial is None) != everything:
+        raise typer.BadParameter("give either a TRIAL or --all")
+    if trial is None:
+        from launcher.cli.verbs.sweep_verbs import stop_all
+
+        return stop_all(grace_s=grace, yes=yes, cluster=cluster)
+    if sweep := find_sweep(trial, cluster=cluster):
+        from launcher.cli.verbs.sweep_verbs import stop_sweep
+
+        return stop_sweep(sweep, grace_s=grace, yes=yes)
+
+    report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, tell=output.say)
+    view = report.view
+    if report.was_over:
+        output.say(f"{view.trial} is {view.state.value} already; nothing runs, nothing was done")
+    else:
+        is_done = view.state is State.COMPLETED
+        how = "" if is_done else f"; go on with it: realsys resume {view.trial}"
+        output.say(f"{view.trial} is {view.state.value}{how}")
+    return ExitCode.OK
+
+
+def wait(
+    trial: o.Trial,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Give up after so many seconds (exit status 7).")
+    ] = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Block until a trial is over; the exit status is its result."""
+    from contextlib import closing
+
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_trial
+    from launcher.trials.render import POLL_S, exit_code, settle, summary
+    from launcher.trials.status import TrialReader
+    from launcher.trials.trial_state import State
+    from realsys.api.errors import WaitTimeout
+
+    files = find_trial(trial, cluster=cluster)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with closing(TrialReader(files)) as reader:
+        unknown = ""
+        while not (view := reader.brief_view()).is_over:
+            if view.state is State.UNKNOWN and view.reason != unknown:
+                output.warn(f"{view.trial} is {view.state.value}: {view.reason}; waiting")
+            unknown = view.reason if view.state is State.UNKNOWN else ""
+            if deadline is not None and time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"{view.trial} is still {view.state.value} after {timeout:g} s",
+                    where=view.folder,
+                    fix=f"wait longer, or look: realsys status {view.trial}",
+                )
+            time.sleep(POLL_S)
+        whole = reader.view()
+        view = whole if whole.is_over else view
+    settle(files)
+    if json:
+        output.document(trial=view)
+    else:
+        for line in summary(view, files):
+            output.say(line)
+    return exit_code(view)
+
+
+def _attached(files: TrialFiles, trial: str) -> int:
+    """Shows the run until it is over, or until Ctrl-C."""
+    from launcher.terminal import output
+
+    output.say(f"folder {files.root}")
+    output.say(f"Ctrl-C leaves it running; stop it with: realsys stop {trial}")
+    from launcher.cli.watching import watch_until_over
+
+    return watch_until_over(files, trial)
+
+
+def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> int:
+    """Returns when the supervisor has taken its attempt, or has failed to.
+
+    Raises:
+        TrialIsLive: somebody else's has taken it, not that of the hand-over ``mine``.
+    """
+    from launcher.submit.submit import refuse_if_taken
+    from launcher.terminal import output
+    from launcher.trials.render import summary
+    from launcher.trials.trial_state import State
+
+    view = _await_attempt(files)
+    if mine is not None:
+        refuse_if_taken(files, view.attempt, mine)
+    if view.state in (State.LOST, State.FAILED):
+        for line in summary(view, files):
+            output.say(line)
+        return ExitCode.RUN_FAILED
+    if view.state in (State.QUEUED, State.HELD):
+        output.say(f"{trial} is {view.state.value}: {view.reason}")
+    for verb in ("watch", "status", "logs", "stop"):
+        output.say(f"  {verb:<7} realsys {verb} {trial}")
+    return ExitCode.OK
+
+
+def _await_attempt(files: TrialFiles) -> TrialView:
+    """The view once the hand-over is done."""
+    from contextlib import closing
+
+    from launcher.trials.job_board import JobBoard
+    from launcher.trials.status import TrialReader
+    from launcher.trials.submission import read_submission
+    from launcher.trials.trial_state import State
+
+    submission = read_submission(files)
+    before = submission.after_attempt if submission else 0
+    deadline = time.monotonic() + START_TIMEOUT_S
+    soon = time.monotonic() + QUEUE_S
+    with closing(TrialReader(files, board=JobBoard(max_age_s=START_AGE_S))) as reader:
+        while True:
+            view = reader.view()
+            taken = view.attempt > before or view.state not in State.live()
+            waits = view.state in (State.QUEUED, State.HELD) and time.monotonic() > soon
+            if taken or waits or time.monotonic() > deadline:
+                return view
+            time.sleep(0.1)

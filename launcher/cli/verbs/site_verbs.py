@@ -1,0 +1,196 @@
+"""The verbs about sites: clusters, doctor, image.
+
+They need no trial. Each returns its exit status; ``doctor`` is 0 only if every check was made and is ok.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from launcher.cli import shared_options as o
+from launcher.terminal.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.slurm.doctor.findings import Finding
+
+
+def clusters(
+    action: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="init", help="Write a first site file from what Slurm says.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="The site's name; else Slurm's ClusterName."),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write it to your folder of site files.")
+    ] = False,
+    json: o.Json = False,
+) -> int:
+    """List the sites that can be launched on; `clusters init` describes this one."""
+    from launcher.terminal import output
+
+    if action == "init":
+        return _init(name, write=write, json=json)
+    if action is not None or write:
+        raise typer.BadParameter(f"no action {action!r}; use `realsys clusters init`")
+    rows = list(_known())
+    if json:
+        output.document(clusters=rows)
+        return ExitCode.OK
+    columns = ("name", "scheduler", "file root", "partitions", "file")
+    output.table(columns, [tuple(row[c.replace(" ", "_")] for c in columns) for row in rows])
+    for row in rows:
+        if row["problem"]:
+            output.warn(f"{row['name']}: {row['problem']}")
+    return ExitCode.OK
+
+
+def doctor(
+    cluster: o.Cluster = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "--partition", "-p", metavar="NAME", help="Where to look at a node; else the default."
+        ),
+    ] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu", help="Measure GPUs and the network between nodes; takes whole nodes."
+        ),
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", "-N", metavar="N", min=1, help="How many; else two.")
+    ] = None,
+    nodelist: Annotated[
+        str | None,
+        typer.Option("--nodelist", "-w", metavar="HOSTS", help="These nodes, e.g. n[1-4]."),
+    ] = None,
+    with_gloo: Annotated[
+        bool, typer.Option("--with-gloo", help="Measure on CPUs: the network only, by gloo.")
+    ] = False,
+    json: o.Json = False,
+) -> int:
+    """Check a site: Slurm, containers, shared files, clocks, ports, GPUs, packages."""
+    from launcher.sites.clusters import find_cluster
+    from launcher.slurm.doctor.doctor import examine
+    from launcher.slurm.doctor.gpu_job import GpuQuestion, longest_s
+    from launcher.terminal import output
+
+    if not gpu and (nodes is not None or nodelist is not None or with_gloo):
+        raise typer.BadParameter("--nodes, --nodelist and --with-gloo belong to --gpu")
+    spec = find_cluster(cluster)
+    asked = GpuQuestion(nodes=nodes, nodelist=nodelist, gloo=with_gloo) if gpu else None
+    if asked is not None and spec.scheduler != "slurm" and (nodes or nodelist):
+        raise typer.BadParameter("this machine is one node; --nodes and --nodelist are Slurm's")
+    if spec.scheduler == "slurm":
+        output.say("a small job looks at a compute node; waits up to a minute for one")
+    if asked is not None:
+        minutes = longest_s(spec, partition, asked) / 60
+        output.say(f"then GPUs are measured: a minute or two, {minutes:.0f} if something hangs")
+    found = []
+    for finding in examine(spec, partition=partition, gpu=asked):
+        found.append(finding)
+        if not json:
+            _print_finding(finding)
+    healthy = all(finding.ok for finding in found)
+    if json:
+        output.document(cluster=spec.name, ok=healthy, findings=found)
+    return ExitCode.OK if healthy else ExitCode.RUN_FAILED
+
+
+def image(
+    action: Annotated[
+        str,
+        typer.Argument(metavar="pull|build", help="From a registry, or from containers/."),
+    ],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE|KIND",
+            help="Pull: e.g. nvcr.io#nvidia/pytorch:25.05-py3. Build: control, train, sglang, vllm.",
+        ),
+    ],
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Give up after this.")
+    ] = 7200.0,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Keep a container image as one file for all nodes of a site."""
+    from launcher.sites.clusters import find_cluster
+    from launcher.slurm.images.image_build import build, recipe_of
+    from launcher.slurm.images.image_pull import pull
+    from launcher.terminal import output
+
+    if action == "pull":
+        pulled = pull(find_cluster(cluster), source, timeout_s=timeout)
+    elif action == "build":
+        pulled = build(find_cluster(cluster), recipe_of(source), timeout_s=timeout)
+    else:
+        raise typer.BadParameter(f"no action {action!r}; use pull SOURCE or build KIND")
+    if json:
+        output.document(image=str(pulled.path), already=pulled.already)
+        return ExitCode.OK
+    output.say("it is there already:" if pulled.already else "made; name it in the site file:")
+    output.data(str(pulled.path))
+    return ExitCode.OK
+
+
+def _known() -> list[dict[str, str]]:
+    """A row a site; one whose file has mistakes is listed with them."""
+    from launcher.sites import places
+    from launcher.sites.clusters import read_spec
+    from realsys.api.errors import ConfigError
+
+    rows = []
+    for name, path in sorted(places.spec_files().items()):
+        row = {"name": name, "scheduler": "?", "file_root": "?", "partitions": "", "problem": ""}
+        try:
+            spec = read_spec(Path(path))
+        except ConfigError as error:
+            row["problem"] = f"{error.what}; see realsys doctor --cluster {name}"
+        else:
+            row |= {"scheduler": spec.scheduler, "file_root": spec.file_root}
+            row["partitions"] = ", ".join(spec.partitions)
+        rows.append({**row, "file": path})
+    return rows
+
+
+def _init(name: str | None, *, write: bool, json: bool) -> int:
+    from launcher.sites.clusters import new_spec_file, write_spec
+    from launcher.slurm.discovery.discover import ask
+    from launcher.slurm.discovery.site_yaml import site_yaml
+    from launcher.terminal import output
+
+    if write and name is not None:
+        new_spec_file(name)  # before Slurm is asked
+    found = ask(name)
+    text = site_yaml(found)
+    path = write_spec(found.spec.name, text) if write else None
+    if json:
+        output.document(cluster=found.spec, yaml=text, file=None if path is None else str(path))
+    elif path is None:
+        output.data(text.rstrip())
+        output.say("not written; --write puts it into your folder of site files")
+    else:
+        then = f"realsys doctor --cluster {found.spec.name}"
+        output.say(f"written; fill in the lines marked EDIT, then: {then}")
+        output.data(str(path))
+    return ExitCode.OK
+
+
+def _print_finding(finding: Finding) -> None:
+    from launcher.terminal import output
+
+    word = {True: "ok", False: "BAD", None: "?"}[finding.ok]
+    output.data(f"{word:<4} {finding.name:<24} {finding.what}")
+    if not finding.ok:
+        output.data(f"{'':<5}{'':<24} fix: {finding.fix}")

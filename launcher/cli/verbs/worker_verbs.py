@@ -1,0 +1,123 @@
+"""The verbs about the workers of a running trial: exec, tell, scale."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from launcher.cli import shared_options as o
+from launcher.terminal.exit_codes import ExitCode
+
+Worker = Annotated[str, typer.Argument(metavar="WORKER", help="E.g. model_worker/0.")]
+
+
+def exec_(
+    trial: o.Trial,
+    worker: Worker,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="After --; else a shell.", show_default=False),
+    ] = None,
+    cluster: o.Cluster = None,
+) -> int:
+    """Open a shell, or run a command, beside a running worker, on its node and in its image."""
+    from launcher.control.worker_shell import run_in_place, shell_command
+    from launcher.trials.find_trials import find_own_trial
+    from launcher.trials.status import TrialReader
+
+    reader = TrialReader(find_own_trial(trial, cluster=cluster))
+    argv, environment = shell_command(reader, worker, command or [], terminal=sys.stdin.isatty())
+    reader.close()
+    run_in_place(argv, environment)
+    return ExitCode.OK
+
+
+def tell(
+    trial: o.Trial,
+    worker: Worker,
+    command: Annotated[
+        str,
+        typer.Argument(
+            metavar="COMMAND",
+            help="pause, resume, start, interrupt, exit, configure or dump.",
+            show_default=False,
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=VALUE", help="Of configure: log_level=debug.", show_default=False
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For the worker's answer.")
+    ] = 60.0,
+    cluster: o.Cluster = None,
+) -> int:
+    """Send a command to a running worker: pause it, let it go on, have it write its stacks."""
+    from contextlib import closing
+
+    from launcher.control.tell_worker import tell_worker
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_own_trial
+    from launcher.trials.status import TrialReader
+
+    files = find_own_trial(trial, cluster=cluster)
+    with closing(TrialReader(files)) as reader:
+        state = tell_worker(reader, worker, command, arguments or (), timeout_s=timeout)
+    output.say(f"{worker} is {state}")
+    if command == "dump":
+        kind, _, index = worker.partition("/")
+        output.data(str(files.all_attempts()[-1].stacks / f"{kind}-{index}.txt"))
+    return ExitCode.OK
+
+
+def _number(kind: str) -> Any:
+    return typer.Option(f"--{kind}", metavar="N", min=1, help=f"So many {kind} there shall be.")
+
+
+def scale(
+    trial: o.Trial,
+    makers: Annotated[int | None, _number("makers")] = None,
+    servers: Annotated[int | None, _number("servers")] = None,
+    workers: Annotated[int | None, _number("workers")] = None,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option("--drain", metavar="NAME", help="This one shall go; repeatable."),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option("--like", metavar="NAME", help="Added ones are like this; else the last."),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", metavar="SECONDS", min=0, help="To finish, for those that go."),
+    ] = 60.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For those that come.")
+    ] = 180.0,
+    cluster: o.Cluster = None,
+) -> int:
+    """Add makers, servers or rollout workers to a running asynchronous trial, or let some go."""
+    from contextlib import closing
+
+    from launcher.control.scale import scale as scale_trial
+    from launcher.control.scale_plan import Wish
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_own_trial
+    from launcher.trials.status import TrialReader
+
+    wish = Wish(
+        makers=makers,
+        servers=servers,
+        workers=workers,
+        drain=tuple(drain or ()),
+        like=like,
+        grace_s=grace,
+    )
+    with closing(TrialReader(find_own_trial(trial, cluster=cluster))) as reader:
+        for row in scale_trial(reader, wish, timeout_s=timeout, say=output.say):
+            output.data("  ".join(row))
+    return ExitCode.OK

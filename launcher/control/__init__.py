@@ -1,0 +1,1 @@
+"""Changing running trials: stop, scale, exec, tell; and removing or replaying finished ones."""

@@ -1,0 +1,153 @@
+"""Removes trials that are over: their keys in name resolution, then their folders.
+
+For `realsys rm`. What may go is decided in ``refusal`` (pure). A folder is renamed first, so that
+nobody finds a trial that is half gone; checkpoints and logs in it are gone for good.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.submit.submit import alone, reported
+from launcher.trials.copies import is_copy
+from launcher.trials.find_trials import sweep_of, trial_name
+from launcher.trials.liveness import processes_of
+from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.submission import read_submission
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView
+from realsys.api.errors import RealsysError, StoreUnavailable, TrialError, TrialIsLive
+from realsys.api.plan import LaunchPlan, read_plan
+from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
+from realsys.trial.folders import check_ours
+from realsys.trial.records import TrialFiles
+
+PREFIX = ".removed-"  # of a folder that is being removed; a name that no trial can have
+NAMED_AT_MOST = 5
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What a removal gave back. ``keys`` is None where the trial's store ended with its job."""
+
+    files: int
+    num_bytes: int
+    keys: int | None
+
+
+def refusal(view: TrialView, *, pids: Sequence[int], users: Sequence[str]) -> TrialError | None:
+    """Why the trial has to stay; None: it may go (pure).
+
+    Args:
+        pids: processes of this host that belong to it.
+        users: trials that run by files in its folder.
+    """
+    name = view.trial
+    if view.state in State.live() or pids:
+        runs = f"{name} is {view.state.value}"
+        if view.state not in State.live():
+            runs += f", but processes of it are left here: pid {', '.join(map(str, pids))}"
+        return TrialIsLive(runs, where=view.folder, fix=f"end it first: realsys stop {name}")
+    if view.state is State.UNKNOWN:
+        return TrialError(
+            f"whether {name} runs is not known: {view.reason or 'its records say too little'}",
+            where=view.folder,
+            fix=f"see `realsys status {name}`; if you know that nothing runs, remove the folder yourself",
+        )
+    if users:
+        shown = ", ".join(users[:NAMED_AT_MOST])
+        more = f" and {len(users) - NAMED_AT_MOST} more" if len(users) > NAMED_AT_MOST else ""
+        return TrialError(
+            f"{name} holds files of its sweep that are needed by {shown}{more}",
+            where=view.folder,
+            fix="remove those first, or the whole sweep by its name",
+        )
+    return None
+
+
+def users_of(files: TrialFiles) -> list[str]:
+    """Other trials of its sweep whose code, or whose job's script and output, lie in its folder."""
+    sweep = sweep_of(files)
+    if not sweep:
+        return []
+    beside = (TrialFiles(plan.parent) for plan in sorted(files.root.parent.glob("*/plan.json")))
+    return [
+        trial_name(other)
+        for other in beside
+        if other.root != files.root and sweep_of(other) == sweep and _lies_in(other, files.root)
+    ]
+
+
+def _lies_in(files: TrialFiles, root: Path) -> bool:
+    try:
+        submission = read_submission(files)
+    except RealsysError:  # its note is damaged: it can't be ruled out
+        return True
+    folders = [Path(submission.folder)] if submission and submission.folder else []
+    folders += [files.code.resolve()] if files.code.is_symlink() else []
+    return any(folder.is_relative_to(root) for folder in folders)
+
+
+def remove(files: TrialFiles) -> Freed:
+    """Removes one trial.
+
+    Raises:
+        TrialIsLive, TrialError: it has to stay.
+        StoreError: its keys can't be removed; nothing was done.
+        ClusterError: the folder is not ours, or the file system refuses.
+    """
+    check_ours(files)
+    with alone(files):
+        with closing(TrialReader(files)) as reader:
+            view = reader.view()
+        pids = [process.pid for process in processes_of(files.root)]
+        if problem := refusal(view, pids=pids, users=users_of(files)):
+            raise problem
+        keys = _clear_keys(files, read_plan(files.plan))
+        with reported(files.root):
+            gone = files.root.with_name(f"{PREFIX}{files.root.name}-{os.getpid()}")
+            files.root.rename(gone)
+            num_files, num_bytes = _counted(gone)
+            shutil.rmtree(gone)
+    return Freed(num_files, num_bytes, keys)
+
+
+def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
+    if has_job_etcd(plan):
+        return None
+    if is_copy(files, plan):
+        return 0  # the keys are those of the trial that it was copied from
+    try:
+        with closing(open_trial_store(plan, None)) as store:
+            return store.clear_subtree(keys_of(plan).root)
+    except StoreUnavailable as error:
+        raise StoreUnavailable(
+            f"the keys of {plan.trial} can't be removed: {error.what}",
+            where=error.where,
+            fix=f"try again when the store answers; if it never will: rm -r {files.root}",
+        ) from error
+
+
+def _counted(folder: Path) -> tuple[int, int]:
+    """Files below a folder, and what they take on disk."""
+    found = list(_files_below(folder))
+    return len(found), sum(status.st_blocks * 512 for status in found)
+
+
+def _files_below(folder: Path) -> Iterable[os.stat_result]:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            yield os.lstat(os.path.join(parent, name))
+
+
+def last_sign(files: TrialFiles, view: TrialView) -> float:
+    """When the trial was last heard of: its end, or the newest of its logs."""
+    if view.ended_at is not None:
+        return view.ended_at
+    times = [path.stat().st_mtime for path in files.attempts.glob("*/logs/*.log")]
+    return max([*times, view.started_at or 0.0, view.created_at or files.root.stat().st_mtime])

@@ -1,0 +1,130 @@
+"""Trains again on what an asynchronous trial trained on, and compares the two bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from launcher.submit.planning import make_plan
+from launcher.trials.changed_settings import change_lines
+from realsys.api.errors import TrialError
+from realsys.api.plan import LaunchPlan, read_plan
+from realsys.observability.metrics import deterministic, read_metrics
+from realsys.trial.records import PhaseFiles, TrialFiles, TrialRecord, read_record
+
+# What only one of the two has: where its answers came from.
+_OF_ROLLOUTS = ("rollout/",)
+
+
+def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
+    """The plan of the same run, fed from the dump of the one in ``files``.
+
+    Raises:
+        TrialError: it was not asynchronous. ConfigErrors: it left nothing to replay.
+    """
+    old = read_plan(files.plan)
+    if "replay_from" not in old.options:
+        raise TrialError(
+            f"experiment {old.experiment_name} knows no replay",
+            where=str(files.root),
+            fix="replay a trial of an asynchronous experiment, e.g. ppo-math-async",
+        )
+    options = {**old.options, "replay_from": str(files.root)}
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "options.yaml"
+        config.write_text(yaml.safe_dump(options))
+        return make_plan(
+            old.experiment_name,
+            config=config,
+            trial=trial,
+            cluster=None if old.job is None else old.cluster.name,
+            imports=old.imports,
+        )
+
+
+def remarks(files: TrialFiles) -> list[str]:
+    """What a replay of that trial should say besides doing it."""
+    record = read_record(TrialRecord, files.record)
+    changed = change_lines(record.changes) if record is not None else []
+    if not changed:
+        return []
+    return [
+        f"settings were changed on the way ({'; '.join(changed)}): the replay has the last ones from its "
+        "first step, so that the two may differ up to there"
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How a replay and its original agree.
+
+    Attributes:
+        steps: that both have metrics of.
+        first_difference: what differs first, as text; empty: nothing.
+        same_weights: role → whether the saved weights are equal; None: they are of different steps.
+    """
+
+    steps: int
+    first_difference: str
+    same_weights: dict[str, bool | None]
+
+    @property
+    def is_exact(self) -> bool:
+        """Nothing differs."""
+        return not self.first_difference and all(self.same_weights.values())
+
+
+def compare(original: TrialFiles, replay: TrialFiles) -> Comparison:
+    """Metrics of all steps, and the weights saved last."""
+    rows = [_rows(PhaseFiles(files.root)) for files in (original, replay)]
+    difference, common = "", sorted(set(rows[0]) & set(rows[1]))
+    for step in common:
+        one, other = rows[0][step], rows[1][step]
+        names = [k for k in sorted(one.keys() | other.keys()) if one.get(k) != other.get(k)]
+        if names:
+            name = names[0]
+            difference = f"step {step}: {name} was {one.get(name)}, is {other.get(name)}"
+            break
+    return Comparison(
+        steps=len([step for step in common if step]),
+        first_difference=difference,
+        same_weights=_weights(PhaseFiles(original.root), PhaseFiles(replay.root)),
+    )
+
+
+def _rows(files: PhaseFiles) -> dict[int, dict[str, object]]:
+    return {
+        int(row["step"]): {
+            k: v for k, v in deterministic(row).items() if not k.startswith(_OF_ROLLOUTS)
+        }
+        for row in read_metrics(files.metrics)
+    }
+
+
+def _weights(original: PhaseFiles, replay: PhaseFiles) -> dict[str, bool | None]:
+    found: dict[str, bool | None] = {}
+    for folder in sorted(replay.checkpoints.glob("*/latest")):
+        role = folder.parent.name
+        mine, theirs = folder, original.checkpoints / role / "latest"
+        if not theirs.exists() or _step(mine) != _step(theirs):
+            found[role] = None
+            continue
+        names = sorted(p.name for p in mine.glob("*.safetensors"))
+        found[role] = all(_hash(mine / n) == _hash(theirs / n) for n in names)
+    return found
+
+
+def _step(latest: Path) -> str:
+    return os.path.realpath(latest).rpartition("step-")[2].partition(".")[0]
+
+
+def _hash(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,50 @@
+"""The polite way to end an attempt: a request that the master honours after its current step."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from launcher.sites.places import user_name
+from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.trial_view import TrialView
+from realsys.api.errors import RealsysError
+from realsys.name_resolve.trial_store import open_trial_store
+from realsys.trial.records import StopRequest, dumps
+
+POLL_S = 0.1
+
+
+def ask_to_stop(
+    reader: TrialReader, view: TrialView, grace_s: float, did: Callable[[str], None]
+) -> bool:
+    """Writes the stop request. False when the store can't be written."""
+    if reader.plan is None:
+        return False
+    request = StopRequest(
+        grace_seconds=grace_s,
+        by=f"{user_name()}@{socket.gethostname()}",
+        at=time.time(),
+        attempt=view.attempt,
+    )
+    try:
+        attempt = reader.files.attempt(view.attempt)
+        with closing(open_trial_store(reader.plan, attempt)) as store:
+            store.add(keys_of(reader.plan).stop, dumps(request), replace=True)
+    except RealsysError as error:
+        did(f"could not ask it to stop: {error.what}")
+        return False
+    did(f"asked attempt {view.attempt} to stop after its current step (up to {grace_s:g} s)")
+    return True
+
+
+def await_end(reader: TrialReader, timeout_s: float) -> bool:
+    """Until the attempt is over, at most ``timeout_s``; False when it is not."""
+    deadline = time.monotonic() + timeout_s
+    while not reader.brief_view().is_over:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

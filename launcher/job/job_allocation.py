@@ -1,0 +1,236 @@
+"""What is asked of Slurm for a trial: phases and site → job, components and steps (pure).
+
+The phases run one after the other in the same allocation, so a component has the nodes of its largest
+phase and each node what its fullest moment needs. Every check is made and every problem collected;
+nothing is raised. In parts: groups.py (who shares nodes), component_nodes.py over task_placement.py (who
+sits where), times.py and group_checks.py (limits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from launcher.job.component_nodes import ComponentNodes, StepKey, component_nodes
+from launcher.job.group_checks import crowded_partitions, group_problems, group_warnings, node_limit
+from launcher.job.groups import (
+    Group,
+    components_of,
+    disagreements,
+    groups_of,
+    too_many_components,
+)
+from launcher.job.times import JobTimes, job_times, over_the_partition, time_to_run
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError, UnknownName, did_you_mean
+from realsys.api.plan import JobComponent, JobPlan, Layout, StepPlan
+from realsys.api.scheduling import ExperimentScheduling
+
+AUTO = "auto"
+PREFLIGHTS = ("off", "warn", "stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """What a launch wants of its job, over the site's and the experiment's settings. None: nothing."""
+
+    layout: str | None = None
+    begin: str | None = None
+    deadline: str | None = None
+    dependency: str | None = None
+    after: str | None = None
+    requeue: bool | None = None
+    preflight: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The job and each phase's steps; with problems, there is no job."""
+
+    job: JobPlan | None = None
+    steps: Mapping[str, tuple[StepPlan, ...]] = field(default_factory=dict)
+    problems: tuple[ConfigError, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def allocate(
+    phases: Mapping[str, ExperimentScheduling],
+    cluster: ClusterSpec,
+    request: JobRequest,
+    *,
+    trial: str,
+    now: datetime,
+) -> Allocation:
+    """The trial's job, or everything that stands against it.
+
+    Args:
+        phases: in running order.
+        trial: for problems that belong to no single group.
+        now: local time, which relative times count from.
+    """
+    problems: list[ConfigError] = []
+    groups = groups_of(phases, cluster, problems)
+    if not groups:
+        problems.append(ConfigError("no phase has a task", where=trial, fix="schedule some"))
+    layout, components = _laid_out(groups, cluster, request, problems)
+    times = job_times(groups, cluster, begin=request.begin, deadline=request.deadline, now=now)
+    problems += times.problems
+    for group in groups:
+        problems += group_problems(group, cluster, dependency=request.dependency is not None)
+    planned = _planned(components, groups, times, cluster, problems)
+    problems += crowded_partitions([c for c, _ in planned], layout, cluster)
+    problems += _no_requeue(layout, request, cluster)
+    problems += _no_such_preflight(request)
+    if layout is Layout.HET:
+        problems += _carried_over([component for component, _ in planned])
+    warnings = [*times.warnings, *(w for g in groups for w in group_warnings(g, cluster))]
+    told = tuple(dict.fromkeys(warnings))
+    if problems:
+        return Allocation(problems=tuple(_once(problems)), warnings=told)
+    wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
+    job = JobPlan(
+        layout=layout if len(planned) > 1 else Layout.SINGLE,
+        components=tuple(component for component, _ in planned),
+        begin=times.begin.text if times.begin else None,
+        deadline=times.deadline.text if times.deadline else None,
+        requeue=wanted,
+        dependency=request.dependency,
+        after=request.after if request.dependency else None,
+        preflight=request.preflight or cluster.slurm.preflight,
+        spare=tuple(
+            nodes.spare
+            for c, (_, nodes) in zip(components, planned, strict=True)
+            if c[0].partition is not None
+        ),
+    )
+    steps: dict[StepKey, StepPlan] = {}
+    for _, nodes in planned:
+        steps.update(nodes.steps)
+    by_phase = {
+        phase: tuple(steps[phase, kind] for kind in scheduling.groups())
+        for phase, scheduling in phases.items()
+    }
+    return Allocation(job=job, steps=by_phase, warnings=told)
+
+
+def _no_requeue(layout: Layout, request: JobRequest, cluster: ClusterSpec) -> Iterator[ConfigError]:
+    """Slurm requeues one job: the others of a split trial would be gone when it comes back."""
+    wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
+    if layout is Layout.SPLIT and wanted:
+        yield ConfigError(
+            "several jobs that start apart can't be requeued as one",
+            where="--layout split and --requeue",
+            fix="use layout single or het, or --no-requeue and `realsys resume`",
+        )
+
+
+def _no_such_preflight(request: JobRequest) -> Iterator[ConfigError]:
+    if request.preflight not in (None, *PREFLIGHTS):
+        fix = did_you_mean(request.preflight, PREFLIGHTS)
+        yield UnknownName(f"no preflight {request.preflight!r}", where="--preflight", fix=fix)
+
+
+def _carried_over(components: Sequence[JobComponent]) -> Iterator[ConfigError]:
+    """Options that Slurm gives to later components of a heterogeneous job that name none of their own
+    (heterogeneous_jobs.html)."""
+    for name in ("account", "qos"):
+        value = getattr(components[0], name) if components else None
+        for component in components[1:] if value else ():
+            if getattr(component, name) is None:
+                yield ConfigError(
+                    f"Slurm would give {name} {value!r} of {components[0].name} to "
+                    f"{component.name}, too",
+                    where=f"{name} in the layout het",
+                    fix=f"name a {name} for every group, or for none",
+                )
+
+
+def _laid_out(
+    groups: Sequence[Group],
+    cluster: ClusterSpec,
+    request: JobRequest,
+    problems: list[ConfigError],
+) -> tuple[Layout, list[list[Group]]]:
+    """The layout and the groups of each component; none of them where groups can't be parted."""
+    word = request.layout or cluster.slurm.layout
+    if word not in (AUTO, *Layout):
+        fix = did_you_mean(word, (AUTO, *(known.value for known in Layout)))
+        problems.append(UnknownName(f"no layout {word!r}", where="--layout", fix=fix))
+        word = AUTO
+    layout = Layout.HET if word == AUTO else Layout(word)
+    components = components_of(groups, layout)
+    found = [p for component in components for p in disagreements(component, layout)]
+    found += too_many_components(components)
+    problems += found
+    return layout, [] if found else components
+
+
+def _planned(
+    components: Sequence[Sequence[Group]],
+    everyone: Sequence[Group],
+    times: JobTimes,
+    cluster: ClusterSpec,
+    problems: list[ConfigError],
+) -> list[tuple[JobComponent, ComponentNodes]]:
+    """Each component that fits its partition."""
+    found = []
+    for index, groups in enumerate(components):
+        partition = groups[0].partition
+        limit = times.limit(groups, everyone)
+        problems += over_the_partition(groups, limit, times)
+        problems += time_to_run(groups, limit, times, cluster.slurm.grace_seconds)
+        if partition is None:
+            continue  # a problem of groups_of
+        nodes = component_nodes(
+            index, groups, partition, node_limit(groups, partition), cluster, problems
+        )
+        if nodes is None:
+            continue
+        own = {
+            (g.phase, g.kind.value): replace(
+                nodes.steps[g.phase, g.kind], time_limit=times.of_step(g, limit)
+            )
+            for g in groups
+        }
+        component = _component(groups, nodes, limit.text if limit else None, cluster)
+        found.append((component, replace(nodes, steps=own)))
+    return found
+
+
+def _component(
+    groups: Sequence[Group], nodes: ComponentNodes, time_limit: str | None, cluster: ClusterSpec
+) -> JobComponent:
+    task, kinds = groups[0].task, tuple(dict.fromkeys(g.kind for g in groups))
+    gpu_types = [g.task.gpu_type for g in groups if g.task.gpu] or [
+        g.partition.gpu_type for g in groups if g.partition
+    ]
+    return JobComponent(
+        name="+".join(kind.value for kind in kinds),
+        worker_types=kinds,
+        nodes=nodes.nodes,
+        cpus_per_node=nodes.cpus,
+        threads_per_core=nodes.node.core,
+        memory_mib_per_node=nodes.memory_mib,
+        gpus_per_node=nodes.gpus,
+        gpu_type=gpu_types[0] if nodes.gpus else None,
+        partition=task.partition,
+        account=task.account,
+        qos=task.qos,
+        reservation=task.reservation,
+        constraint=task.constraint,
+        nodelist=task.nodelist,
+        exclude=task.exclude,
+        time_limit=time_limit,
+        exclusive=cluster.slurm.exclusive,
+        extra=dict(task.extra),
+    )
+
+
+def _once(problems: Sequence[ConfigError]) -> Iterator[ConfigError]:
+    """Each problem once: what all groups have in common is said of the first."""
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.what not in seen:
+            seen.add(problem.what)
+            yield problem

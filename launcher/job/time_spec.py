@@ -1,0 +1,187 @@
+"""Slurm's formats for --time, --begin and --deadline, read as Slurm reads them (pure).
+
+A value is normalised and echoed in words, so that ``1:30``, which is a minute and a half, is noticed
+before a run is killed by it. Moments are local time of the launching host, as sbatch takes them. Read
+from man sbatch and measured with 22.05; tests/slurm/test_slurm_grammars.py asks the real one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from launcher.job.slurm_datetime import read_moment, seconds_between
+from realsys.api.errors import ConfigError
+
+MAX_MINUTES = 35_791_393  # 68 years; above it 22.05 wraps round: 99999-0 became 578 days
+_UNLIMITED = ("-1", "infinite", "unlimited", "0")
+_LIMIT = re.compile(
+    r"(?P<days>\d{1,18})-(?P<dh>\d{0,18})(:(?P<dm>\d{1,18})(:(?P<ds>\d{1,18}))?)?"
+    r"|((?P<h>\d{1,18}):(?=\d{1,18}:))?(?P<m>\d{1,18})(:(?P<s>\d{1,18}))?",
+    re.ASCII,
+)
+_WITH_UNIT = re.compile(r"(\d{1,9})\s*(s|sec|m|min|h|hours?|d|days?)", re.ASCII | re.IGNORECASE)
+_FORMS = "write minutes, H:MM:SS or DAYS-HH:MM:SS, e.g. 90, 1:30:00, 2-12:00:00"
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """``minutes`` None: no limit but the partition's. ``text``: for --time; ``words``: for people."""
+
+    minutes: int | None
+    text: str
+    words: str
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """``text``: absolute, for --begin and --deadline; ``words``: for people."""
+
+    at: datetime
+    text: str
+    words: str
+    warning: str | None = None
+
+
+def parse_time_limit(text: str) -> TimeLimit:
+    """A --time as sbatch reads it: seconds are rounded up to a minute, fields are not range-checked.
+
+    Raises:
+        ConfigError: sbatch would refuse it.
+    """
+    if text.lower() in _UNLIMITED:
+        return TimeLimit(None, "UNLIMITED", "no limit")
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is no time limit", where="--time", fix=_limit_fix(text))
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
+    seconds = (
+        part["days"] * 86_400
+        + (part["dh"] + part["h"]) * 3_600
+        + (part["dm"] + part["m"]) * 60
+        + part["ds"]
+        + part["s"]
+    )
+    minutes = -(-seconds // 60)
+    if minutes == 0:
+        return TimeLimit(None, "UNLIMITED", "no limit")
+    if minutes > MAX_MINUTES:
+        raise ConfigError(
+            f"{text!r} is no time limit that Slurm can count: it would silently become another",
+            where="--time",
+            fix=f"stay below {limit_text(MAX_MINUTES)}, or write UNLIMITED",
+        )
+    limit = TimeLimit(minutes, limit_text(minutes), minutes_words(minutes))
+    # M:S reads like hours and minutes to most people.
+    if match["days"] is None and match["h"] is None and match["s"] is not None and part["m"] < 60:
+        meant = f"{part['m']}:{match['s']}:00"
+        return TimeLimit(
+            minutes,
+            limit.text,
+            limit.words,
+            f"--time {text} is {part['m']} min {part['s']} s, so {limit.words}; "
+            f"for {part['m']} h {part['s']} min write {meant}",
+        )
+    return limit
+
+
+def limit_text(minutes: int) -> str:
+    """Slurm's own spelling: ``1-02:30:00``."""
+    days, rest = divmod(minutes, 1_440)
+    clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
+    return f"{days}-{clock}" if days else clock
+
+
+def minutes_words(minutes: int) -> str:
+    """``1 day 2 h 30 min``."""
+    days, rest = divmod(minutes, 1_440)
+    parts = [f"{days} day{'s' * (days > 1)}"] if days else []
+    parts += [f"{rest // 60} h"] if rest >= 60 else []
+    parts += [f"{rest % 60} min"] if rest % 60 or not parts else []
+    return " ".join(parts)
+
+
+def longest(limits: Iterable[TimeLimit]) -> TimeLimit | None:
+    """The one that lasts longest; None of none."""
+    return max(
+        limits,
+        key=lambda limit: float("inf") if limit.minutes is None else limit.minutes,
+        default=None,
+    )
+
+
+def parse_begin(text: str, *, now: datetime) -> Moment:
+    """A --begin as sbatch reads it at ``now`` (local time, no zone); a past one starts at once.
+
+    Raises:
+        ConfigError: sbatch would refuse it.
+    """
+    at = read_moment(text, now=now, where="--begin")
+    past = f"--begin {text} is in the past: the job may start at once" if at < now else None
+    if text.strip().lower() == "now":
+        past = None
+    return Moment(at, moment_text(at), moment_words(at, now), past)
+
+
+def parse_deadline(text: str, *, now: datetime) -> Moment:
+    """A --deadline as sbatch reads it at ``now``.
+
+    Raises:
+        ConfigError: sbatch would refuse it; it is past (of which Slurm says "time limit is invalid").
+    """
+    at = read_moment(text, now=now, where="--deadline")
+    if at <= now:
+        raise ConfigError(
+            f"the deadline {text} was {moment_text(at)}: it is past",
+            where="--deadline",
+            fix="give a later one, e.g. now+12hours",
+        )
+    return Moment(at, moment_text(at), moment_words(at, now))
+
+
+def deadline_problem(
+    deadline: Moment, begin: Moment | None, limit: TimeLimit | None, *, now: datetime
+) -> ConfigError | None:
+    """Why a job could never end before its deadline; Slurm would remove it without running it."""
+    if limit is None or limit.minutes is None:
+        return ConfigError(
+            "a deadline needs a time limit: Slurm must know whether the job can end before it",
+            where="--deadline",
+            fix="give --time as well",
+        )
+    start = max(now, begin.at) if begin else now
+    if seconds_between(start, deadline.at) < 60 * limit.minutes:
+        return ConfigError(
+            f"a job of {limit.words} that starts {moment_text(start)} can't end before the deadline "
+            f"{deadline.text}",
+            where="--deadline, --time and --begin",
+            fix="shorten --time, or give a later --deadline",
+        )
+    return None
+
+
+def moment_text(at: datetime) -> str:
+    """``2026-11-21T16:00:00``."""
+    return at.isoformat(timespec="seconds")
+
+
+def moment_words(at: datetime, now: datetime) -> str:
+    """``in 2 h 5 min, on 2026-11-21 at 16:00``."""
+    minutes = round(seconds_between(now, at) / 60)
+    when = f"on {at:%Y-%m-%d} at {at:%H:%M}"
+    if minutes < 1:
+        return f"now, {when}" if minutes == 0 else f"{minutes_words(-minutes)} ago, {when}"
+    return f"in {minutes_words(minutes)}, {when}"
+
+
+def _limit_fix(text: str) -> str:
+    """The right spelling of ``2h`` and its like."""
+    match = _WITH_UNIT.fullmatch(text.strip())
+    if match is None:
+        return _FORMS
+    per_unit = {"s": 1 / 60, "m": 1, "h": 60, "d": 1_440}
+    minutes = max(1, round(int(match[1]) * per_unit[match[2][0].lower()]))
+    return f"Slurm knows no units: write {limit_text(minutes)}"

@@ -1,0 +1,215 @@
+"""Settings with which the models of a plan fit their GPUs, found by trying them (pure).
+
+Each candidate costs a run something, the first ones least. They are put together until all fits; then those
+without which it fits too are taken out again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.plan.memory_check import WorkerGroup, excess_bytes
+from realsys.api.errors import ConfigError
+from realsys.api.experiment import ExperimentConfig
+from realsys.api.model import ModelInterfaceType, ModelName
+from realsys.api.options import ModelOptions
+from realsys.api.plan import LaunchPlan
+from realsys.planner.memory.memory_of_workers import step_sizes
+from realsys.planner.memory.memory_words import ADVICE, advice, largest, size
+
+Over = Callable[[Any], float]
+_TENSOR = (2, 4, 8)  # of a frozen role, within a node
+_MORE = (2, 4, 8)  # times as many workers
+_ROUND = 1024
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting, and what it is to be."""
+
+    path: str
+    value: Any
+
+    def __str__(self) -> str:
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"{self.path}={value}"
+
+    def on(self, experiment: Any) -> Any:
+        """The experiment with it."""
+        return _replaced(experiment, self.path.split("."), self.value)
+
+
+Candidate = tuple[Change, ...]  # that are good for nothing alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Settings, and by how many bytes the fullest worker is too full with them; 0 or less: all fits."""
+
+    changes: tuple[Change, ...] = ()
+    excess: float = math.inf
+
+    def words(self) -> str:
+        """To be pasted."""
+        return " ".join(map(str, self.changes))
+
+
+def changes_that_fit(experiment: Any, config: ExperimentConfig, over: Over) -> Found:
+    """Settings with which all fits, else those with which least is missing.
+
+    Args:
+        config: of the experiment's main phase.
+        over: bytes that the fullest worker of an experiment has too much; infinite for one that can't be.
+    """
+    taken: list[Candidate] = []
+    best = Found()
+    for candidate in candidates(experiment, config):
+        paths = {change.path for change in candidate}
+        together = [c for c in taken if not paths & {change.path for change in c}]
+        together.append(candidate)
+        if math.isinf(left := over(_with(experiment, together))):
+            continue
+        taken = together
+        if left < best.excess:
+            best = Found(changes=_flat(taken), excess=left)
+        if left <= 0:
+            break
+    else:
+        return best
+    for candidate in reversed(taken[:-1]):
+        rest = [c for c in taken if c is not candidate]
+        if (left := over(_with(experiment, rest))) <= 0:
+            taken, best = rest, Found(changes=_flat(rest), excess=left)
+    return best
+
+
+def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
+    """What may help, in the order in which it is tried; not all of it is possible."""
+    made = {preparation.name for preparation in experiment.preparations()}
+    roles = [
+        (path, role)
+        for path, role in _model_options(experiment)
+        if "." not in path or path.partition(".")[0] in made
+    ]
+    learning = {call.role for call in config.model_rpcs if call.is_train}
+    frozen = {call.role for call in config.model_rpcs} - learning
+    train = [(path, role) for path, role in roles if path not in frozen]
+    wait = [(path, role) for path, role in roles if path in frozen]
+    for path, role in train:
+        if not role.recompute:
+            yield (Change(f"{path}.recompute", True),)
+    one_answer = -(-step_sizes(config).length // _ROUND) * _ROUND
+    for path, role in roles:
+        if role.max_tokens_per_mb is None or role.max_tokens_per_mb > one_answer:
+            yield (Change(f"{path}.max_tokens_per_mb", one_answer),)
+    for path, role in roles:
+        if (role.max_cache_tokens or 0) > one_answer:
+            yield (Change(f"{path}.max_cache_tokens", one_answer),)
+    for path, _ in wait:
+        workers = _workers(config, path)
+        for tensor in _TENSOR:
+            if workers % tensor == 0:
+                yield (Change(f"{path}.parallel", f"d{workers // tensor}t{tensor}p1"),)
+    for path, role in wait:
+        if not role.offload:
+            yield (Change(f"{path}.offload", True),)
+    if len(train) > 1:  # they take turns
+        for path, role in train:
+            if path in learning and not role.offload:
+                yield (Change(f"{path}.offload", True),)
+    yield from _own_copy(experiment, config)
+    for path, role in train:
+        if role.backend == "fsdp" and not role.cpu_offload:
+            yield (Change(f"{path}.cpu_offload", True),)
+    if (now := getattr(experiment, "n_model_workers", None)) is not None:
+        for times in _MORE:
+            yield (Change("n_model_workers", now * times),)
+
+
+def _own_copy(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
+    """What samples and what trains as copies in two layouts, of which one is in CPU memory."""
+    if getattr(experiment, "allocation", "given") is not None:
+        return
+    for call in config.model_rpcs:
+        role = getattr(experiment, call.role, None)
+        workers = _workers(config, call.role)
+        if call.interface_type is ModelInterfaceType.GENERATE and role and workers > 1:
+            own = [
+                Change("allocation", f"{call.name}:d{workers}t1p1"),
+                Change(f"{call.role}.offload", True),
+            ]
+            if role.parallel is None and workers % 2 == 0:
+                own.insert(0, Change(f"{call.role}.parallel", f"d{workers // 2}t2p1"))
+            yield tuple(own)
+
+
+def _workers(config: ExperimentConfig, role: str) -> int:
+    """That hold a role's own copy."""
+    shards = (shard for worker in config.model_worker for shard in worker.shards)
+    return sum(shard.id.model_name == ModelName(role) for shard in shards)
+
+
+def _model_options(options: Any, path: str = "") -> Iterator[tuple[str, ModelOptions]]:
+    for field in dataclasses.fields(options):
+        value, here = getattr(options, field.name), f"{path}{field.name}"
+        if isinstance(value, ModelOptions):
+            yield here, value
+        elif dataclasses.is_dataclass(value):
+            yield from _model_options(value, f"{here}.")
+
+
+def _flat(candidates: Sequence[Candidate]) -> tuple[Change, ...]:
+    return tuple(change for candidate in candidates for change in candidate)
+
+
+def _with(experiment: Any, candidates: Sequence[Candidate]) -> Any:
+    for change in _flat(candidates):
+        experiment = change.on(experiment)
+    return experiment
+
+
+def _replaced(options: Any, names: Sequence[str], value: Any) -> Any:
+    first, *rest = names
+    new = _replaced(getattr(options, first), rest, value) if rest else value
+    return dataclasses.replace(options, **{first: new})
+
+
+def way_out(
+    experiment: Any,
+    plan: LaunchPlan,
+    memory_with: Callable[[Any], Mapping[str, list[WorkerGroup]]],
+) -> str:
+    """What to do about a plan whose models are too large.
+
+    Args:
+        memory_with: of an experiment with other settings. Raises ConfigError: it has no plan.
+    """
+
+    def over(changed: Any) -> float:
+        try:
+            return excess_bytes(memory_with(changed))
+        except ConfigError:
+            return math.inf
+
+    config = plan.phases[-1].config
+    found = changes_that_fit(experiment, config, over)
+    if found.excess <= 0:
+        return f"{found.words()}  (tried: all fits then)"
+    if not found.changes:
+        return ""
+    left = memory_with(_with(experiment, [found.changes]))
+    fullest = max((g for groups in left.values() for g in groups), key=lambda g: g.memory.bytes)
+    peak = fullest.memory.peak_call
+    whole = not any(
+        call.name == peak and call.interface_type is not ModelInterfaceType.GENERATE
+        for call in config.model_rpcs
+    )
+    helps = ADVICE["whole copy"] if whole else advice(largest(fullest.memory, peak)[:2])
+    return (
+        f"{helps}. No other settings were found with which it fits: {size(found.excess)} too much are "
+        f"left with {found.words()}"
+    )

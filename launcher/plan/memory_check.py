@@ -1,0 +1,272 @@
+"""Whether the models of a plan fit their GPUs and their hosts: estimates against what tasks have (pure).
+
+Too large for a GPU is refused: such a run would end in "CUDA out of memory" minutes after it left the
+queue. Where the size of a GPU is not known nothing is compared. Too large for a task's host memory is a
+warning. Formulas: realsys/planner/memory/copy_memory.py and host_memory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from realsys.api.cluster import ClusterSpec, PartitionSpec
+from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.scheduling import Scheduling, WorkerType
+from realsys.planner.allocation import workers_text
+from realsys.planner.gpu_models import device_of
+from realsys.planner.memory.copy_memory import Terms
+from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.memory_of_workers import (
+    WorkerMemory,
+    memory_of_experiment,
+    model_shapes,
+)
+from realsys.planner.memory.memory_words import GiB, MiB, advice, largest, size
+from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
+
+PROCESS_MIB = 600  # a worker's libraries, without any model
+RESERVE = 0.04  # of a GPU: what the allocator can't use
+# Assumed, not measured: a process's CUDA context with its kernels, and one NCCL communicator's buffers
+# (4 MiB a channel and direction by NCCL's defaults, some tens of channels).
+CONTEXT = 512 * MiB
+COMMUNICATOR = 300 * MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerGroup:
+    """Model workers that need the same, and the bytes that each has; None: not known."""
+
+    workers: tuple[int, ...]
+    memory: WorkerMemory
+    limit: float | None
+    host: Terms = field(default_factory=dict)  # of a worker with a GPU: what it needs beside it
+    host_limit: float = 0.0
+
+
+def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
+    """Phase → its groups of model workers, in the order of their first workers."""
+    found: dict[str, list[WorkerGroup]] = {}
+    for phase, made in _with_made_before(plan):
+        scheduling = scheduling_of(phase)
+        limit = gpu_bytes(plan.cluster, scheduling)
+        groups: dict[str, list[int]] = {}
+        memory = memory_of_experiment(phase.config, made)
+        host = host_memory_of_experiment(phase.config, made) if scheduling.gpu else {}
+        for worker, needs in memory.items():
+            groups.setdefault(repr((needs, host.get(worker))), []).append(worker)
+        found[phase.name] = [
+            WorkerGroup(
+                workers=tuple(workers),
+                memory=memory[workers[0]],
+                limit=limit,
+                host=host.get(workers[0], {}),
+                host_limit=scheduling.mem * MiB,
+            )
+            for workers in groups.values()
+        ]
+    return found
+
+
+def _with_made_before(plan: LaunchPlan) -> Iterator[tuple[PhasePlan, Any]]:
+    """Each phase, and the sizes of the model that an earlier one makes."""
+    made = None
+    for phase in plan.phases:
+        yield phase, made
+        if phase.publish is not None:
+            made = next(iter(model_shapes(phase.config, made).values()), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerGroup:
+    """Generation servers, or evaluators, with GPUs; bytes that each has; None: not known."""
+
+    kind: WorkerType
+    count: int
+    memory: ServerMemory
+    limit: float | None
+    host_limit: float
+
+    @property
+    def usable(self) -> float | None:
+        """Of a GPU: an engine of ours talks to no other."""
+        return None if self.limit is None else usable_bytes(self.limit, workers=1, copies=0)
+
+
+def servers_of_plan(plan: LaunchPlan) -> dict[str, list[ServerGroup]]:
+    """Phase → its servers and evaluators that have GPUs, as far as the sizes of their models are known."""
+    found: dict[str, list[ServerGroup]] = {}
+    for phase, made in _with_made_before(plan):
+        here = found.setdefault(phase.name, [])
+        for kind in (WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR):
+            group = phase.scheduling.groups().get(kind)
+            if group is None or not group.scheduling.gpu:
+                continue
+            limit = gpu_bytes(plan.cluster, group.scheduling)
+            usable = None if limit is None else usable_bytes(limit, workers=1, copies=0)
+            if kind is WorkerType.EVALUATOR:
+                memory = memory_of_evaluator(phase.config, made)
+            else:
+                memory = memory_of_server(phase.config, usable, made)
+            if memory is not None:
+                here.append(
+                    ServerGroup(
+                        kind=kind,
+                        count=group.count,
+                        memory=memory,
+                        limit=limit,
+                        host_limit=group.scheduling.mem * MiB,
+                    )
+                )
+    return found
+
+
+def server_problems(servers: Mapping[str, list[ServerGroup]]) -> Iterator[ConfigError]:
+    """Servers and evaluators whose model does not fit."""
+    for phase, groups in servers.items():
+        for group in groups:
+            memory, usable = group.memory, group.usable
+            if usable is None or memory.bytes <= usable:
+                continue
+            terms = sorted(memory.terms.items(), key=lambda part: -part[1])
+            if group.kind is WorkerType.EVALUATOR:
+                fix = "leave auto_eval out, or evaluate on larger GPUs"
+            elif memory.cache_token:
+                fix = (
+                    "use rollout.server_backend=sglang or vllm with more rollout.gpus_per_server, which "
+                    "cut the model over several GPUs, or larger GPUs"
+                )
+            else:
+                fix = "raise rollout.gpus_per_server: the model is cut over the GPUs of a server"
+            yield ConfigError(
+                f"each {group.kind.value} ({memory.what}) needs {size(memory.bytes)} of GPU memory, "
+                f"{size(usable)} of {size(group.limit or 0)} can be used: "
+                + "; ".join(f"{what} {size(n)}" for what, n in terms),
+                where=f"phase {phase}, {group.kind.value}",
+                fix=fix,
+            )
+
+
+def gpu_bytes(cluster: ClusterSpec, scheduling: Scheduling) -> float | None:
+    """GPU memory of one task: the whole of one GPU, or its share; None without GPU or size."""
+    name = scheduling.partition or cluster.slurm.partition
+    if not scheduling.gpu or name is None or name not in cluster.partitions:
+        return None
+    size = _gpu_size(cluster.partitions[name], scheduling.gpu_type)
+    return None if size is None else size * min(1.0, scheduling.gpu)
+
+
+def usable_bytes(limit: float, *, workers: int, copies: int) -> float:
+    """Of a GPU, for models and calls: less what the process takes by itself.
+
+    Args:
+        workers: that talk to one another; one alone needs no communicators.
+        copies: of models on a worker, each with a group of its own beside everybody's.
+    """
+    groups = 1 + copies if workers > 1 else 0
+    return limit * (1 - RESERVE) - CONTEXT - groups * COMMUNICATOR
+
+
+def _gpu_size(partition: PartitionSpec, gpu_type: str | None) -> float | None:
+    if partition.gpu_memory_gib is not None:
+        return partition.gpu_memory_gib * GiB
+    try:
+        return device_of(gpu_type or partition.gpu_type or "").memory_bytes or None
+    except ConfigError:
+        return None
+
+
+def scheduling_of(phase: PhasePlan) -> Scheduling:
+    """Resources of a phase's model workers."""
+    group = phase.scheduling.groups().get(WorkerType.MODEL_WORKER)
+    return group.scheduling if group else Scheduling()
+
+
+def usable_of(group: WorkerGroup, groups: Iterable[WorkerGroup]) -> float | None:
+    """Bytes of a GPU that a worker of ``group``, one of a phase's ``groups``, can use; None: not known."""
+    if group.limit is None:
+        return None
+    workers = sum(len(each.workers) for each in groups)
+    return usable_bytes(group.limit, workers=workers, copies=len(group.memory.copies))
+
+
+def excess_bytes(memory: Mapping[str, list[WorkerGroup]]) -> float:
+    """By how much the fullest GPU is too full; 0 or less: all fits, as far as is known."""
+    found = [0.0]
+    for groups in memory.values():
+        for group in groups:
+            if (usable := usable_of(group, groups)) is not None:
+                found.append(group.memory.bytes - usable)
+    return max(found)
+
+
+class ModelsTooLarge(ConfigErrors):
+    """Models that do not fit their GPUs; ``plan`` is what was refused, for who shows it."""
+
+    def __init__(self, problems: Sequence[ConfigError], plan: LaunchPlan) -> None:
+        super().__init__(problems)
+        self.plan = plan
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problems, self.plan)
+
+
+def memory_problems(
+    memory: Mapping[str, list[WorkerGroup]], way_out: str = ""
+) -> Iterator[ConfigError]:
+    """Workers whose models do not fit.
+
+    Args:
+        way_out: what to do; else what helps with the largest terms.
+    """
+    for phase, groups in memory.items():
+        for group in groups:
+            usable = usable_of(group, groups)
+            if usable is not None and group.memory.bytes > usable:
+                terms = largest(group.memory, group.memory.peak_call)
+                yield ConfigError(
+                    f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
+                    f"of GPU memory each, {size(max(0.0, usable))} of {size(group.limit or 0)} can be "
+                    "used: " + "; ".join(f"{name} {size(n)}" for name, n in terms),
+                    where=f"phase {phase}, layouts of its roles",
+                    fix=way_out or advice(terms[:2]),
+                )
+
+
+def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
+    """Workers that need more of their hosts than their tasks ask for, and workers that hold nothing."""
+    for name, servers in servers_of_plan(plan).items():
+        for server in servers:
+            host, has = server.memory.host, server.host_limit
+            if sum(host.values()) > has:
+                is_server = server.kind is WorkerType.GENERATION_SERVER
+                yield (
+                    f"phase {name}: each {server.kind.value} needs about {size(sum(host.values()))} of its "
+                    f"host's memory, its task has {size(has)}: "
+                    f"{', '.join(f'{what} {size(n)}' for what, n in host.items())}; raise "
+                    f"{'rollout.mem_per_server' if is_server else 'evaluator.mem'} to {host_mib(host)}, "
+                    "or leave it out"
+                )
+    for phase in plan.phases:
+        scheduling = scheduling_of(phase)
+        for group in memory[phase.name]:
+            needs = PROCESS_MIB + group.memory.bytes / MiB
+            if not scheduling.gpu and needs > scheduling.mem:
+                yield (
+                    f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
+                    f"{needs:,.0f} MiB, their tasks have {scheduling.mem}; raise "
+                    f"mem_per_model_worker or lower max_tokens_per_mb"
+                )
+            if sum(group.host.values()) > group.host_limit:
+                terms = sorted(group.host.items(), key=lambda part: -part[1])
+                yield (
+                    f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
+                    f"{size(sum(group.host.values()))} of their host's memory, their tasks have "
+                    f"{size(group.host_limit)}: {', '.join(f'{what} {size(n)}' for what, n in terms)}; "
+                    f"raise mem_per_model_worker to {host_mib(group.host)}, or leave it out"
+                )
+        idle = [i for i, worker in enumerate(phase.config.model_worker) if not worker.shards]
+        if idle:
+            yield f"phase {phase.name}: model workers {workers_text(idle)} hold no model"

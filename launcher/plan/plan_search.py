@@ -1,0 +1,171 @@
+"""`realsys plan --search`: limits and figures for the search, and what is printed of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from launcher.plan.memory_check import gpu_bytes, scheduling_of, usable_bytes
+from launcher.plan.time_predictions import (
+    Figures,
+    figures_for,
+    gpus_per_node,
+    prediction_lines,
+    print_gantt,
+    seconds,
+)
+from launcher.terminal import output
+from realsys.api.errors import ConfigError
+from realsys.api.plan import LaunchPlan
+from realsys.planner.allocation import CallAllocation, format_allocation, workers_text
+from realsys.planner.gpu_models import DEVICES, Device
+from realsys.planner.memory.memory_limit import memory_of_plans
+from realsys.planner.memory.memory_words import size
+from realsys.planner.placed import degrees_of, model_made_before, placed, refusal
+from realsys.planner.predict import Prediction, predict
+from realsys.planner.read_profile import formulas_of
+from realsys.planner.search.search import Found, Limits, search
+from realsys.planner.time.gantt import gantt
+
+SETTINGS = ("n_model_workers", "pools", "allocation")  # what a found plan is written in
+SLACK = 0.01  # a simpler plan may be so much slower
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What the search proposes, as settings that can be pasted."""
+
+    overrides: tuple[str, ...]
+    num_workers: int
+    found: Found
+    prediction: Prediction
+    now: Prediction | None
+    now_fits: bool
+    most_bytes: float  # of one GPU
+    limit_bytes: float | None
+
+
+def memory_limit(plan: LaunchPlan, device: Device | None) -> float | None:
+    """Bytes of a GPU that models can have: of the device that was named, or the site's."""
+    whole = (
+        device.memory_bytes if device else gpu_bytes(plan.cluster, scheduling_of(plan.phases[-1]))
+    )
+    config = plan.phases[-1].config
+    roles = {call.role for call in config.model_rpcs}
+    workers = len(config.model_worker)
+    return usable_bytes(whole, workers=workers, copies=len(roles)) if whole else None
+
+
+def propose(
+    plan: LaunchPlan,
+    *,
+    gpus: int | None,
+    profiles: Sequence[str],
+    device: str | None,
+    cluster: str | None,
+    within_s: float,
+) -> Proposal:
+    """Searches an allocation for a plan.
+
+    Raises:
+        ConfigErrors: no allocation keeps to the limits. As ``figures_for``.
+    """
+    if missing := [name for name in SETTINGS if name not in plan.options]:
+        raise ConfigError(
+            f"{plan.experiment_name} has no setting {' or '.join(missing)}: it could not run a plan "
+            "that is found",
+            where="plan --search",
+            fix="search for an experiment with pools and allocations, e.g. ppo-math",
+        )
+    found = placed(plan)
+    if found.unknown:
+        role, why = next(iter(found.unknown.items()))
+        raise ConfigError(
+            f"the sizes of {role}'s model are not known: {why}",
+            where="plan --search",
+            fix=f"give {role}.path= a Hugging Face directory of a known family",
+        )
+    known = figures_for(plan, found, profiles=profiles, device=device, cluster=cluster)
+    if known is None:
+        costs = formulas_of(found, DEVICES["cpu"], gpus_per_node=gpus_per_node(plan))
+        basis = "formulas for a CPU: they compare plans, their seconds mean little"
+        known = Figures(costs=costs, basis=basis, device=None)
+    num_workers = gpus or found.num_workers
+    limit = memory_limit(plan, known.device if device else None)
+    config = plan.phases[-1].config
+    limits = Limits(
+        memory_bytes=limit,
+        bytes_per_worker=memory_of_plans(config, model_made_before(plan)),
+        num_workers=num_workers,
+        degrees=degrees_of(found, gpus_per_node=gpus_per_node(plan)),
+        refusal=partial(refusal, found),
+    )
+    best = search(
+        found.graph, known.costs, limits, ahead=found.ahead, deadline_s=within_s, slack=SLACK
+    )
+    now = (
+        predict(found, known.costs, basis=known.basis) if num_workers >= found.num_workers else None
+    )
+
+    def fullest(allocation: Mapping[str, CallAllocation]) -> float:
+        return max(limits.bytes_per_worker(allocation).values(), default=0.0)
+
+    return Proposal(
+        most_bytes=fullest(best.allocation),
+        limit_bytes=limit,
+        overrides=overrides_of(best.allocation, num_workers),
+        num_workers=num_workers,
+        found=best,
+        prediction=predict(found, known.costs, basis=known.basis, allocation=best.allocation),
+        now=now,
+        now_fits=limit is None or fullest(found.allocation) <= limit,
+    )
+
+
+def overrides_of(allocation: Mapping[str, CallAllocation], num_workers: int) -> tuple[str, ...]:
+    """Settings that put every call where ``allocation`` says."""
+    pools, text = format_allocation(allocation)
+    return (
+        f"n_model_workers={num_workers}",
+        *(f"pools.{name}={workers}" for name, workers in pools.items()),
+        f"allocation='{text}'",
+    )
+
+
+def print_proposal(plan: LaunchPlan, proposal: Proposal) -> None:
+    """The proposal: settings, times, why."""
+    found, say = proposal.found, output.data
+    proof = (
+        f"none is better by more than {SLACK:.0%}"
+        if found.exact
+        else "the best of those that were tried"
+    )
+    say(
+        f"plan search for {plan.experiment_name} on {proposal.num_workers} GPUs: {found.plans:,.0f} "
+        f"plans, {found.evaluated:,} simulations in {found.seconds:.1f} s; {proof}"
+    )
+    for line in prediction_lines(proposal.prediction):
+        say(line)
+    room = f" of {size(proposal.limit_bytes)}" if proposal.limit_bytes else ""
+    say(f"  memory         {size(proposal.most_bytes)}{room} on the fullest GPU")
+    if proposal.now is not None:
+        small = "" if proposal.now_fits else ", and does not fit"
+        say(f"  as it is now   {seconds(proposal.now.figures.wall_s)} a step{small}")
+    say()
+    rows = [
+        (
+            work.call,
+            str(found.allocation[work.call].topology),
+            workers_text(work.workers),
+            seconds(work.seconds),
+            seconds(sum(m.seconds for m in work.before)) if work.before else "",
+        )
+        for work in proposal.prediction.works
+    ]
+    output.table(("call", "layout", "workers", "computes", "weights before"), rows)
+    say()
+    print_gantt(gantt(proposal.prediction.timeline))
+    say()
+    say("paste:")
+    say("  " + " ".join(proposal.overrides))

@@ -1,0 +1,93 @@
+"""What `plan` says of places: calls on workers, hooks around them, memory of workers (pure: rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.plan.memory_check import ServerGroup, WorkerGroup, usable_of
+from realsys.api.experiment import ExperimentConfig
+from realsys.observability.pictures.graph_picture import hooks_text
+from realsys.planner.allocation import workers_text
+from realsys.planner.memory.copy_memory import Terms
+from realsys.planner.memory.memory_words import size
+from realsys.planner.placed import allocation_of
+
+ALLOCATION_HEAD = ("call", "copy", "backend", "dtype", "layout", "workers", "pool", "around it")
+MEMORY_HEAD = ("workers", "what", "bytes", "of which")
+
+
+def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
+    """A row a call: copy, backend, what it computes in, layout, workers, the smallest pool that has them,
+    its hooks.
+    """
+    backends = {
+        shard.id.model_name: (shard.backend.type_, str(shard.model.args.get("dtype", "")))
+        for worker in config.model_worker
+        for shard in worker.shards
+    }
+    places = allocation_of(config)
+    rows: list[tuple[str, ...]] = []
+    for call in config.model_rpcs:
+        place = places[call.name]
+        inside = [p for p, workers in config.pools.items() if {*place.workers} <= {*workers}]
+        rows.append(
+            (
+                call.name,
+                str(call.model_name),
+                *backends[call.model_name],
+                str(place.topology),
+                workers_text(place.workers),
+                min(inside, key=lambda pool: len(config.pools[pool]), default=""),
+                hooks_text(call),
+            )
+        )
+    return rows
+
+
+def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
+    """Per group of workers: its copies, the call that adds most, and the sum."""
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        memory, first = group.memory, workers_text(group.workers)
+        parts = dict(memory.copies)
+        if memory.peak_call:
+            parts[f"while in {memory.peak_call}"] = memory.calls[memory.peak_call]
+        for name, terms in parts.items():
+            rows.append((first, name, size(sum(terms.values())), _largest_first(terms)))
+            first = ""
+        usable, of = usable_of(group, groups), ""
+        if usable is not None:
+            of = f"of {size(usable)} that can be used of {size(group.limit or 0)}"
+            of = of if memory.bytes <= usable else f"DOES NOT FIT: {of}"
+        rows.append((first, "together", size(memory.bytes), of))
+        if group.host:
+            needs = f"of {size(group.host_limit)}: {_largest_first(group.host)}"
+            rows.append(("", "host memory", size(sum(group.host.values())), needs))
+    return rows
+
+
+def server_rows(groups: Sequence[ServerGroup]) -> list[tuple[str, ...]]:
+    """Per group of servers or evaluators: what each needs, and the cache that it has room for."""
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        memory, usable = group.memory, group.usable
+        who = f"{group.count} × {group.kind.value}"
+        rows.append((who, memory.what, size(memory.bytes), _largest_first(memory.terms)))
+        if usable is not None:
+            of = f"of {size(usable)} that can be used of {size(group.limit or 0)}"
+            if memory.bytes > usable:
+                of = f"DOES NOT FIT: {of}"
+            elif memory.cache_token:
+                tokens = memory.tokens_beside(usable)
+                of += f"; cache of {tokens:,} tokens, {tokens // memory.longest} of the longest answers"
+            else:
+                of += "; the engine divides the rest itself"
+            rows.append(("", "together", size(memory.bytes), of))
+        needs = f"of {size(group.host_limit)}: {_largest_first(memory.host)}"
+        rows.append(("", "host memory", size(sum(memory.host.values())), needs))
+    return rows
+
+
+def _largest_first(terms: Terms) -> str:
+    parts = sorted(terms.items(), key=lambda part: -part[1])
+    return ", ".join(f"{what} {size(n)}" for what, n in parts)

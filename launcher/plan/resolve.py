@@ -1,0 +1,404 @@
+"""Experiment + site → LaunchPlan: every decision and every check, all mistakes reported at once.
+
+For `realsys plan` and `launch`. Nothing is started or written here; apart from the files that an
+experiment's own checks read, values in, values out. An experiment that needs another one's product
+gets a phase for it, whose product is published under a hash of what makes it: equal content is
+prepared once. Whether it is there already is the supervisor's question, not the plan's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from launcher.job.job_allocation import JobRequest, allocate
+from launcher.plan.memory_advice import way_out
+from launcher.plan.memory_check import (
+    ModelsTooLarge,
+    WorkerGroup,
+    memory_of_plan,
+    memory_problems,
+    memory_warnings,
+    server_problems,
+    servers_of_plan,
+)
+from launcher.plan.scheduling_options import SchedulingOptions
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError
+from realsys.api.experiment import Experiment, ExperimentConfig
+from realsys.api.options import range_problems
+from realsys.api.plain import to_plain
+from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.scheduling import ExperimentScheduling, WorkerType
+from realsys.config.problems import collected, flat, raise_all
+from realsys.slurm.gpus import tasks_per_gpu
+from realsys.trial.records import trial_dir
+from realsys.trial.snapshot import snapshot_imports
+from realsys.worker.environment import COMPUTING
+from realsys.worker.local_gpus import gpus_needed
+
+MAIN_PHASE = "main"
+MAX_NAME_CHARS = 64
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+def resolve(
+    experiment_name: str,
+    experiment: Experiment,
+    *,
+    cluster: ClusterSpec,
+    trial_name: str,
+    user: str,
+    imports: Sequence[str] = (),
+    machine_cpus: int | None = None,
+    machine_gpus: Callable[[], int] | None = None,
+    given: Collection[str] = (),
+    earlier: Sequence[ConfigError] = (),
+    scheduling: SchedulingOptions | None = None,
+    request: JobRequest | None = None,
+    now: datetime | None = None,
+    snapshot: bool = False,
+    revision: str = "",
+    fits_memory: bool = True,
+) -> LaunchPlan:
+    """The whole trial, decided.
+
+    Args:
+        cluster: with an absolute file root (launcher/sites/clusters.py).
+        imports: files (absolute) and modules that every worker imports.
+        machine_cpus: cores of this machine; a local run that asks for more gets a warning.
+        machine_gpus: counts the GPUs of this machine, which may take seconds; a local run that asks for
+            more is refused.
+        given: paths of the settings that the user made.
+        earlier: problems found while reading the settings, reported together with ours.
+        scheduling: what the user wants of the groups besides what the experiment says.
+        request, now: on Slurm, what the user wants of the job, and the local time that relative
+            times count from.
+        snapshot, revision: whether the trial runs a copy of the code, and which code that is.
+        fits_memory: refuse models that are too large for their GPUs.
+    Raises:
+        ConfigErrors: everything that is wrong.
+    """
+    machine_gpus = cache(machine_gpus) if machine_gpus else None  # asked again for other settings
+    problems = [*earlier, *_name_problems("experiment", experiment_name)]
+    problems += _name_problems("trial", trial_name)
+    folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
+    asked, wanted = experiment, scheduling or SchedulingOptions()
+    experiment = _with_gpus(experiment, wanted)
+    known = {p.what for p in problems}
+    problems += [p for p in _option_problems(experiment) if p.what not in known]
+    phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems, wanted)
+    phases.add(MAIN_PHASE, experiment_name, experiment)
+    done, job, told = phases.done, None, []
+    if cluster.scheduler == "slurm" and done:
+        found = allocate(
+            {phase.name: phase.scheduling for phase in done},
+            cluster,
+            request or JobRequest(),
+            trial=f"{experiment_name}/{trial_name}",
+            now=now or datetime.now(),
+        )
+        problems += found.problems
+        job, told = found.job, list(found.warnings)
+        done = [replace(phase, steps=found.steps.get(phase.name, ())) for phase in done]
+    problems += gpu_problems(done, cluster, machine_gpus)
+    raise_all(problems)
+    plan = LaunchPlan(
+        experiment_name=experiment_name,
+        trial_name=trial_name,
+        user=user,
+        trial_dir=str(folder),
+        cluster=cluster,
+        phases=tuple(done),
+        options=to_plain(asked),
+        scheduling_options=wanted.given(),
+        imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
+        warnings=(*experiment.remarks(given), *_warnings(done, cluster, machine_cpus), *told),
+        job=job,
+        snapshot=snapshot,
+        revision=revision,
+    )
+    memory = memory_of_plan(plan)
+    if fits_memory:
+
+        def memory_with(changed: Experiment) -> dict[str, list[WorkerGroup]]:
+            """Of an experiment with other settings. Raises ConfigError: it has no plan."""
+            other = resolve(
+                experiment_name,
+                changed,
+                cluster=cluster,
+                trial_name=trial_name,
+                user=user,
+                machine_gpus=machine_gpus,
+                scheduling=scheduling,
+                request=request,
+                now=now,
+                fits_memory=False,
+            )
+            return memory_of_plan(other)
+
+        refused = list(memory_problems(memory))
+        if refused:
+            refused = list(memory_problems(memory, way_out(experiment, plan, memory_with)))
+        refused += server_problems(servers_of_plan(plan))
+        if refused:
+            raise ModelsTooLarge(refused, plan)
+    return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
+
+
+def _with_gpus(experiment: Experiment, wanted: SchedulingOptions) -> Experiment:
+    """``scheduling.model_worker.gpu`` means what an experiment's own setting means."""
+    gpus = wanted.gpus_per_model_worker
+    return experiment if gpus is None else experiment.with_gpus(gpus)
+
+
+class _Phases:
+    """Resolves an experiment after everything it starts from. ``done`` is in running order."""
+
+    def __init__(
+        self,
+        file_root: str,
+        experiment_name: str,
+        trial_name: str,
+        folder: Path,
+        problems: list[ConfigError],
+        scheduling: SchedulingOptions,
+    ) -> None:
+        self.file_root, self.folder, self.wanted = file_root, folder, scheduling
+        self.experiment_name, self.trial_name = experiment_name, trial_name
+        self.problems = problems
+        self.done: list[PhasePlan] = []
+
+    def add(self, name: str, experiment_name: str, experiment: Experiment) -> str | None:
+        """Adds the phase and those it needs; returns where its product is published.
+
+        None for the main phase, and for one with problems.
+        """
+        before = len(self.problems)
+        experiment = _with_gpus(experiment, self.wanted)
+        for preparation in experiment.preparations():
+            self.problems += _name_problems("preparation", preparation.name)
+            with _in_phase(preparation.name, self.problems):
+                published = self.add(
+                    preparation.name, preparation.experiment_name, preparation.experiment
+                )
+            # A stand-in for a product that can't be made lets the rest be checked all the same.
+            product = published or f"{self.file_root}/cache/{preparation.name}/unresolved"
+            experiment = experiment.with_prepared(preparation.name, product)
+        if name != MAIN_PHASE:
+            self.problems += _option_problems(experiment)
+        resolved = self._resolved(experiment)
+        if resolved is None or len(self.problems) > before:
+            return None
+        config, scheduling = resolved
+        publish = None
+        if name != MAIN_PHASE:
+            product = content_hash(config, experiment.input_files())
+            publish = f"{self.file_root}/cache/{name}/{product}"
+        self.done.append(
+            PhasePlan(
+                name=name,
+                experiment_name=experiment_name,
+                folder=str(self.folder if publish is None else self.folder / "prepare" / name),
+                publish=publish,
+                scheduling=scheduling,
+                config=config.set_worker_information(self.experiment_name, self.trial_name),
+            )
+        )
+        return publish
+
+    def _resolved(
+        self, experiment: Experiment
+    ) -> tuple[ExperimentConfig, ExperimentScheduling] | None:
+        before = len(self.problems)
+        with collected(self.problems):
+            try:
+                scheduling = self.wanted.put_on(experiment.scheduling_setup())
+                config = experiment.initial_setup()
+                self.problems += unsupported(config)
+                config = config.lazy_init()
+            except ConfigError:
+                raise
+            except Exception:
+                # An experiment may count on its options being right; if they are not, the
+                # problems found so far are the answer. Otherwise it is its own bug.
+                if before:
+                    return None
+                raise
+            self.problems += scheduling_problems(scheduling, config)
+        return None if len(self.problems) > before else (config, scheduling)
+
+
+def content_hash(config: ExperimentConfig, input_files: Iterable[str] = ()) -> str:
+    """Names a product by what makes it: equal configuration and equal files, equal name.
+
+    16 hex digits. A file that can't be read counts by its name: it is reported elsewhere.
+    """
+    digest = hashlib.sha256(
+        json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False).encode()
+    )
+    for path in input_files:
+        digest.update(path.encode())
+        with suppress(OSError), open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def scheduling_problems(
+    scheduling: ExperimentScheduling, config: ExperimentConfig
+) -> Iterator[ConfigError]:
+    """Worker types with another number of tasks than of configured workers."""
+    groups = scheduling.groups()
+    for kind in WorkerType:
+        tasks = groups[kind].count if kind in groups else 0
+        workers = len(config.workers(kind))
+        if tasks != workers:
+            yield ConfigError(
+                f"{tasks} {kind.value} tasks are scheduled for {workers} configured workers",
+                where=f"scheduling_setup().{kind.value}.count and initial_setup().{kind.value}",
+                fix=f"make both {workers}" if workers else "remove the group",
+            )
+
+
+def gpu_problems(
+    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: Callable[[], int] | None
+) -> Iterator[ConfigError]:
+    """GPUs that model workers can't use, and more than this machine has. Elsewhere the worker looks."""
+    for phase in phases:
+        yield from _more_than_one_gpu(phase)
+        yield from _shared_gpus(phase)
+        if cluster.scheduler != "local" or machine_gpus is None:
+            continue
+        needed = gpus_needed(phase.scheduling)
+        here = machine_gpus() if needed else 0
+        if needed > here:
+            groups = phase.scheduling.groups().items()
+            asked = ", ".join(
+                f"{kind.value} {group.count} × {group.scheduling.gpu:g}"
+                for kind, group in groups
+                if group.scheduling.gpu
+            )
+            yield ConfigError(
+                f"the workers of phase {phase.name} ask for {needed} GPU{'s' * (needed != 1)} together "
+                f"({asked}), and {here or 'none'} {'is' if here < 2 else 'are'} here",
+                where=f"scheduling of phase {phase.name} on cluster {cluster.name!r}, this machine",
+                fix="ask for fewer, leave the GPUs out to compute on the CPU, or name a site that has them "
+                "(--cluster; `realsys clusters` lists them)",
+            )
+
+
+def _more_than_one_gpu(phase: PhasePlan) -> Iterator[ConfigError]:
+    """Tasks that would leave all but one of their GPUs idle."""
+    for kind, group in phase.scheduling.groups().items():
+        embedded = all(s.backend_type == "embedded" for s in phase.config.generation_server)
+        if kind == WorkerType.GENERATION_SERVER and not embedded:
+            continue  # SGLang and vLLM cut a model over several
+        if kind in COMPUTING and group.scheduling.gpu > 1:
+            name = kind.value.replace("_", " ")
+            what = f"an {name}" if name[0] in "aeiou" else f"a {name}"
+            yield ConfigError(
+                f"{what} computes on one GPU, and {group.scheduling.gpu:g} are asked for each",
+                where=f"scheduling.{kind.value}.gpu of phase {phase.name}",
+                fix=f"use 1, and more {name}s for more GPUs",
+            )
+
+
+def _shared_gpus(phase: PhasePlan) -> Iterator[ConfigError]:
+    group = phase.scheduling.model_worker
+    gpus = group.scheduling.gpu
+    sharing = tasks_per_gpu(gpus) if gpus else 0
+    if sharing > 1 and group.count > 1:
+        yield ConfigError(
+            f"with {gpus:g} GPUs each, {sharing} of {group.count} model workers would share one, over "
+            "which NCCL can't join them",
+            where="scheduling.model_worker.gpu",
+            fix="use 1, or one model worker",
+        )
+
+
+def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
+    """What the configuration asks for and this version, or this machine, can't do.
+
+    It is refused here because the run would leave it out without a word.
+    """
+    if config.wandb.mode != "disabled" and importlib.util.find_spec("wandb") is None:
+        yield ConfigError(
+            f"wandb.mode is {config.wandb.mode!r}, and the package wandb is not installed",
+            where="wandb.mode",
+            fix="pip install 'realsys[wandb]', or wandb.mode=disabled",
+        )
+
+
+def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
+    found: list[ConfigError] = list(range_problems(experiment))
+    in_range = not found
+    try:
+        for problem in experiment.problems():
+            found += flat(problem)
+    except ConfigError as error:
+        found += flat(error)
+    except OSError as error:
+        found.append(
+            ConfigError(
+                f"a file can't be read: {error.strerror or error}",
+                where=str(error.filename or "problems() of the experiment"),
+                fix="check that it is there, and that this user may read it",
+            )
+        )
+    except Exception:
+        if in_range:  # as in _Phases._resolved
+            raise
+    return found
+
+
+class _in_phase:
+    """Says in the ``where`` of problems found inside which phase they are about."""
+
+    def __init__(self, phase: str, problems: list[ConfigError]) -> None:
+        self.phase, self.problems = phase, problems
+
+    def __enter__(self) -> None:
+        self.before = len(self.problems)
+
+    def __exit__(self, *exc_info: object) -> None:
+        seen = {p.what for p in self.problems[: self.before]}
+        new = self.problems[self.before :]
+        self.problems[self.before :] = [
+            type(p)(p.what, where=f"phase {self.phase}: {p.where}", fix=p.fix)
+            for p in new
+            if not any(p.what in told for told in seen)
+        ]
+
+
+def _name_problems(what: str, name: str) -> Iterator[ConfigError]:
+    if len(name) <= MAX_NAME_CHARS and _NAME.fullmatch(name):
+        return
+    yield ConfigError(
+        f"{what} name {name!r} can't be used in paths and keys",
+        where=f"{what} name",
+        fix=f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_' or '.', not '.' first",
+    )
+
+
+def _warnings(
+    phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_cpus: int | None
+) -> Iterator[str]:
+    if cluster.scheduler != "local" or machine_cpus is None:
+        return
+    for phase in phases:
+        groups = phase.scheduling.groups()
+        workers = groups.get(WorkerType.MODEL_WORKER)
+        cpus = workers.count * workers.scheduling.cpu if workers else 0
+        if cpus > machine_cpus:
+            yield (
+                f"phase {phase.name}: model workers ask for {cpus} cores, this machine has "
+                f"{machine_cpus}; they will share them and be slower"
+            )

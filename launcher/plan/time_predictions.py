@@ -1,0 +1,209 @@
+"""The predicted time of a plan's step: where figures come from, what is printed, what a launch keeps.
+
+The simulation is in realsys/planner. Figures come from earlier trials (``--profile``, or the newest ones of
+the same models and batch), else from formulas for a device (``--device``, or the site's GPU type).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from launcher.terminal import output
+from realsys.api.errors import ConfigError, RealsysError
+from realsys.api.plan import LaunchPlan
+from realsys.planner.gpu_models import DEVICES, Device, device_of
+from realsys.planner.placed import Placed, placed
+from realsys.planner.predict import Prediction, predict
+from realsys.planner.read_profile import formulas_of, read_profile
+from realsys.planner.time.costs import Costs
+from realsys.planner.time.gantt import Lane, gantt
+from realsys.planner.time.profiled import Profile, ProfiledCosts
+from realsys.trial.records import TrialFiles, write_record
+
+MOST_PROFILES = 4  # of trials that nobody named
+LOOK_AT = 12  # newest trials
+GPUS_PER_NODE = 8  # where the site does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Costs, and where they are from."""
+
+    costs: Costs
+    basis: str
+    device: Device | None
+
+
+def figures_for(
+    plan: LaunchPlan,
+    found: Placed,
+    *,
+    profiles: Sequence[str] = (),
+    device: str | None = None,
+    cluster: str | None = None,
+) -> Figures | None:
+    """Costs of a plan; None where nothing is known of its times.
+
+    Raises:
+        NoSuchTrial, ConfigError, DataError: about a trial or device that was named.
+    """
+    site = _site_device(plan, device)
+    of = site or DEVICES["cpu"]
+    known = [_named_profile(name, of, cluster) for name in profiles]
+    if not known and device is None:
+        known = list(_like_profiles(plan, found, of))
+    formulas = formulas_of(found, of, gpus_per_node=gpus_per_node(plan))
+    if known:
+        names = ", ".join(p.trial for p in known)
+        costs = ProfiledCosts(known, None if found.unknown else formulas)
+        return Figures(costs=costs, basis=f"measured in {names}", device=site)
+    if site is not None and not found.unknown:
+        return Figures(costs=formulas, basis=f"formulas for {site.name}", device=site)
+    return None
+
+
+def _site_device(plan: LaunchPlan, name: str | None) -> Device | None:
+    """The device that was named, or the GPU of the partition that the model workers run in."""
+    if name is not None:
+        return device_of(name)
+    partitions = plan.cluster.partitions
+    wanted = plan.phases[-1].scheduling.model_worker.scheduling.partition
+    spec = partitions.get(wanted or plan.cluster.slurm.partition or "")
+    if spec is None or not spec.gpu_type:
+        return None
+    try:
+        return device_of(spec.gpu_type)
+    except ConfigError:
+        return None
+
+
+def gpus_per_node(plan: LaunchPlan) -> int:
+    """Of the site's nodes, the most."""
+    return max((p.gpus for p in plan.cluster.partitions.values()), default=0) or GPUS_PER_NODE
+
+
+def _named_profile(name: str, device: Device, cluster: str | None) -> Profile:
+    from launcher.trials.find_trials import find_trial
+
+    return read_profile(find_trial(name, cluster=cluster), device)
+
+
+def _like_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[Profile]:
+    """Profiles of the newest trials with these calls, models and batch; those placed alike first."""
+    from pathlib import Path
+
+    from launcher.trials.find_trials import created_at
+
+    folder = Path(plan.trial_dir).parent.parent
+    trials = [TrialFiles(p.parent) for p in folder.glob("*/*/plan.json")]
+    alike: list[tuple[int, TrialFiles]] = []
+    for files in sorted(trials, key=created_at, reverse=True)[:LOOK_AT]:
+        if files.root != Path(plan.trial_dir) and (score := _likeness(files, found)) is not None:
+            alike.append((score, files))
+    taken = 0
+    for _, files in sorted(alike, key=lambda pair: -pair[0]):  # stable: then the newest
+        if taken == MOST_PROFILES:
+            return
+        # One that can't be read is only one of several, and nobody named it.
+        with suppress(RealsysError, OSError, ValueError):
+            profile = read_profile(files, device)
+            if profile.calls.keys() >= found.allocation.keys():
+                yield profile
+                taken += 1
+
+
+def _likeness(files: TrialFiles, found: Placed) -> int | None:
+    """How many calls are placed as in ``found``, and whether as many run ahead; None: no likeness."""
+    from realsys.api.plan import read_plan
+
+    try:
+        other = placed(read_plan(files.plan))
+    except (RealsysError, OSError, ValueError):
+        return None
+    if (other.roles, other.workload) != (found.roles, found.workload):
+        return None
+    same = sum(other.allocation.get(name) == place for name, place in found.allocation.items())
+    return 2 * same + (other.ahead == found.ahead)
+
+
+# ---- what `plan` says about a plan's time ---------------------------------------------------------------
+
+
+def show_prediction(
+    plan: LaunchPlan,
+    *,
+    profiles: Sequence[str] = (),
+    device: str | None = None,
+    cluster: str | None = None,
+) -> Prediction | None:
+    """Prints the predicted step of a plan, or how to get one."""
+    found = placed(plan)
+    known = figures_for(plan, found, profiles=profiles, device=device, cluster=cluster)
+    output.data()
+    if known is None:
+        output.data(
+            "time of a step: not known; give --profile TRIAL (an earlier run), or --device h100"
+        )
+        return None
+    try:
+        predicted = predict(found, known.costs, basis=known.basis)
+    except ConfigError as problem:
+        if profiles or device:
+            raise
+        output.data(f"time of a step: not known: {problem.what}")
+        return None
+    for line in prediction_lines(predicted):
+        output.data(line)
+    print_gantt(gantt(predicted.timeline))
+    return predicted
+
+
+def prediction_lines(predicted: Prediction) -> Iterator[str]:
+    """Step time, idle share, and what the time depends on."""
+    figures = predicted.figures
+    yield (
+        f"predicted step {seconds(figures.wall_s)}, workers idle {figures.mean_idle:.0%}"
+        f"   ({predicted.basis})"
+    )
+    path = " → ".join(f"{p.name} {seconds(p.seconds)}" for p in figures.path if p.seconds > 0)
+    yield f"  critical path  {path}"
+
+
+def print_gantt(lanes: Sequence[Lane]) -> None:
+    """The bars, in the colours of the calls on a terminal."""
+    import sys
+
+    if not output.colour(sys.stdout):
+        for lane in lanes:
+            output.data(f"  {lane.text}")
+        return
+    from rich.text import Text
+
+    palette = ("cyan", "green", "yellow", "magenta", "blue", "red")
+    calls = list(dict.fromkeys(p.call for lane in lanes for p in lane.pieces if p.call))
+    for lane in lanes:
+        line = Text(f"  {lane.label} │")
+        for piece in lane.pieces:
+            colour = palette[calls.index(piece.call) % len(palette)] if piece.call else "dim"
+            line.append(piece.text, style=f"black on {colour}" if piece.call else colour)
+        line.append("│")
+        output.console().print(line, soft_wrap=True)
+
+
+def seconds(value: float) -> str:
+    """``12.3 s``, ``0.045 s``."""
+    return f"{value:.1f} s" if value >= 10 else f"{value:.3g} s"
+
+
+def store_prediction(plan: LaunchPlan, files: TrialFiles) -> None:
+    """Keeps the prediction of a launched plan in its folder, if there is one. Never fails a launch."""
+    try:
+        found = placed(plan)
+        known = figures_for(plan, found)
+        if known is not None:
+            predicted = predict(found, known.costs, basis=known.basis)
+            write_record(files.prediction, predicted.record())
+    except (RealsysError, OSError, ValueError):
+        return  # a launch is not about this

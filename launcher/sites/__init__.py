@@ -1,0 +1,1 @@
+"""Cluster specs: where they are, reading them, and checking their text."""

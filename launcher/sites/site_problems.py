@@ -1,0 +1,197 @@
+"""What is wrong with the description of a site, as far as its text tells (pure).
+
+For clusters.py, which reports it with the lines of the file. Whether the site really is so, `realsys
+doctor` finds out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Mapping
+from urllib.parse import unquote, urlsplit
+
+from launcher.job.time_spec import parse_time_limit
+from launcher.sites.etcd_problems import etcd_problems
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError, did_you_mean
+from realsys.config.problems import collected
+from realsys.slurm.containers import image_problems, mount_problems
+from realsys.slurm.hostlist import expand
+
+IMAGES = ("cpu_image", "gpu_image", "gpu_infer_image")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STORES = ("etcd", "etcd+job", "file", "memory")  # of realsys.name_resolve.open
+# What the launcher decides for every job and step; a second opinion in the site file would win silently.
+_DECIDED = frozenset(
+    "nodes ntasks ntasks-per-node output error open-mode signal export chdir comment array hetjob "
+    "distribution exact wait kill-on-bad-exit unbuffered input".split()
+)
+
+
+def cluster_problems(spec: ClusterSpec) -> Iterator[ConfigError]:
+    """Every mistake that one field does not show alone; ``where`` begins with the option's name."""
+    yield from mount_problems(spec.container, file_root=spec.file_root)
+    for where in IMAGES:
+        yield from image_problems(spec.container, getattr(spec, where), where=where)
+    if spec.container.name and spec.container.runtime == "apptainer":
+        yield ConfigError(
+            "container.name is for pyxis; apptainer keeps nothing on the node",
+            where="container.name",
+            fix="remove it",
+        )
+    yield from _port_range(spec.port_range)
+    yield from _interface(spec.interface)
+    yield from _store(spec)
+    yield from etcd_problems(spec)
+    yield from _variables(spec)
+    yield from _slurm(spec)
+    yield from _paths(spec)
+
+
+def missing_secrets(spec: ClusterSpec, environ: Mapping[str, str]) -> list[ConfigError]:
+    """Secrets of the site that the launching shell does not have. Values are never looked at."""
+    return [
+        ConfigError(
+            f"the environment variable {name} is not set",
+            where="secrets in the cluster spec",
+            fix=f"export {name}=… in this shell, or remove it from secrets",
+        )
+        for name in spec.secrets
+        if name not in environ
+    ]
+
+
+def _port_range(text: str | None) -> Iterator[ConfigError]:
+    if text is None:
+        return
+    found = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    low, high = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1024 <= low <= high <= 65535:
+        yield ConfigError(
+            f"port_range is {text!r}",
+            where="port_range",
+            fix="use LOW-HIGH within 1024-65535, e.g. 20000-29999",
+        )
+
+
+def _interface(text: str | None) -> Iterator[ConfigError]:
+    """A name as `ip link` shows it (at most 15 bytes), or an IPv4 subnet."""
+    if text is None:
+        return
+    fix = "use the name of an interface (ib0) or a subnet (10.1.0.0/16)"
+    if "/" in text:
+        try:
+            ipaddress.IPv4Network(text, strict=False)
+            return
+        except ValueError:
+            yield ConfigError(f"interface is {text!r}", where="interface", fix=fix)
+    elif re.fullmatch(r"[0-9.]+|.*:.*", text):
+        what = f"interface is {text!r}, the address of one host"
+        yield ConfigError(what, where="interface", fix=fix)
+    elif not 0 < len(text.encode()) <= 15 or re.search(r"\s", text):
+        yield ConfigError(f"interface is {text!r}", where="interface", fix=fix)
+
+
+def _store(spec: ClusterSpec) -> Iterator[ConfigError]:
+    url = spec.name_resolve
+    if url is None:
+        return
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in _STORES:
+        yield ConfigError(
+            f"no name-resolution store for {url!r}",
+            where="name_resolve",
+            fix=f"{did_you_mean(scheme, _STORES)} Without the line it is a folder in the file root",
+        )
+        return
+    parts = urlsplit(url)
+    if scheme == "file" and (parts.netloc or not unquote(parts.path).startswith("/")):
+        yield ConfigError(
+            f"{url!r} does not name an absolute folder",
+            where="name_resolve",
+            fix="write three slashes: file:///shared/folder",
+        )
+    if scheme == "memory" and spec.scheduler == "slurm":
+        yield ConfigError(
+            "memory:// lies within one process, and workers run on several nodes",
+            where="name_resolve",
+            fix="remove the line: a folder in the file root is used",
+        )
+
+
+def _variables(spec: ClusterSpec) -> Iterator[ConfigError]:
+    for position, name in enumerate(spec.secrets, 1):
+        if not _VARIABLE.fullmatch(name):
+            yield ConfigError(  # not shown: it may be the secret itself
+                f"entry {position} of secrets is no name of an environment variable",
+                where="secrets",
+                fix="write names, e.g. [HF_TOKEN]; values are taken from the launching shell",
+            )
+        elif name in spec.env_vars:
+            yield ConfigError(
+                f"{name} is in secrets and in env_vars",
+                where="secrets",
+                fix="keep it in secrets and remove its value from the file",
+            )
+    for name, value in spec.env_vars.items():
+        if not _VARIABLE.fullmatch(name) or "\0" in value:
+            yield ConfigError(
+                f"env_vars sets {name!r}",
+                where=f"env_vars.{name}",
+                fix="use letters, digits and underscores, and a value without NUL",
+            )
+
+
+def _slurm(spec: ClusterSpec) -> Iterator[ConfigError]:
+    for table, options in (
+        ("slurm.extra_sbatch", spec.slurm.extra_sbatch),
+        ("slurm.extra_srun", spec.slurm.extra_srun),
+    ):
+        for name in options:
+            long = name.replace("_", "-").removeprefix("no-")
+            if long.startswith("container-"):
+                yield ConfigError(
+                    f"--{long} in {table} would bypass what container: says",
+                    where=f"{table}.{name}",
+                    fix="use container: and the images; on sbatch it would put the supervisor inside",
+                )
+            elif long in _DECIDED:
+                yield ConfigError(
+                    f"{table} sets {name}, which the launcher decides",
+                    where=f"{table}.{name}",
+                    fix="remove it",
+                )
+    for name in spec.slurm.extra_srun:
+        if name.replace("_", "-") in ("hint", "threads-per-core"):
+            yield ConfigError(
+                f"slurm.extra_srun sets {name}: steps would take more cores than their job has",
+                where=f"slurm.extra_srun.{name}",
+                fix="write it under slurm.extra_sbatch: steps do as their job does",
+            )
+    yield from _times_and_hosts(spec)
+
+
+def _times_and_hosts(spec: ClusterSpec) -> Iterator[ConfigError]:
+    texts: dict[str, tuple[Callable[[str], object], str | None]] = {}
+    texts["slurm.time_limit"] = (parse_time_limit, spec.slurm.time_limit)
+    for name, partition in spec.partitions.items():
+        texts[f"partitions.{name}.default_time"] = (parse_time_limit, partition.default_time)
+        texts[f"partitions.{name}.max_time"] = (parse_time_limit, partition.max_time)
+        texts[f"partitions.{name}.nodelist"] = (expand, partition.nodelist)
+    for where, (parse, text) in texts.items():
+        found: list[ConfigError] = []
+        with collected(found):
+            if text is not None:
+                parse(text)
+        yield from (ConfigError(p.what, where=where, fix=p.fix) for p in found)
+
+
+def _paths(spec: ClusterSpec) -> Iterator[ConfigError]:
+    for where, path in (("venv", spec.venv), ("container.workdir", spec.container.workdir)):
+        if path is not None and not path.startswith("/"):
+            yield ConfigError(
+                f"{where} is {path!r}",
+                where=where,
+                fix="write an absolute path, the same on all nodes",
+            )

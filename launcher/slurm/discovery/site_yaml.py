@@ -1,0 +1,170 @@
+"""A discovered site as a commented YAML file, for people to finish (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from launcher.slurm.discovery.discover import Discovered, NodeKind, described_kinds
+from launcher.slurm.discovery.site_facts import PartitionFacts, SiteFacts, hosts_of
+from realsys.api.cluster import PartitionSpec
+
+_PLAIN = re.compile(r"[A-Za-z/][\w./+-]*( [\w./+-]+)*")
+_WORDS = (
+    "true",
+    "false",
+    "yes",
+    "no",
+    "on",
+    "off",
+    "none",
+    "null",
+)  # that would be read as no text
+_MOST_NODES = 5  # named as down or drained
+_MOST_NAMES = 12  # of accounts or QOS
+_MAX_FEATURES = 30  # some sites have one for each node
+
+
+def site_yaml(found: Discovered) -> str:
+    """The whole file. Reading it gives ``found.spec`` back, features beyond a page apart."""
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(found: Discovered) -> Iterator[str]:
+    spec = found.spec
+    yield f"# {spec.name}: written by `realsys clusters init` from what Slurm {found.version} says."
+    yield f"# Check the lines marked EDIT, then: realsys doctor --cluster {spec.name}"
+    yield f"name: {scalar(spec.name)}"
+    yield "scheduler: slurm"
+    yield ""
+    yield "# EDIT: a folder that login and compute nodes share; all trials are kept there."
+    yield f"file_root: {scalar(spec.file_root)}"
+    yield ""
+    yield from _software(spec.container.runtime)
+    yield ""
+    yield "slurm:"
+    yield f"  partition: {scalar(spec.slurm.partition)}"
+    yield from _mine(found.facts)
+    yield "  # time_limit: 1-00:00:00     # some sites refuse jobs without one; realsys doctor tells"
+    if spec.slurm.accounting is not None:
+        yield f"  accounting: {scalar(spec.slurm.accounting)}"
+    yield ""
+    yield "# What one node of a partition has. Plans are checked and packed by it."
+    if not spec.partitions:
+        yield "partitions: {}"
+    else:
+        yield "partitions:"
+        for name, partition in spec.partitions.items():
+            yield from _partition(name, partition, found.kinds[name], found.facts)
+    yield ""
+    yield "# interface: ib0             # or a subnet, 10.1.0.0/16; without it: the host's address"
+    yield "# port_range: 20000-29999    # where a firewall lets no others through"
+    yield "# secrets: [WANDB_API_KEY]   # names; the values are taken from the launching shell"
+
+
+def _software(runtime: str) -> Iterator[str]:
+    if runtime == "none":
+        yield "# EDIT: where realsys is installed, for all nodes; or a container runtime and images."
+        yield "# modules: [python/3.11]"
+        yield "# venv: /shared/venv"
+        return
+    ending = ".sqsh" if runtime == "pyxis" else ".sif"
+    yield f"# EDIT: images with realsys inside; realsys image pull SOURCE keeps one as {ending}."
+    yield f"# cpu_image: /shared/images/realsys{ending}"
+    yield f"# gpu_image: /shared/images/realsys{ending}"
+    yield "container:"
+    yield f"  runtime: {runtime}"
+    yield "  # mounts: [/shared/models:/shared/models:ro]   # besides file_root"
+
+
+def _mine(facts: SiteFacts) -> Iterator[str]:
+    """Accounts and QOS to choose from."""
+    if not facts.accounts:
+        yield "  # account: EDIT, where the site wants one: sacctmgr show assoc user=$USER"
+        yield "  # qos:"
+        return
+    names = [a.name + " (default)" * a.is_default for a in facts.accounts]
+    qos = dict.fromkeys(q for a in facts.accounts for q in a.qos)
+    yield f"  # account:                  # yours: {_few(dict.fromkeys(names))}"
+    yield f"  # qos:                      # yours: {_few(qos)}"
+
+
+def _about(
+    facts: PartitionFacts, kinds: tuple[NodeKind, ...], out: dict[str, str]
+) -> Iterator[str]:
+    """What a job there must know besides shapes."""
+    if facts.state != "UP":
+        yield f"its state is {facts.state}: it starts no jobs now"
+    for word, names in (
+        ("only accounts", facts.allow_accounts),
+        ("not accounts", facts.deny_accounts),
+        ("only QOS", facts.allow_qos),
+        ("not QOS", facts.deny_qos),
+    ):
+        if names:
+            yield f"{word} {_few(names)}"
+    if facts.max_mib_per_node is not None:
+        yield f"MaxMemPerNode: a job can have {facts.max_mib_per_node} MiB of a node"
+    if facts.max_mib_per_cpu is not None:
+        yield f"MaxMemPerCPU: a job that wants more than {facts.max_mib_per_cpu} MiB a CPU gets more CPUs"
+    if system := max(kind.system_mib for kind in kinds):
+        yield f"MemSpecLimit: {system} MiB of a node are the system's and not counted below"
+    if (threads := max(kind.threads_per_core for kind in kinds)) > 1:
+        yield f"{threads} threads a core; Slurm gives whole cores"
+    for node, why in list(out.items())[:_MOST_NODES]:
+        yield f"{node} is {why}"
+    if len(out) > _MOST_NODES:
+        yield f"and {len(out) - _MOST_NODES} more are down or drained"
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - _MOST_NAMES
+    return ", ".join(listed[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _partition(
+    name: str, spec: PartitionSpec, kinds: tuple[NodeKind, ...], facts: SiteFacts
+) -> Iterator[str]:
+    yield f"  {scalar(name)}:"
+    out = facts.out(host for kind in kinds for host in hosts_of(kind.nodelist))
+    for line in _about(facts.partitions.get(name, PartitionFacts()), kinds, out):
+        yield "    # " + re.sub(r"\s+", " ", line)
+    shapes = {kind.shape for kind in kinds}
+    if len(shapes) > 1:
+        used = described_kinds(kinds)
+        yield "    # Its nodes differ. Described is what each of those has that are marked *:"
+        for kind in kinds:
+            yield f"    # {'*' if kind in used else ' '} {_words(kind)}"
+    for option in ("nodes", "cpus", "threads_per_core", "memory_mib"):
+        yield f"    {option}: {scalar(getattr(spec, option))}"
+    if spec.gpus:
+        yield f"    gpus: {spec.gpus}"
+        if spec.gpu_type:
+            yield f"    gpu_type: {scalar(spec.gpu_type)}"
+    if spec.nodelist:
+        yield f"    nodelist: {scalar(spec.nodelist)}"
+    if spec.features:
+        shown = ", ".join(scalar(f) for f in spec.features[:_MAX_FEATURES])
+        yield f"    features: [{shown}]"
+    for option in ("default_time", "max_time", "max_nodes"):
+        if getattr(spec, option) is not None:
+            yield f"    {option}: {scalar(getattr(spec, option))}"
+
+
+def _words(kind: NodeKind) -> str:
+    gpus = f", {kind.gpus} × {kind.gpu_type or 'gpu'}" if kind.gpus else ""
+    return f"{kind.nodes} × {kind.cpus} CPUs, {kind.memory_mib} MiB{gpus}: {kind.nodelist}"
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML that realsys/config/settings.py reads back."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and (not _PLAIN.fullmatch(value) or value.lower() in _WORDS):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)

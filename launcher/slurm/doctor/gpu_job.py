@@ -1,0 +1,196 @@
+"""The job with which `realsys doctor --gpu` measures whole nodes: all their GPUs, and the network between.
+
+One allocation, in which realsys/slurm/preflight/drive.py runs on the login node and starts the steps; on a
+machine without Slurm the same program runs here. What it saw is judged in
+realsys/slurm/preflight/node_verdicts.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import realsys
+from launcher.slurm.doctor.findings import Finding
+from launcher.slurm.doctor.node_job import QUEUE_S, site_request
+from launcher.slurm.slurm_commands import run_slurm, said
+from realsys.api.cluster import ClusterSpec, PartitionSpec
+from realsys.api.errors import ClusterError, ConfigError
+from realsys.slurm.hostlist import compress, expand
+from realsys.slurm.preflight.drive import Place, examine, place_of
+from realsys.slurm.preflight.node_records import Seen, StepSeen
+from realsys.slurm.preflight.node_verdicts import Check, judge, to_leave_out
+from realsys.slurm.preflight.rounds import Wanted
+from realsys.trial.folders import make_folders
+from realsys.worker.machine_gpus import machine_gpus
+
+GPU_NODES = "GPU nodes"  # the finding where there is no other
+MIB_A_PROCESS = 4096  # of host memory: torch, CUDA's context, NCCL's buffers
+CPU_PROCESSES = 2  # a node, where GPUs are not used
+SETTLES_S = 90.0  # for Slurm to grant and take back, beside what the steps take
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuQuestion:
+    """What `realsys doctor --gpu` was asked.
+
+    Attributes:
+        nodes: how many; None: two, or one where there are no two.
+        nodelist: these nodes.
+        gloo: measure on CPUs.
+    """
+
+    nodes: int | None = None
+    nodelist: str | None = None
+    gloo: bool = False
+
+
+def gpu_findings(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> Iterator[Finding]:
+    """Everything about GPUs; runs the job."""
+    try:
+        wanted, seen = _look(spec, partition, asked)
+    except (ClusterError, ConfigError) as error:
+        fix = error.fix or "try again later"
+        yield Finding(GPU_NODES, None, f"not checked: {error.what}", fix)
+        return
+    checks = judge(wanted, seen)
+    for check in checks:
+        yield Finding(check.name, check.ok, check.what, check.fix or "see the lines above")
+    yield outliers(checks, wanted)
+
+
+def outliers(checks: list[Check], wanted: Wanted) -> Finding:
+    """Which nodes to leave out, as an option (pure)."""
+    told = to_leave_out(checks, wanted.nodes)
+    if told:
+        hosts = compress(sorted(told))
+        why = "; ".join(f"{node} ({why})" for node, why in sorted(told.items()))
+        return Finding(
+            "outliers", False, why, f"leave them out until they are well: --exclude {hosts}"
+        )
+    if any(check.ok is False for check in checks):
+        fix = "the lines above say what to do"
+        return Finding("outliers", None, "no node differs from the others: it is the site", fix)
+    return Finding("outliers", True, f"none of {len(wanted.nodes)}")
+
+
+def longest_s(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> float:
+    """How long it may take, without the wait for nodes."""
+    return _wanted(spec, partition, asked, lock="").longest_s
+
+
+def gpu_request(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> list[str]:
+    """salloc's options of the job: whole nodes' GPUs (pure)."""
+    described = _described(spec, partition)
+    wanted = _wanted(spec, partition, asked, lock="")
+    cpus = min(described.cpus, 2 * wanted.processes)
+    memory = min(described.memory_mib, MIB_A_PROCESS * wanted.processes)
+    found = site_request(spec, partition)
+    found += [f"--nodes={len(wanted.nodes)}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
+    found += [f"--mem={memory}M", f"--time={int(wanted.longest_s // 60) + 2}"]
+    if asked.nodelist:
+        found.append(f"--nodelist={asked.nodelist}")
+    if described.gpus:
+        kind = f"{described.gpu_type}:" if described.gpu_type else ""
+        found.append(f"--gres=gpu:{kind}{described.gpus}")
+    return found
+
+
+def _look(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> tuple[Wanted, Seen]:
+    root = Path(spec.file_root)
+    lock = root / f".realsys-doctor-{secrets.token_hex(8)}.lock"
+    wanted = _wanted(spec, partition, asked, lock=str(lock))
+    if wanted.processes == 0:
+        raise ClusterError(
+            f"{_where(spec, partition)} has no GPUs",
+            where="--gpu",
+            fix="another partition (--partition), gpus in the site file, or --with-gloo to try it on CPUs",
+        )
+    image = spec.gpu_image or (spec.cpu_image if asked.gloo else None)
+    python = f"{spec.venv}/bin/python" if spec.venv else sys.executable
+    place = place_of(spec, image, gpu=not asked.gloo, python=python, in_shell=True)
+    if spec.scheduler != "slurm":
+        return wanted, examine(wanted, place, os.environ)
+    make_folders(root, root=root)
+    try:
+        return _in_job(wanted, place, gpu_request(spec, partition, asked))
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _in_job(wanted: Wanted, place: Place, request: list[str]) -> tuple[Wanted, Seen]:
+    """Raises ClusterError: no nodes in time, or Slurm refused; nothing is left in the queue."""
+    name = f"realsys-doctor-{secrets.token_hex(8)}"
+    argv = ["salloc", "--quiet", *request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
+    limit_s = QUEUE_S + wanted.longest_s + SETTLES_S
+    try:
+        done = run_slurm([*argv, "sh", "-c", _driver(wanted, place)], timeout_s=limit_s)
+    except BaseException:
+        run_slurm(["scancel", "--quiet", f"--name={name}"], timeout_s=20)
+        raise
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise ClusterError(
+            f"{len(wanted.nodes)} nodes were not free within {QUEUE_S} s, or nothing ran on them "
+            f"({said(done.stderr) or f'salloc ended with {done.returncode}'})",
+            where="salloc",
+            fix="try again later, with fewer --nodes, or on another --partition",
+        )
+    told: dict[str, Any] = json.loads(lines[-1])
+    steps = tuple(
+        StepSeen(**{**step, "nodes": tuple(step["nodes"]), "said": tuple(step["said"])})
+        for step in told["steps"]
+    )
+    seen = Seen(records=tuple(told["records"]), steps=steps)
+    return replace(wanted, nodes=tuple(told["nodes"])), seen
+
+
+def _driver(wanted: Wanted, place: Place) -> str:
+    """A shell's line that runs drive.py from this code, wherever it lies."""
+    code = Path(realsys.__file__).parent.parent
+    start = f"import sys; sys.path.insert(0, {str(code)!r}); from realsys.slurm.preflight.drive import main"
+    told = json.dumps({"wanted": asdict(wanted), "place": asdict(place)})
+    return shlex.join([sys.executable, "-c", f"{start}; sys.exit(main())", told])
+
+
+def _wanted(spec: ClusterSpec, partition: str | None, asked: GpuQuestion, *, lock: str) -> Wanted:
+    """What is measured; before the job runs its nodes have no names."""
+    low, _, high = (spec.port_range or "").partition("-")
+    is_slurm = spec.scheduler == "slurm"
+    described = _described(spec, partition)
+    gpus = described.gpus if is_slurm else machine_gpus(os.environ)
+    if not is_slurm:
+        nodes: tuple[str, ...] = (socket.gethostname().partition(".")[0],)
+    elif asked.nodelist and asked.nodes is None:
+        nodes = expand(asked.nodelist)
+    else:
+        nodes = ("?",) * (asked.nodes or min(2, described.nodes or 1))
+    return Wanted(
+        nodes=nodes,
+        device="cpu" if asked.gloo else "cuda",
+        processes=CPU_PROCESSES if asked.gloo else gpus,
+        gpus=gpus,
+        gpu_type=described.gpu_type if is_slurm else None,
+        lock=lock if is_slurm else "",
+        interface=spec.interface or "",
+        ports=(int(low), int(high)) if high else None,
+        environment=dict(spec.env_vars),
+    )
+
+
+def _described(spec: ClusterSpec, partition: str | None) -> PartitionSpec:
+    return spec.partitions.get(partition or spec.slurm.partition or "", PartitionSpec())
+
+
+def _where(spec: ClusterSpec, partition: str | None) -> str:
+    if spec.scheduler != "slurm":
+        return "this machine"
+    return f"partition {partition or spec.slurm.partition or '(the default)'} in the site file"

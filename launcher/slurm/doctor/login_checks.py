@@ -1,0 +1,245 @@
+"""What can be found out from the login node: Slurm, its accounting, partitions, and our place in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from launcher.job.time_spec import parse_time_limit
+from launcher.slurm.discovery.discover import Discovered, ask
+from launcher.slurm.discovery.site_facts import PartitionFacts, hosts_of
+from launcher.slurm.doctor.findings import Finding, of_error, unchecked
+from launcher.slurm.images.image_pull import PROGRAMS
+from launcher.slurm.sbatch_refusals import refusal
+from launcher.slurm.slurm_commands import run_slurm, said
+from realsys.api.cluster import ClusterSpec, PartitionSpec
+from realsys.api.errors import ClusterError
+from realsys.config.problems import collected
+
+OLDEST = (22, 5)
+_MOST_NODES = 5
+_ASK_FOR_ACCOUNT = "you have no account here: ask the site's administrators for one"
+NAMES = ("accounting", "partitions", "container runtime", "submission")
+
+
+def slurm_findings(spec: ClusterSpec, request: list[str]) -> Iterator[Finding]:
+    """All of them; if Slurm does not answer, the others as not checked.
+
+    Args:
+        request: options of a small job, as the site's jobs would have them.
+    """
+    try:
+        site = ask(spec.name)
+    except ClusterError as error:
+        yield of_error("slurm", error)
+        yield from unchecked(NAMES, "Slurm does not answer", error.fix)
+        return
+    yield version_finding(site.version)
+    yield accounting_finding(spec, site)
+    yield from account_findings(spec, site)
+    yield from partition_findings(spec, site)
+    if spec.container.runtime != "none":
+        yield runtime_finding(spec, site)
+    yield from submission_findings(spec, request)
+
+
+def version_finding(version: str) -> Finding:
+    """Whether this Slurm is new enough."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < OLDEST:
+        return Finding("slurm", False, f"Slurm {version} answers", "realsys needs 22.05 or later")
+    return Finding("slurm", True, f"Slurm {version} answers")
+
+
+def accounting_finding(spec: ClusterSpec, site: Discovered) -> Finding:
+    """Whether sacct works, and whether the site file says so."""
+    said_so, is_so = spec.slurm.accounting, site.spec.slurm.accounting
+    name = "accounting"
+    if not is_so:
+        if said_so:
+            return Finding(name, False, "Slurm keeps no accounting", "set slurm.accounting: false")
+        return Finding(name, True, "none; states come from squeue and the trials' own records")
+    try:
+        done = run_slurm(
+            ["sacct", "--noheader", "--allocations", "--starttime=now", "--format=JobID"],
+            timeout_s=20,
+        )
+    except ClusterError as error:
+        return of_error(name, error)
+    if done.returncode != 0:
+        return Finding(
+            name,
+            False,
+            f"sacct fails: {said(done.stderr)}",
+            "set slurm.accounting: false, or ask the site",
+        )
+    if said_so is False:
+        return Finding(name, True, "sacct works; the site file says not to use it")
+    return Finding(name, True, "sacct works")
+
+
+def account_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
+    """Whether account and QOS of the site file are mine; nothing where Slurm keeps no accounts (pure)."""
+    mine = site.facts.accounts
+    if mine is None or not (mine or site.facts.enforces_accounts):
+        return
+    names = list(dict.fromkeys(a.name for a in mine))
+    default = site.facts.default_account
+    wanted = spec.slurm.account or (default.name if default else None)
+    told = f"yours: {', '.join(names)}" + (f" (default {default.name})" if default else "")
+    if not names or (spec.slurm.account not in (None, *names) and site.facts.enforces_accounts):
+        fix = f"set slurm.account to one of {', '.join(names)}" if names else _ASK_FOR_ACCOUNT
+        what = (
+            f"slurm.account is {spec.slurm.account}, which is not yours"
+            if names
+            else "none is yours"
+        )
+        yield Finding("account", False, what, fix)
+        return
+    yield Finding("account", True, told)
+    qos = {q for a in mine if wanted in (None, a.name) for q in a.qos}
+    if spec.slurm.qos and qos and spec.slurm.qos not in qos:
+        yield Finding(
+            "QOS",
+            False,
+            f"slurm.qos is {spec.slurm.qos}, which account {wanted} may not use",
+            f"set slurm.qos to one of {', '.join(sorted(qos))}",
+        )
+
+
+def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
+    """Whether the partitions of the site file are there and have what it promises (pure)."""
+    there = site.spec.partitions
+    wanted = spec.slurm.partition
+    if wanted and wanted not in {*spec.partitions, *there}:
+        yield Finding(
+            f"partition {wanted}",
+            False,
+            "Slurm has no such partition",
+            f"set slurm.partition to one of {', '.join(there)}",
+        )
+    for name, described in spec.partitions.items():
+        if name not in there:
+            yield Finding(
+                f"partition {name}",
+                False,
+                "Slurm has no such partition",
+                f"remove it from partitions; there are {', '.join(there)}",
+            )
+            continue
+        lacks = list(_lacks(described, there[name]))
+        shut = list(_shut(name, spec, site))
+        out = site.facts.out(h for k in site.kinds[name] for h in hosts_of(k.nodelist))
+        if shut:
+            fix = "choose another partition, account or QOS, or wait until the site opens it"
+            yield Finding(f"partition {name}", False, "; ".join([*shut, *lacks]), fix)
+        elif lacks:
+            fix = "compare with `realsys clusters init`, and correct the site file"
+            yield Finding(f"partition {name}", False, "; ".join(lacks), fix)
+        else:
+            yield Finding(f"partition {name}", True, _has(described) + _without(out))
+    if not spec.partitions:
+        yield Finding(
+            "partitions",
+            False,
+            "the site file describes none, so plans can't be checked before they are queued",
+            "take them from `realsys clusters init`",
+        )
+
+
+def _shut(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
+    """Why no job of ours starts there."""
+    facts = site.facts.partitions.get(name, PartitionFacts())
+    if facts.state != "UP":
+        yield f"its state is {facts.state}: Slurm starts no jobs there"
+    default = site.facts.default_account
+    account = spec.slurm.account or (default.name if default else None)
+    qos = spec.slurm.qos or (default.default_qos if default else None)
+    yield from facts.may_use(account, qos)
+    hosts = [host for kind in site.kinds[name] for host in hosts_of(kind.nodelist)]
+    out = site.facts.out(hosts)
+    if hosts and len(out) == len(set(hosts)):
+        yield f"all its nodes are out{_without(out)}"
+
+
+def _without(out: Mapping[str, str]) -> str:
+    """``; down or drained: n3 (DRAIN: bad fan)``."""
+    told = [f"{node} ({why})" for node, why in list(out.items())[:_MOST_NODES]]
+    more = f" and {len(out) - _MOST_NODES} more" if len(out) > _MOST_NODES else ""
+    return f"; down or drained: {', '.join(told)}{more}" if told else ""
+
+
+def _lacks(said_so: PartitionSpec, is_so: PartitionSpec) -> Iterator[str]:
+    for option in ("nodes", "cpus", "memory_mib", "gpus"):
+        promised, found = getattr(said_so, option), getattr(is_so, option)
+        if promised is not None and found is not None and promised > found:
+            yield f"{option} is {promised} in the site file, Slurm says {found}"
+    if is_so.default_time and not _same_time(said_so.default_time, is_so.default_time):
+        yield (
+            f"a job without a time limit gets {is_so.default_time} (DefaultTime), the site file says "
+            f"{said_so.default_time or 'nothing of it'}: default_time"
+        )
+    if said_so.gpu_type and is_so.gpu_type and said_so.gpu_type != is_so.gpu_type:
+        yield f"gpu_type is {said_so.gpu_type} in the site file, Slurm says {is_so.gpu_type}"
+
+
+def _same_time(one: str | None, other: str) -> bool:
+    with collected([]):
+        return one is not None and parse_time_limit(one).minutes == parse_time_limit(other).minutes
+    return False
+
+
+def _has(spec: PartitionSpec) -> str:
+    nodes = f"{spec.nodes} nodes, each " if spec.nodes else "each node "
+    gpus = f", {spec.gpus} × {spec.gpu_type or 'gpu'}" if spec.gpus else ""
+    return f"{nodes}{spec.cpus} CPUs, {spec.memory_mib} MiB{gpus}"
+
+
+def runtime_finding(spec: ClusterSpec, site: Discovered) -> Finding:
+    """Whether jobs can be given images from here."""
+    runtime, name = spec.container.runtime, "container runtime"
+    program = PROGRAMS[runtime]
+    here = f"{program} is on PATH here"
+    if not shutil.which(program):
+        here = f"no {program} on this host: `realsys image pull` must run elsewhere"
+    if runtime == "pyxis" and site.spec.container.runtime != "pyxis":
+        return Finding(
+            name,
+            False,
+            "this srun has no --container-image",
+            "pyxis is not installed, or was built for another Slurm: ask the site; or set "
+            "container.runtime: apptainer",
+        )
+    return Finding(
+        name, True, ("srun takes --container-image; " if runtime == "pyxis" else "") + here
+    )
+
+
+def submission_findings(spec: ClusterSpec, request: list[str]) -> Iterator[Finding]:
+    """Whether Slurm would take a job of ours; then one with the time limit that a launch would ask for."""
+    first = submission_finding(request)
+    yield first
+    if first.ok:
+        limit = [f"--time={spec.slurm.time_limit}"] if spec.slurm.time_limit else []
+        as_launched = [option for option in request if not option.startswith("--time=")]
+        second = submission_finding([*as_launched, *limit])
+        if not second.ok:
+            asks = f"with --time={spec.slurm.time_limit}" if limit else "without --time"
+            what = f"a job {asks}, as a launch has it, is refused: {second.what}"
+            yield replace(second, name="time limit", what=what)
+
+
+def submission_finding(request: list[str]) -> Finding:
+    """Whether Slurm would take a job of ours: account, QOS, partition, limits."""
+    try:
+        done = run_slurm(["sbatch", "--test-only", *request, "--wrap=true"], timeout_s=30)
+    except ClusterError as error:
+        return of_error("submission", error)
+    if done.returncode != 0:
+        return of_error("submission", refusal(done.stderr, where="sbatch --test-only"))
+    answer = (done.stderr or done.stdout).strip().splitlines()
+    return Finding(
+        "submission", True, answer[-1].removeprefix("sbatch: ") if answer else "accepted"
+    )

@@ -1,0 +1,225 @@
+"""What the reports from a compute node mean (pure): node_job.py brings them."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.slurm.doctor.findings import Finding, unchecked
+from launcher.slurm.doctor.kernel_checks import kernel_there
+from launcher.slurm.doctor.node_job import NodeJob, Seen
+from launcher.slurm.doctor.store_checks import there_finding
+from launcher.slurm.images.image_pull import PROGRAMS
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import RealsysError
+
+OLDEST_PYTHON = (3, 11)
+MOST_SKEW_S = 2.0
+NEEDED = ("torch", "transformers", "safetensors", "numpy", "pyzmq", "msgspec")
+
+
+def names(job: NodeJob) -> list[str]:
+    """Every check of this module that the site needs."""
+    return ["compute node", *_of_host(job), *_insides(job), *(["GPU"] if job.gpu else [])]
+
+
+def _of_host(job: NodeJob) -> list[str]:
+    needed = ["shared file root"] + ["locks"] * (job.spec.rendezvous == "file")
+    needed += ["name resolution there", "clock", "ports"]
+    needed += ["interface"] if job.spec.interface else []
+    return needed + (["runtime there"] if job.spec.container.runtime != "none" else [])
+
+
+def _insides(job: NodeJob) -> dict[str, str]:
+    """Check → step: where tasks run, an image or the node itself."""
+    if not job.images:
+        return {"Python there": "host"}
+    return {f"inside {option}": option for option in job.images}
+
+
+def not_looked(job: NodeJob, error: RealsysError) -> list[Finding]:
+    """No step ran: nothing is known."""
+    first, *rest = names(job)
+    fix = "try again when a node is free, or look at another partition: --partition"
+    return [
+        Finding(first, None, f"not checked: {error.what}", error.fix or fix),
+        *unchecked(rest, "no compute node", f"see {first}"),
+    ]
+
+
+def node_findings(job: NodeJob, seen: Mapping[str, Seen]) -> Iterator[Finding]:
+    """One for each of ``names``."""
+    host = seen.get("host")
+    if host is None or host.report is None:
+        yield _no_report("compute node", host)
+        yield from unchecked(_of_host(job), "the program did not run there", "see compute node")
+    else:
+        yield Finding("compute node", True, _where(host.report))
+        yield from _host_findings(job, host.report, seen)
+    for name, step in _insides(job).items():
+        yield _inside(name, seen.get(step))
+    if job.gpu:
+        step = next((option for option in job.images if option.startswith("gpu")), "host")
+        yield _gpu(seen.get(step))
+
+
+def _host_findings(
+    job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]
+) -> Iterator[Finding]:
+    yield _shared(job, report["shared"])
+    if job.spec.rendezvous == "file":
+        yield _locks(report["shared"].get("locks", ""))
+    yield there_finding(job.spec, report["store"])
+    yield _clock(seen["host"], report)
+    yield from kernel_there(report)
+    yield _ports(job.spec, report["ports"])
+    if job.spec.interface:
+        yield _interface(job.spec.interface, report["addresses"])
+    if job.spec.container.runtime != "none":
+        yield _runtime(job, report, seen)
+
+
+def _where(report: Mapping[str, Any]) -> str:
+    return f"a job ran on {report['node'] or report['host']}, Python {report['python']}"
+
+
+def _no_report(name: str, seen: Seen | None) -> Finding:
+    """A step that gave no report, with what was printed instead."""
+    if seen is None:
+        return Finding(name, None, "not checked: the job ended before", "try again")
+    if seen.returncode == 124:
+        took = f"it was not done after {seen.ended - seen.begun:.0f} s"
+        fix = "an image from a registry is slow to fetch: realsys image pull keeps it as a file"
+        return Finding(name, False, f"{took}: {seen.said}" if seen.said else took, fix)
+    said = seen.said or f"exit status {seen.returncode}"
+    fix = "the words are srun's, the container runtime's or Python's; is this Python there too?"
+    return Finding(name, False, f"the program did not run: {said}", fix)
+
+
+def _shared(job: NodeJob, shared: Mapping[str, Any]) -> Finding:
+    name, root = "shared file root", job.spec.file_root
+    fix = "set file_root to a folder that login and compute nodes share, and that you can write"
+    if shared["read"] is None:
+        return Finding(name, False, f"the node does not see {root}: {shared['error']}", fix)
+    if shared["read"] != job.token:
+        return Finding(name, False, f"the node sees another file than we wrote in {root}", fix)
+    if not shared["wrote"]:
+        return Finding(name, False, f"the node can't write: {shared['error']}", fix)
+    if not shared.get("seen_back"):
+        return Finding(name, False, f"what the node wrote in {root} is not seen here", fix)
+    return Finding(name, True, f"{root}: each side sees what the other writes")
+
+
+def _locks(found: str) -> Finding:
+    """Of a lock that this host held meanwhile (flock): model workers meet by a file that they lock."""
+    if found == "kept":
+        return Finding("locks", True, "a lock of this host holds on the node")
+    if not found:
+        return Finding("locks", None, "not checked: the file was not seen", "see shared file root")
+    what = (
+        "a lock of this host does not hold on the node" if found == "free" else f"no locks: {found}"
+    )
+    fix = "mount the file root with flock (Lustre: flock, not localflock), or set rendezvous: tcp"
+    return Finding("locks", False, what, fix)
+
+
+def _clock(host: Seen, report: Mapping[str, Any]) -> Finding:
+    """The node's times must lie between ours around its run; beyond that, its clock is off."""
+    behind, ahead = host.begun - report["begin"], report["end"] - host.ended
+    if max(behind, ahead) > MOST_SKEW_S:
+        side = "behind" if behind > ahead else "ahead"
+        return Finding(
+            "clock",
+            False,
+            f"the node's clock is at least {max(behind, ahead):.1f} s {side} of this one",
+            "ask the site to check NTP; until then times in logs and events of nodes do not agree",
+        )
+    within = host.ended - host.begun + max(0.0, behind, ahead)
+    return Finding("clock", True, f"agrees with this one, as far as {within:.1f} s tell")
+
+
+def _ports(spec: ClusterSpec, ports: list[int]) -> Finding:
+    tried, bound = ports
+    wanted = spec.port_range or "any port"
+    if 2 * bound < tried:
+        return Finding(
+            "ports",
+            False,
+            f"{wanted}: {bound} of {tried} tried can be used",
+            "choose another port_range, below the node's own (/proc/sys/net/ipv4/ip_local_port_range)",
+        )
+    return Finding("ports", True, f"{wanted}: {bound} of {tried} tried can be used")
+
+
+def _interface(wanted: str, addresses: list[list[str]]) -> Finding:
+    for name, address in addresses:
+        if wanted == name or ("/" in wanted and _within(address, wanted)):
+            return Finding("interface", True, f"{wanted}: {name} has {address}")
+    there = ", ".join(f"{name} ({address})" for name, address in addresses)
+    return Finding("interface", False, f"the node has no {wanted}", f"use one of {there}")
+
+
+def _within(address: str, subnet: str) -> bool:
+    return ipaddress.ip_address(address) in ipaddress.ip_network(subnet, strict=False)
+
+
+def _runtime(job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]) -> Finding:
+    """An image that ran is the proof; pyxis looks for enroot on slurmd's PATH, not on a task's."""
+    name, program = "runtime there", PROGRAMS[job.spec.container.runtime]
+    ran = [option for option in job.images if option in seen and seen[option].report]
+    if ran:
+        return Finding(name, True, f"runs {', '.join(ran)}")
+    if program in report["programs"]:
+        return Finding(name, True, f"{program} is on PATH there")
+    fix = f"ask the site for {program} on compute nodes, or load its module in `setup`"
+    return Finding(name, False, f"{program} is not on PATH there", fix)
+
+
+def _inside(name: str, seen: Seen | None) -> Finding:
+    """Python and its packages, in an image or on the host."""
+    if seen is None or seen.report is None:
+        return _no_report(name, seen)
+    report = seen.report
+    packages: Mapping[str, str | None] = report["packages"]
+    lacks = [package for package in NEEDED if packages[package] is None]
+    has = f"Python {report['python']}, torch {packages['torch']}, realsys {packages['realsys']}"
+    where = f" ({report['executable']})"
+    if tuple(map(int, report["python"].split(".")[:2])) < OLDEST_PYTHON:
+        return Finding(name, False, has + where, "realsys needs Python 3.11 or later in there")
+    if lacks:
+        fix = f"install there: {' '.join(lacks)}; or name another Python (container.python, venv)"
+        return Finding(name, False, f"lacks {', '.join(lacks)}{where}", fix)
+    if report["procid"] is None or report["localid"] is None:
+        fix = "the container runtime must pass Slurm's variables on: ask the site"
+        return Finding(name, False, "SLURM_PROCID does not reach the inside", fix)
+    if packages["realsys"] is None:
+        has = has.replace("realsys None", "no realsys: a trial brings its own copy of the code")
+    return Finding(name, True, has)
+
+
+def _gpu(seen: Seen | None) -> Finding:
+    if seen is None or seen.report is None:
+        return Finding("GPU", None, "not checked: the program did not run", "see above")
+    visible, gpus = seen.report["visible"], seen.report["gpus"]
+    if not visible:
+        fix = "check GresTypes and gres.conf, and gpu_type in the site file: ask the site"
+        return Finding("GPU", False, "Slurm gave none: CUDA_VISIBLE_DEVICES is not set", fix)
+    number = len(visible.split(","))
+    given = f"{number} GPU{'s' * (number > 1)} (index {visible})"
+    if gpus is None:
+        fix = (
+            "if there should be: is the driver on the node, and in the image (--nv, NVIDIA's hook)?"
+        )
+        what = f"not checked: Slurm gave {given}, and no nvidia-smi is there to ask"
+        return Finding("GPU", None, what, fix)
+    seen_there, text = gpus
+    if not seen_there:
+        return Finding("GPU", False, f"Slurm gave {given}; {text}", "the driver does not answer")
+    return Finding("GPU", True, f"Slurm gave {given}; {text.splitlines()[0]}")
+
+
+def python_here() -> str:
+    """Of this process, as reports write it."""
+    return ".".join(map(str, sys.version_info[:3]))

@@ -1,0 +1,219 @@
+"""The small job with which `realsys doctor` looks at a compute node.
+
+One allocation, and in it one srun for the host and one for each image, so that images run exactly as a
+trial's tasks do. Everything has a deadline; a job that was not done by then is cancelled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import secrets
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.slurm.doctor import node_probe
+from launcher.slurm.doctor.store_checks import asked_there
+from launcher.slurm.slurm_commands import run_slurm, said
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ClusterError
+from realsys.slurm.containers import wrap
+from realsys.slurm.preflight.drive import in_site_shell
+from realsys.trial.folders import make_folders
+
+QUEUE_S = 60  # longest wait for a node
+HOST_S, IMAGE_S = 60, 420  # longest run; the first use of an image may have to fetch it
+PACKAGES = (
+    "realsys", "torch", "transformers", "safetensors", "accelerate", "numpy", "pyzmq", "msgspec",
+    "submitit", "math-verify", "tensorboard",
+)  # fmt: skip
+_BEGIN, _END = "@@ realsys begin", "@@ realsys end"
+_EPHEMERAL = (49152, 65535)  # where no range is configured: whether anything can be bound at all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one srun told.
+
+    Attributes:
+        begun, ended: on the login node's clock, around the srun.
+        report: see canary.look; None if it did not get that far.
+        said: what else it printed: errors of srun, of the runtime, of Python.
+    """
+
+    begun: float
+    ended: float
+    returncode: int
+    report: Mapping[str, Any] | None
+    said: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeJob:
+    """What is asked of the compute node.
+
+    Attributes:
+        images: option of the spec → image, each different one once.
+        token: the content of the login node's canary file.
+    """
+
+    spec: ClusterSpec
+    request: tuple[str, ...]
+    images: Mapping[str, str]
+    gpu: bool
+    token: str
+
+    @property
+    def canary(self) -> str:
+        """Stem of the two files under the file root."""
+        return f".realsys-doctor-{self.token}"
+
+
+def site_request(spec: ClusterSpec, partition: str | None) -> list[str]:
+    """sbatch's and salloc's options that the site's jobs have."""
+    options = {
+        "partition": partition or spec.slurm.partition,
+        "account": spec.slurm.account,
+        "qos": spec.slurm.qos,
+        "reservation": spec.slurm.reservation,
+        "constraint": spec.slurm.constraint,
+    }
+    return [f"--{option}={value}" for option, value in options.items() if value]
+
+
+def small_request(spec: ClusterSpec, partition: str | None) -> list[str]:
+    """Those of a job of one task, with a GPU where the partition has some."""
+    described = spec.partitions.get(partition or spec.slurm.partition or "")
+    found = site_request(spec, partition)
+    found += ["--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=1024M"]
+    if described and described.gpus:
+        kind = f"{described.gpu_type}:" if described.gpu_type else ""
+        found.append(f"--gres=gpu:{kind}1")
+    return found
+
+
+def node_job(spec: ClusterSpec, partition: str | None) -> NodeJob:
+    """The job for a site. Raises ConfigError where a mount can't be expressed."""
+    images: dict[str, str] = {}
+    for option in ("gpu_image", "cpu_image", "gpu_infer_image"):
+        image = getattr(spec, option)
+        if spec.container.runtime != "none" and image and image not in images.values():
+            images[option] = image
+    request = small_request(spec, partition)
+    minutes = 2 + len(images) * (IMAGE_S // 60 + 1)
+    return NodeJob(
+        spec=spec,
+        request=(*request, f"--time={minutes}"),
+        images=images,
+        gpu=any(option.startswith("--gres=gpu") for option in request),
+        token=secrets.token_hex(8),
+    )
+
+
+def look(job: NodeJob) -> dict[str, Seen]:
+    """What each step saw: ``host``, and the images by the name of their option.
+
+    Raises:
+        ClusterError: no node in time, or Slurm refused; nothing is left in the queue.
+        OSError: nothing can be written under the file root.
+    """
+    root = Path(job.spec.file_root)
+    make_folders(root, root=root)
+    login = root / f"{job.canary}.login"
+    login.write_text(job.token, encoding="utf-8")
+    name = f"realsys-doctor-{job.token}"
+    argv = ["salloc", "--quiet", *job.request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
+    refused = ""
+    limit = QUEUE_S + HOST_S + len(job.images) * IMAGE_S + 30
+    try:
+        with login.open("r+") as held:
+            try:
+                fcntl.flock(
+                    held, fcntl.LOCK_EX
+                )  # the node finds it locked, or locks do not reach it
+            except OSError as error:
+                refused = f"on this host: {error}"
+            done = run_slurm([*argv, "sh", "-c", script(job)], timeout_s=limit)
+    except BaseException:
+        run_slurm(["scancel", "--quiet", f"--name={name}"], timeout_s=20)
+        raise
+    finally:
+        login.unlink(missing_ok=True)
+    seen = parse(done.stdout)
+    if refused and (host := seen.get("host")) and host.report is not None:
+        host.report["shared"]["locks"] = refused
+    if not seen:
+        raise ClusterError(
+            said(done.stderr) or f"salloc ended with {done.returncode}",
+            where="salloc",
+            fix="see what `sinfo` and `realsys doctor`'s other lines say",
+        )
+    return seen
+
+
+def script(job: NodeJob) -> str:
+    """What runs on the login node inside the allocation: the sruns, one after another (pure)."""
+    lines = []
+    for step, argv, limit_s in _steps(job):
+        command = shlex.join(["timeout", "-k", "5", str(limit_s), *argv])
+        lines += [
+            f'echo "{_BEGIN} {step} $(date +%s.%N)"',
+            f"{command} 2>&1",
+            f'echo "{_END} {step} $? $(date +%s.%N)"',
+        ]
+    return "\n".join(lines)
+
+
+def parse(output: str) -> dict[str, Seen]:
+    """The steps in the script's output; one that was cut off is left out (pure)."""
+    pattern = rf"^{_BEGIN} (\S+) ([\d.]+)\n(.*?)^{_END} \1 (\d+) ([\d.]+)$"
+    found = {}
+    for match in re.finditer(pattern, output, re.M | re.S):
+        step, begun, text, code, ended = match.groups()
+        lines = text.splitlines()
+        reports = [line for line in lines if line.startswith(node_probe.MARK)]
+        rest = [line for line in lines if not line.startswith(node_probe.MARK) and line.strip()]
+        found[step] = Seen(
+            begun=float(begun),
+            ended=float(ended),
+            returncode=int(code),
+            report=json.loads(reports[0].removeprefix(node_probe.MARK)) if reports else None,
+            said="\n".join(rest[-5:]),
+        )
+    return found
+
+
+def _steps(job: NodeJob) -> Iterator[tuple[str, list[str], int]]:
+    """(name, argv, seconds) of each srun."""
+    spec = job.spec
+    program = ["-c", Path(node_probe.__file__).read_text(encoding="utf-8"), _wanted(job)]
+    srun = ["srun", "--ntasks=1", "--nodes=1", "--export=ALL", "--input=none"]
+    python = f"{spec.venv}/bin/python" if spec.venv else sys.executable
+    yield "host", [*srun, *in_site_shell(spec, [python, *program])], HOST_S
+    for option, image in job.images.items():
+        wrapped = wrap(
+            spec.container,
+            image,
+            [spec.container.python, *program],
+            file_root=spec.file_root,
+            gpu=job.gpu and option != "cpu_image",
+        )
+        yield option, [*srun, *wrapped.srun_options, *wrapped.command], IMAGE_S
+
+
+def _wanted(job: NodeJob) -> str:
+    low, _, high = (job.spec.port_range or "").partition("-")
+    return json.dumps(
+        {
+            "file_root": job.spec.file_root,
+            "canary": job.canary,
+            "store": asked_there(job.spec),
+            "ports": [int(low), int(high)] if high else list(_EPHEMERAL),
+            "packages": PACKAGES,
+        }
+    )

@@ -1,0 +1,1 @@
+"""Container images as one file that all nodes of a site use: pull and build."""

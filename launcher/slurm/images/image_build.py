@@ -1,0 +1,126 @@
+"""Makes the images of a site from `containers/`: `realsys image build`.
+
+An image is named by what decides which packages are in it, definition and lock. So one that is there is not
+made again, and a changed lock makes another file beside it, which running trials don't notice. realsys'
+own code in it serves commands only: a trial brings its copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.slurm.images.image_pull import ENDINGS, Pulled, made_file
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ClusterError, ConfigError, did_you_mean
+from realsys.trial.snapshot import code_root
+
+DOCKERFILE, APPTAINER_FILE = "Dockerfile", "realsys.def"
+BUILDERS = ("docker", "podman")  # enroot makes no images, but takes theirs
+URI = {"docker": "dockerd://", "podman": "podman://"}
+_MADE_FOR = re.compile(r"# Image \w+, Python ([0-9.]+),")  # a lock's first line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What an image is made from.
+
+    Attributes:
+        root: the checkout: the folder that builders copy from.
+        python: version that the kind's lock was made for.
+    """
+
+    kind: str
+    root: Path
+    python: str
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """Of the image."""
+        return f"realsys-{self.kind}-{self.digest}"
+
+
+def recipe_of(kind: str, root: Path | None = None) -> Recipe:
+    """How the image ``kind`` is made.
+
+    Raises:
+        ConfigError: there is no such kind, or no `containers/` beside this installation.
+    """
+    root = code_root() if root is None else root
+    folder = root / "containers"
+    locks = {path.stem: path for path in sorted((folder / "locks").glob("*.txt"))}
+    if not locks:
+        raise ConfigError(
+            "the definitions of images are not part of an installed package",
+            where=str(folder),
+            fix="run this in a checkout of realsys, with its own `pip install -e .`",
+        )
+    if kind not in locks:
+        raise ConfigError(
+            f"there is no image of kind {kind!r}",
+            where="command line",
+            fix=did_you_mean(kind, locks),
+        )
+    parts = [folder / DOCKERFILE, folder / APPTAINER_FILE, folder / "install", locks[kind]]
+    texts = [path.read_text() for path in [*parts, root / "pyproject.toml"]]
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+    made_for = _MADE_FOR.match(locks[kind].read_text())
+    if made_for is None:
+        raise ConfigError(
+            "the first line does not say for which Python it was made",
+            where=str(locks[kind]),
+            fix="make it anew: containers/lock",
+        )
+    return Recipe(kind=kind, root=root, python=made_for[1], digest=digest)
+
+
+def build(spec: ClusterSpec, recipe: Recipe, *, timeout_s: float) -> Pulled:
+    """Makes the image unless it is there. The programs' own words go to stderr.
+
+    Raises:
+        ConfigError: the site runs no images.
+        ClusterError: a program failed, took too long, or is not on this host.
+    """
+    runtime = spec.container.runtime
+    if runtime == "none":
+        raise ConfigError(
+            f"cluster {spec.name!r} has no container runtime",
+            where="container.runtime in the cluster spec",
+            fix="set it to pyxis or apptainer",
+        )
+    target = Path(spec.file_root, "images", recipe.name + ENDINGS[runtime])
+
+    def commands(part: Path) -> list[list[str]]:
+        return build_argvs(runtime, recipe, part, builder=_builder(runtime))
+
+    return made_file(spec, target, commands, timeout_s=timeout_s, cwd=recipe.root)
+
+
+def build_argvs(runtime: str, recipe: Recipe, target: Path, *, builder: str) -> list[list[str]]:
+    """The commands that write the image to ``target``, in the checkout (pure)."""
+    values = [f"KIND={recipe.kind}", f"PYTHON={recipe.python}"]
+    arguments = [word for value in values for word in ("--build-arg", value)]
+    if runtime == "apptainer":
+        return [["apptainer", "build", *arguments, str(target), f"containers/{APPTAINER_FILE}"]]
+    tag = f"realsys-{recipe.kind}:{recipe.digest}"
+    made = [builder, "build", *arguments, "--tag", tag, "--file", f"containers/{DOCKERFILE}", "."]
+    return [made, ["enroot", "import", "--output", str(target), URI[builder] + tag]]
+
+
+def _builder(runtime: str) -> str:
+    """The program that makes images for ``runtime``; raises ClusterError if none is here."""
+    wanted = ["apptainer"] if runtime == "apptainer" else list(BUILDERS)
+    needed = [] if runtime == "apptainer" else ["enroot"]
+    found = [name for name in wanted if shutil.which(name)]
+    missing = [name for name in needed if not shutil.which(name)]
+    if not found or missing:
+        raise ClusterError(
+            f"not on PATH here: {', '.join(missing or [' or '.join(wanted)])}",
+            where="PATH",
+            fix="build where they are, as a machine of your own, and copy the file to the site",
+        )
+    return found[0]

@@ -1,0 +1,1 @@
+"""What Slurm says of jobs: one batched question, its answer, and what states and reasons mean."""

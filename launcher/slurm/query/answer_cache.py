@@ -1,0 +1,109 @@
+"""Slurm's last answer about all jobs of mine, in a file, so that several watches ask once.
+
+A cache: whatever is wrong with the file or its folder, the caller asks Slurm itself. A failed answer
+is kept as well; a controller in trouble is not helped by more questions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from launcher.sites import places
+from launcher.slurm.query.job_rows import JobInfo
+from launcher.slurm.query.states import JobState
+
+FORMAT = 1  # of the file; another one is asked anew
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What Slurm said.
+
+    Attributes:
+        jobs: by the ids asked for, and by the names of their parts.
+        asked_at: seconds since 1970, this host's clock.
+        problems: sentences for people: who did not answer, what could not be read.
+        reached: the controller answered, and all of it could be read.
+        accounting_off: sacct said that the cluster keeps no accounts.
+    """
+
+    jobs: Mapping[str, JobInfo] = field(default_factory=dict)
+    asked_at: float
+    problems: tuple[str, ...] = ()
+    reached: bool = True
+    accounting_off: bool = False
+
+
+def place(cluster: str = "") -> Path:
+    """The file of this cluster; without a name, of this host. Another slurm.conf has another file."""
+    which = f"{os.environ.get('SLURM_CONF', '')}\0{os.environ.get('SLURM_CLUSTERS', '')}"
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", cluster or socket.gethostname()).lstrip(".") or "_"
+    digest = hashlib.sha256(f"{os.geteuid()}\0{which}".encode(errors="replace")).hexdigest()[:8]
+    return Path(places.state_home(), "slurm", f"{name}-{digest}.json")
+
+
+def load(path: Path, *, max_age_s: float) -> Answer | None:
+    """The kept answer, unless it is too old, from the future, or not one of ours."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw.pop("format") != FORMAT or not 0 <= time.time() - raw["asked_at"] <= max_age_s:
+            return None
+        jobs = {name: _job(info) for name, info in raw.pop("jobs").items()}
+        return Answer(jobs=jobs, problems=tuple(raw.pop("problems")), **raw)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def save(path: Path, answer: Answer) -> None:
+    """Keeps the answer; readers see it whole or not at all. Failing to is no error."""
+    text = json.dumps({"format": FORMAT, **asdict(answer)})
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+
+
+@contextmanager
+def turn(path: Path, *, timeout_s: float) -> Iterator[None]:
+    """Waits until no other process of this user asks; goes on without where files can't be locked."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        _wait_for(lock, time.monotonic() + timeout_s)
+        yield
+    finally:
+        os.close(lock)  # lets go of it, too
+
+
+def _wait_for(lock: int, deadline: float) -> None:
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.1)
+        except OSError:  # a file system without locks
+            return
+        else:
+            return
+
+
+def _job(raw: dict[str, object]) -> JobInfo:
+    return JobInfo(**{**raw, "state": JobState(str(raw["state"]))})  # type: ignore[arg-type]

@@ -1,0 +1,236 @@
+"""What squeue and sacct print, read into JobInfo: pure functions of text that never raise.
+
+Both are asked for fields between characters that nobody types (a job's comment may hold "|" and line
+breaks), with SLURM_TIME_FORMAT=%s, so that times are seconds since 1970. Read against recorded output
+of 22.05 and the sources of 23.02 to 26.11 (tests/unit/slurm_outputs/).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from launcher.slurm.query import reasons
+from launcher.slurm.query.states import JobState, job_state
+
+FIELD_END = "\x1f"
+ROW_END = "\x1e"
+# squeue -O; a field that carries a suffix and no width is printed in full. The free text comes last.
+SQUEUE_FIELDS = (
+    "JobArrayID", "JobID", "State", "Reason", "NodeList", "StartTime", "SubmitTime", "EndTime",
+    "TimeLimit", "RestartCnt", "exit_code", "Comment",
+)  # fmt: skip
+SACCT_FIELDS = (
+    "JobID", "JobIDRaw", "State", "Reason", "NodeList", "Start", "Submit", "End", "TimelimitRaw",
+    "ExitCode", "Comment",
+)  # fmt: skip
+
+_ROW_ID = re.compile(r"\d+(?:_(?:\d+|\[[^\x1f\n]*\])|\+\d+)?", re.ASCII)
+_SACCT_ROW = re.compile(rf"\n(?={_ROW_ID.pattern}\x1f)")
+_BEFORE_ROW = re.compile(r"\A\n?(?:CLUSTER: [^\n]*\n)?")  # the latter with several SLURM_CLUSTERS
+_TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", re.ASCII)
+_EXIT = re.compile(r"(\d{1,5}):(\d{1,3})", re.ASCII)
+_NOTHING = frozenset({"", "(null)", "N/A", "None", "NONE", "None assigned", "Unknown"})
+_BEFORE_START = frozenset({JobState.WAITING, JobState.HELD})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """What Slurm says of one job, of a task of an array, or of a component of a heterogeneous job.
+
+    Attributes:
+        job_id: Slurm's name of it: ``12``, ``12_3``, ``12+0``.
+        slurm_state, reason: Slurm's own words; a reason that says nothing is empty.
+        fix: what to do about the reason, where more was found out than the reason says.
+        expected_start: when Slurm thinks it will start, or may at the earliest; only before the start.
+        submitted_at, started_at, ended_at: seconds since 1970 by the controller's clock. Of a requeued
+            job they are its present run's.
+        time_limit_s: None: unlimited, or not known.
+        nodes: a hostlist; empty before the start.
+        restarts: how often it was requeued.
+        exit_code: 0 is believed of COMPLETED only.
+        source: ``squeue``, ``sacct``, or ``none`` where neither knows it.
+    """
+
+    job_id: str
+    state: JobState
+    slurm_state: str = ""
+    reason: str = ""
+    reason_words: str = ""
+    fix: str = ""
+    expected_start: float | None = None
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    time_limit_s: int | None = None
+    nodes: str = ""
+    restarts: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    comment: str = ""
+    source: str = "none"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Jobs by each of their names, and how many rows could not be read, with the first of them."""
+
+    jobs: Mapping[str, JobInfo] = field(default_factory=dict)
+    unreadable: int = 0
+    example: str = ""
+
+
+def read_squeue(text: str) -> Rows:
+    """Of ``squeue -h -r -O`` with SQUEUE_FIELDS."""
+    found: list[tuple[str, JobInfo]] = []
+    bad: list[str] = []
+    for row in text.split(ROW_END):
+        row = _BEFORE_ROW.sub("", row)
+        if not row.strip():
+            continue
+        values = row.split(FIELD_END, len(SQUEUE_FIELDS) - 1)
+        if len(values) < len(SQUEUE_FIELDS) or not _ROW_ID.fullmatch(values[0]):
+            bad.append(row)
+            continue
+        at = dict(zip(SQUEUE_FIELDS, values, strict=True))
+        status = _exit_status(at["exit_code"])
+        info = _info(
+            at["JobArrayID"], at["State"], at["Reason"], at["NodeList"], at["Comment"], status,
+            start=at["StartTime"], submit=at["SubmitTime"], end=at["EndTime"],
+            restarts=_number(at["RestartCnt"]), limit=_seconds(at["TimeLimit"]), source="squeue",
+        )  # fmt: skip
+        found.append((at["JobID"], info))
+    return Rows(_by_name(found), len(bad), bad[0][:80] if bad else "")
+
+
+def read_sacct(text: str) -> Rows:
+    """Of ``sacct -X -P -n -D`` with SACCT_FIELDS; of a job's rows the latest counts.
+
+    A requeued job has a row a run (the earlier ones REQUEUED, PREEMPTED, NODE_FAIL …) and one that lost
+    a node and went on has a RESIZING row besides: only the former are restarts.
+    """
+    runs: dict[str, list[JobInfo]] = defaultdict(list)
+    raw_ids: dict[str, str] = {}
+    bad: list[str] = []
+    for row in _SACCT_ROW.split(text.removesuffix("\n")) if text.strip() else ():
+        values = row.split(FIELD_END, len(SACCT_FIELDS) - 1)
+        if len(values) < len(SACCT_FIELDS) or not _ROW_ID.fullmatch(values[0]):
+            bad.append(row)
+            continue
+        at = dict(zip(SACCT_FIELDS, values, strict=True))
+        minutes = _number(at["TimelimitRaw"])
+        info = _info(
+            at["JobID"], at["State"], at["Reason"], at["NodeList"], at["Comment"],
+            _exit_status(at["ExitCode"]), start=at["Start"], submit=at["Submit"], end=at["End"],
+            restarts=None, limit=None if minutes is None else minutes * 60, source="sacct",
+        )  # fmt: skip
+        runs[info.job_id].append(info)
+        raw_ids[info.job_id] = at["JobIDRaw"]
+    latest = []
+    for job_id, rows in runs.items():
+        rows.sort(key=lambda row: (row.submitted_at or 0, row.started_at or float("inf")))
+        over = [row.slurm_state != "RESIZING" for row in rows[:-1]]
+        restarts = sum(over) + (rows[-1].slurm_state == "REQUEUED")  # its next row is on the way
+        latest.append((raw_ids[job_id], replace(rows[-1], restarts=restarts)))
+    return Rows(_by_name(latest), len(bad), bad[0][:80] if bad else "")
+
+
+def _info(
+    job_id: str, slurm_state: str, reason: str, nodes: str, comment: str, status: tuple[int, int] | None,
+    *, start: str, submit: str, end: str, restarts: int | None, limit: int | None, source: str,
+) -> JobInfo:  # fmt: skip
+    state = job_state(slurm_state)
+    if state is JobState.WAITING and reasons.is_hold(reason):
+        state = JobState.HELD
+    waits = state in _BEFORE_START
+    if source == "sacct" and not waits:
+        reason = ""  # there it is why the job once waited
+    ending = state.has_ended or state is JobState.FINISHING
+    code, signal = status if status and ending else (0, 0)
+    return JobInfo(
+        job_id=job_id,
+        state=state,
+        slurm_state=slurm_state,
+        reason=_text(reason),
+        reason_words=reasons.words(reason, restarts=restarts or 0),
+        expected_start=_epoch(start) if state is JobState.WAITING else None,
+        submitted_at=_epoch(submit),
+        started_at=None if waits else _epoch(start),
+        ended_at=_epoch(end) if ending else None,
+        time_limit_s=limit,
+        nodes="" if waits else _text(nodes),
+        restarts=restarts,
+        exit_code=code if (code or (state is JobState.DONE and not signal)) else None,
+        signal=signal or None,
+        comment="" if comment == "(null)" else comment,
+        source=source,
+    )
+
+
+def _by_name(found: Iterable[tuple[str, JobInfo]]) -> dict[str, JobInfo]:
+    """Each job by its own name, by its raw id, and a whole by its part that says most of it.
+
+    That is component 0 of a heterogeneous job, where the batch script runs; of an array a task that
+    runs, else one that waits.
+    """
+    jobs: dict[str, JobInfo] = {}
+    wholes: dict[str, JobInfo] = {}
+    for raw_id, info in found:
+        jobs[info.job_id] = info
+        whole, sign, _ = re.split(r"([_+])|$", info.job_id, maxsplit=1)
+        if sign == "+" or (sign == "_" and raw_id != whole):
+            jobs.setdefault(raw_id, info)
+        if sign == "_" and (whole not in wholes or _life(info) > _life(wholes[whole])):
+            wholes[whole] = info
+    return wholes | jobs
+
+
+def _life(info: JobInfo) -> int:
+    if info.state.has_ended or info.state is JobState.UNKNOWN:
+        return 0
+    return 1 if info.state in _BEFORE_START else 2
+
+
+def parts_of(job_id: str, jobs: Mapping[str, JobInfo]) -> Iterator[tuple[str, JobInfo]]:
+    """The tasks of an array or the components of a heterogeneous job, by their own names."""
+    for name, info in jobs.items():
+        if name.startswith((f"{job_id}_", f"{job_id}+")):
+            yield name, info
+
+
+def _text(value: str) -> str:
+    return "" if value.strip() in _NOTHING else value.strip()
+
+
+def _number(value: str) -> int | None:
+    return int(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else None
+
+
+def _epoch(value: str) -> float | None:
+    """Seconds since 1970, also of ``2026-09-21T12:31:28`` in local time."""
+    if re.fullmatch(r"\d{1,11}", value, re.ASCII):
+        return float(value) or None
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _seconds(value: str) -> int | None:
+    """Of a limit as squeue prints it: ``1:00`` is a minute, ``1-02:03:04`` more than a day."""
+    found = _TIME.fullmatch(value)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _exit_status(value: str) -> tuple[int, int] | None:
+    """(code, signal) of ``3:0``, or of the wait status 768 that squeue printed before 23.02."""
+    if found := _EXIT.fullmatch(value):
+        return int(found[1]), int(found[2])
+    status = _number(value)
+    return None if status is None else ((status >> 8) & 0xFF, status & 0x7F)

@@ -1,0 +1,176 @@
+"""Hands the supervisor to submitit: a process of its own on this machine, a batch job on Slurm.
+
+The two differ in the executor and in what is noted down of the hand-over; the command that becomes the
+supervisor (entry_command.py), and the folder that submitit works in, are the same. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from launcher.job.entry_command import SUPERVISOR, entry_command, job_command
+from launcher.trials.submission import ArrayRecord, Submission, array_record, of_array
+from realsys.api.errors import ClusterError
+from realsys.api.plan import LaunchPlan
+from realsys.trial.folders import PRIVATE, make_folders, root_of
+from realsys.trial.records import TrialFiles, process_start, write_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Element:
+    """A new trial that is one element of a job array, at ``index``."""
+
+    index: int
+    files: TrialFiles
+    plan: LaunchPlan
+    plan_hash: str
+
+
+def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
+    """Submits the trial's supervisor and notes down who has it.
+
+    Raises:
+        ClusterError: the scheduler refuses.
+    """
+    _make_submitit_folder(files)
+    attempts = files.all_attempts()
+    after = attempts[-1].number if attempts else 0
+    if plan.job is None:
+        submission = _to_this_machine(files, hash_of_plan, after)
+    else:
+        submission = _to_slurm(files, plan, hash_of_plan, after)
+    try:
+        write_record(files.submission, submission)
+    except BaseException:
+        take_back(submission)  # nobody would know of it
+        raise
+    return submission
+
+
+def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> list[Submission]:
+    """Submits the first attempts of trials with equal jobs as one job array, and notes down who has each.
+
+    The script is the first trial's, and submitit's files of all of them are in its folder.
+
+    Args:
+        name: of the sweep, for the job's name and comment.
+        array: sbatch's --array; its indices are those of the elements.
+    Raises:
+        ClusterError: Slurm refuses; then none of them is submitted.
+    """
+    from launcher.slurm.script import render_script, supervisor_python
+    from launcher.submit.executors.slurm_executor import BatchExecutor
+
+    first = elements[0]
+    plan = replace(first.plan, trial_name=name)
+
+    def script(command: str) -> str:
+        return render_script(plan, attempt=1, command=command, array=array)
+
+    for element in elements:
+        _make_submitit_folder(element.files)
+    folder = first.files.submitit
+    executor = BatchExecutor(folder, script=script)
+    trials = {e.index: (str(e.files.root), e.plan_hash) for e in elements}
+    notes = [
+        Submission(
+            job_id="",  # Slurm's answer is written once for all
+            scheduler="slurm",
+            host=socket.gethostname(),
+            after_attempt=0,
+            at=time.time(),
+            folder="" if element is first else str(folder),
+            index=element.index,
+        )
+        for element in elements
+    ]
+    array_id = ""
+    try:  # before they can run: a thousand notes take longer than Slurm does
+        for element, note in zip(elements, notes, strict=True):
+            write_record(element.files.submission, note)
+        job_ids = executor.submit_array(supervisor_python(plan, sys.executable), trials)
+        array_id = job_ids[first.index].partition("_")[0]
+        submitted = ArrayRecord(job_id=array_id, at=time.time())
+        write_record(array_record(first.files.submitit), submitted)
+    except BaseException:
+        if array_id:
+            from launcher.slurm.slurm_commands import scancel
+
+            scancel([array_id])  # nobody would know of it
+        for element in elements:
+            element.files.submission.unlink(missing_ok=True)
+        raise
+    return [of_array(note, submitted) for note in notes]
+
+
+def take_back(submission: Submission) -> None:
+    """Ends what was handed over a moment ago."""
+    if submission.on_slurm:
+        from launcher.slurm.slurm_commands import scancel
+
+        scancel(submission.job_ids)
+    else:
+        with suppress(ProcessLookupError):
+            os.killpg(submission.pid, signal.SIGKILL)  # its session is its own group
+
+
+def _to_this_machine(files: TrialFiles, hash_of_plan: str, after: int) -> Submission:
+    from launcher.submit.executors.local_executor import DetachedLocalExecutor
+
+    executor = DetachedLocalExecutor(
+        files.submitit, environment={"REALSYS_TRIAL_DIR": str(files.root)}
+    )
+    command = entry_command(sys.executable, SUPERVISOR, files.root, hash_of_plan)
+    pid = int(executor.start(command))
+    return Submission(
+        job_id=str(pid),
+        host=socket.gethostname(),
+        pid=pid,
+        start=process_start(pid) or 0,
+        after_attempt=after,
+        at=time.time(),
+    )
+
+
+def _to_slurm(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str, after: int) -> Submission:
+    """One job; for the layout split one for each component, all or none."""
+    from launcher.slurm.script import render_script, submissions, supervisor_python
+    from launcher.slurm.slurm_commands import scancel
+    from launcher.submit.executors.slurm_executor import BatchExecutor
+
+    assert plan.job is not None
+    python = supervisor_python(plan, sys.executable)
+    job_ids: list[str] = []
+    for held in submissions(plan.job):
+
+        def script(command: str, held: list[int] = held) -> str:
+            return render_script(plan, attempt=after + 1, command=command, components=held)
+
+        executor = BatchExecutor(files.submitit, script=script)
+        command = job_command(python, files.root, hash_of_plan, held, after + 1)
+        try:
+            job_ids.append(executor.start(command))
+        except BaseException:
+            if job_ids:
+                with suppress(ClusterError):
+                    scancel(job_ids)
+            raise
+    return Submission(
+        job_id=job_ids[0],
+        scheduler="slurm",
+        job_ids=tuple(job_ids),
+        host=socket.gethostname(),
+        after_attempt=after,
+        at=time.time(),
+    )
+
+
+def _make_submitit_folder(files: TrialFiles) -> None:
+    make_folders(files.submitit, root=root_of(files.root), mode=PRIVATE)

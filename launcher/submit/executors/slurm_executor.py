@@ -1,0 +1,133 @@
+"""submitit's Slurm executor with our script, a clean environment, and Slurm's refusals in words.
+
+Its folder and file names are submitit's; status, results and requeue are not used (without accounting
+they wait for ever, and a time limit written as text crashes them), and no pickled call: the command in
+the script says what runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from submitit.core import utils
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from launcher.job.entry_command import array_command
+from launcher.slurm.sbatch_refusals import refusal
+from launcher.slurm.script import sbatch_argv
+from launcher.slurm.slurm_commands import run_slurm
+from launcher.submit.executors.local_executor import check_folder
+from realsys.api.errors import ClusterError
+from realsys.trial.folders import write_private
+
+SUBMIT_TIMEOUT_S = 30.0
+FULL = "temporarily unable to accept job"
+UNANSWERED = "slurmctld does not answer"
+ASK_AGAIN_S = (2.0, 5.0)  # whether it took the job all the same
+ELEMENTS = "elements.json"  # of a job array: index → trial's folder and plan's hash
+
+
+def accepted_job(script: Path) -> str | None:
+    """The job that Slurm made of a script although its sbatch heard no answer; None: there is none.
+
+    Raises:
+        ClusterError: Slurm does not answer this either.
+    """
+    argv = ["squeue", "--me", "--noheader", "--states=all", "--format=%F|%o"]
+    pauses = iter(ASK_AGAIN_S)
+    while True:
+        try:
+            said = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S).stdout
+        except ClusterError as error:
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise ClusterError(
+                    f"{error.what}; whether it took the job is not known",
+                    where=error.where,
+                    fix="when it answers: squeue --me, and scancel a job of this trial before you "
+                    "launch again",
+                ) from error
+            time.sleep(pause_s)
+        else:
+            rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
+            return next((job_id for job_id, command in rows if command == str(script)), None)
+
+
+class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
+    """Submits a command as the batch step of a job, or of each element of a job array.
+
+    Args:
+        folder: where submitit keeps the script and the output.
+        script: the batch script, from the shell command that it becomes.
+    """
+
+    def __init__(self, folder: Path, *, script: Callable[[str], str]) -> None:
+        check_folder(folder)
+        super().__init__(folder)
+        self._script, self._array = script, False
+
+    def start(self, command: str) -> str:
+        """Submits the job; its id. Raises ClusterError: Slurm refuses."""
+        return str(self._submit_command(command).job_id)
+
+    def submit_array(self, python: str, trials: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+        """Submits one array; element i runs ``trials[i]``, folder and plan's hash: i → its job id.
+
+        The script's --array must name just these indices. All or none is submitted.
+
+        Raises:
+            ClusterError: Slurm refuses.
+        """
+        elements = self.folder / ELEMENTS
+        data = json.dumps({str(index): trial for index, trial in trials.items()}).encode()
+        write_private(elements, data)
+        try:
+            self._array = True
+            sha256 = hashlib.sha256(data).hexdigest()
+            array_id = self.start(array_command(python, elements, sha256))
+        except BaseException:
+            elements.unlink(missing_ok=True)
+            raise
+        finally:
+            self._array = False
+        return {index: f"{array_id}_{index}" for index in trials}
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always possible: a missing sbatch is told when it is run."""
+        return 2
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self._script(command)
+
+    def _num_tasks(self) -> int:
+        return 1
+
+    def _submit_command(self, command: str) -> SlurmJob:
+        """Writes the script, runs sbatch, names the script after the job. Raises ClusterError."""
+        folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
+        path = folder / f".submission_file_{uuid.uuid4().hex}.sh"
+        write_private(path, self._make_submission_file_text(command, "").encode())
+        where = f"sbatch of {folder.parent}"
+        try:
+            argv = sbatch_argv(folder, str(path), array=self._array)
+            done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S)
+            if done.returncode != 0:
+                raise refusal(done.stderr, where=where)
+            job_id = self._get_job_id_from_submission_command(done.stdout)
+        except ClusterError as error:
+            accepted = accepted_job(path) if error.what.startswith(UNANSWERED) else None
+            if accepted is None:
+                path.unlink()
+                if FULL in error.what:  # sbatch itself would go on trying for ever
+                    raise refusal(f"{FULL} jobs", where=where) from error
+                raise
+            job_id = accepted
+        job = SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
+        job.paths.move_temporary_file(path, "submission_file")
+        return job

@@ -1,0 +1,213 @@
+"""A sweep's words → plans → trials' folders → on Slurm, job arrays; launcher/submit/sweep.py decides.
+
+Every plan is made, and every mistake reported, before anything is written; every folder is made before
+anything is submitted. All or none: when a later job is refused, the earlier ones are taken back. The
+trials of a sweep run one copy of the code, the first one's: the others link to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.submit.dispatch_job import Element, hand_over, hand_over_array, take_back
+from launcher.submit.job_options import JobOptions
+from launcher.submit.planning import Planner
+from launcher.submit.submit import make_trial, record_of, reported, take_away, write_environment
+from launcher.submit.sweep import Point, array_text, job_groups, points_of, told_once
+from launcher.trials.find_trials import next_free_name
+from launcher.trials.submission import Submission, read_submission
+from realsys.api.errors import ClusterError, ConfigError, TrialError
+from realsys.api.plan import LaunchPlan, plan_hash, plan_text
+from realsys.config.problems import flat, raise_all
+from realsys.trial.records import TrialFiles
+from realsys.trial.snapshot import take_snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSweep:
+    """The trials of a sweep, none of them written yet; ``plans`` in the order of ``points``."""
+
+    experiment: str
+    name: str
+    points: tuple[Point, ...]
+    plans: tuple[LaunchPlan, ...]
+
+    @property
+    def title(self) -> str:
+        """``experiment/sweep``."""
+        return f"{self.experiment}/{self.name}"
+
+    @property
+    def on_slurm(self) -> bool:
+        """Whether Slurm runs it."""
+        return self.plans[0].job is not None
+
+    def groups(self) -> list[list[int]]:
+        """On Slurm: the points of each job or job array."""
+        return job_groups([plan.job for plan in self.plans if plan.job is not None])
+
+
+def plan_sweep(
+    experiment: str,
+    words: Sequence[str],
+    *,
+    name: str | None = None,
+    config: Path | None = None,
+    cluster: str | None = None,
+    imports: Sequence[str] = (),
+    job: JobOptions | None = None,
+    snapshot: bool = True,
+    parallel: int | None = None,
+) -> PlannedSweep:
+    """The plans of all trials.
+
+    Args:
+        name: of the sweep; None: the next free ``sweep<N>``.
+        parallel: how many may run at a time. Slurm does that for a job array; a sweep whose trials
+            ask for different jobs, or that runs on this machine, can't have a limit above 1.
+    Raises:
+        ConfigErrors: every mistake of every trial, each once.
+        TrialError: there is a sweep, or a trial, of that name.
+    """
+    planner = Planner(
+        experiment, config=config, cluster=cluster, imports=imports, job=job, snapshot=snapshot
+    )
+    taken, name = name, name or next_free_name(planner.folder, "sweep")
+    if taken is not None:
+        _check_free(planner.folder, experiment, taken)
+    points, plans = points_of(words, name), []
+    problems: dict[int, Sequence[ConfigError]] = {}
+    for point in points:
+        try:
+            plans.append(planner.plan(point.words, trial=point.trial))
+        except ConfigError as error:
+            problems[point.number] = flat(error)
+    raise_all(told_once(points, problems))
+    planned = PlannedSweep(
+        experiment=experiment, name=name, points=tuple(points), plans=tuple(plans)
+    )
+    if parallel is not None:
+        _check_parallel(planned, parallel)
+    return planned
+
+
+def make_trials(
+    planned: PlannedSweep, *, command: Sequence[str], imports: Sequence[str]
+) -> list[TrialFiles]:
+    """Makes the folders of all trials, or of none.
+
+    Raises:
+        TrialError: one is there already. ClusterError: the file system refuses.
+    """
+    made: list[TrialFiles] = []
+    try:
+        with reported(Path(planned.plans[0].trial_dir)):
+            for point, plan in zip(planned.points, planned.plans, strict=True):
+                record = record_of(plan, command, sweep=planned.name, point=point.values)
+                made.append(make_trial(plan, record))
+            if planned.plans[0].snapshot:
+                take_snapshot(made[0], imports)
+                for files in made[1:]:
+                    _share_code(made[0], files)
+    except BaseException:
+        for files in made:
+            take_away(files)
+        raise
+    return made
+
+
+def submit_jobs(
+    planned: PlannedSweep, trials: Sequence[TrialFiles], *, parallel: int | None = None
+) -> list[str]:
+    """Submits all trials to Slurm, or none; returns each job's or array's id: ``12``, ``13_[0-3%2]``.
+
+    Raises:
+        ClusterError: Slurm refuses; the folders are gone again.
+    """
+    jobs = []
+    try:
+        for group in planned.groups():
+            with reported(trials[group[0]].root):
+                jobs.append(_submit_group(planned, trials, group, parallel))
+    except BaseException:
+        # All are read first: elements of an array are known by their first one's folder.
+        for files, submission in [(files, read_submission(files)) for files in trials]:
+            _withdraw(files, submission)
+        raise
+    return jobs
+
+
+def _submit_group(
+    planned: PlannedSweep, trials: Sequence[TrialFiles], group: Sequence[int], parallel: int | None
+) -> str:
+    """One job, or one job array."""
+    elements = []
+    for i in group:
+        plan = planned.plans[i]
+        write_environment(trials[i], plan)
+        elements.append(
+            Element(
+                index=planned.points[i].number,
+                files=trials[i],
+                plan=plan,
+                plan_hash=plan_hash(plan_text(plan)),
+            )
+        )
+    if len(elements) == 1:
+        one = elements[0]
+        return hand_over(one.files, one.plan, one.plan_hash).job_id
+    array = array_text([e.index for e in elements], parallel)
+    submissions = hand_over_array(elements, name=planned.name, array=array)
+    return f"{submissions[0].job_id.partition('_')[0]}_[{array}]"
+
+
+def _withdraw(files: TrialFiles, submission: Submission | None) -> None:
+    """Cancels the trial's job, if it has one, and removes its folder, unless it has run already."""
+    if submission is not None:
+        with suppress(ClusterError):
+            take_back(submission)
+    if not files.all_attempts():
+        shutil.rmtree(files.root, ignore_errors=True)
+
+
+def _share_code(first: TrialFiles, files: TrialFiles) -> None:
+    """Lets a trial run the first one's copy of the code, by links that survive a move of the root."""
+    for source in (first.code, first.snapshot, first.root / "dirty.diff"):
+        if source.exists():
+            (files.root / source.name).symlink_to(os.path.relpath(source, files.root))
+
+
+def _check_free(folder: Path, experiment: str, name: str) -> None:
+    """Raises TrialError if a trial, or a sweep, has the name."""
+    pattern = re.compile(re.escape(name) + r"(-\d+)?")
+    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    if found := [n for n in names if pattern.fullmatch(n)]:
+        raise TrialError(
+            f"{experiment} has trials of that name already: {found[0]}"
+            + (f" and {len(found) - 1} more" if len(found) > 1 else ""),
+            where=str(folder),
+            fix="pick another --trial name (without one, the next free sweep<N> is taken)",
+        )
+
+
+def _check_parallel(planned: PlannedSweep, parallel: int) -> None:
+    """Raises ConfigError for a limit that nobody would keep."""
+    if not planned.on_slurm and parallel > 1:
+        raise ConfigError(
+            f"--parallel {parallel}: on this machine a sweep's trials run one after the other",
+            where="command line --parallel",
+            fix="leave it out, or name a Slurm cluster with --cluster (realsys clusters)",
+        )
+    if planned.on_slurm and (groups := len(planned.groups())) > 1:
+        raise ConfigError(
+            f"--parallel {parallel}: the trials ask for different jobs ({groups}), and Slurm limits "
+            "one job array only",
+            where="command line --parallel",
+            fix="leave it out, or sweep over values that need the same nodes in one --layout single",
+        )

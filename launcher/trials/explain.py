@@ -1,0 +1,117 @@
+"""Why a trial waits, hangs or died, as sentences (pure): for `realsys explain`.
+
+``status`` says what is; this says what it comes from and what to do: Slurm's reason, the workers that
+are missing by name, the first failure with the end of its log, what came of it in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.slurm.query.time_left import time_warning, time_words
+from launcher.terminal.text import duration, moment, times
+from launcher.trials.trial_state import State
+from launcher.trials.trial_view import TrialView, WorkerView
+from launcher.trials.waits import waits
+from realsys.trial.records import Failure
+
+LONG_S = 120.0  # a call longer than this is pointed out
+MAX_NAMES = 12
+
+
+def explain(view: TrialView) -> Iterator[str]:
+    """The story in the order of its causes; the last line says what to do."""
+    yield f"{view.trial} is {view.state.value}" + (f": {view.reason}" if view.reason else "")
+    yield from _job(view)
+    if view.state in State.live():
+        yield from _workers(view)
+    failure = view.exit.first_failure if view.exit else None
+    if failure is not None:
+        yield from _failure(view, failure)
+    for note in view.notes:
+        yield f"note: {note}"
+    if view.fix:
+        yield f"what to do: {view.fix}"
+    elif view.state in (State.RUNNING, State.STARTING):
+        yield f"what to do: nothing; watch it with `realsys watch {view.trial}`"
+
+
+def _job(view: TrialView) -> Iterator[str]:
+    job = view.job
+    if job is None:
+        return
+    said = f"Slurm says of job {job.job_id}: {job.slurm_state}"
+    if job.reason and job.reason not in ("None", "(null)"):
+        said += f" ({job.reason})"
+    if job.expected_start and view.state in (State.QUEUED, State.HELD):
+        said += f", expected to start {moment(job.expected_start)}"
+    if job.nodes:
+        said += f", on {job.nodes}"
+    if job.restarts:
+        said += f", started again {job.restarts} time{'s' * (job.restarts > 1)}"
+    yield said
+    if view.time:
+        yield f"time limit of the job: {time_words(view.time)}"
+    if late := time_warning(view.time, view.trial):
+        yield f"warning: {late}"
+
+
+def _workers(view: TrialView) -> Iterator[str]:
+    """Who is missing, who is gone, who computes."""
+    for state, words in (
+        ("not known", "may live or not: that can't be read now"),
+        ("not started", "not registered yet"),
+        ("gone", "have lost their leases (dead or cut off)"),
+        ("lost", "ended without a word"),
+        ("failed", "failed"),
+    ):
+        names = [w.worker for w in view.workers if w.state == state]
+        if names:
+            yield f"{len(names)} of {len(view.workers)} workers {words}: {_names(names)}"
+            if state == "not started":
+                yield from _what_they_say(view)
+    for worker in view.workers:
+        if worker.restarts:
+            why = worker.restart_why.partition("\n")[0]
+            yield f"{worker.worker} was restarted {times(worker.restarts)}, the last time because: {why}"
+        if worker.state == "running" and (worker.seconds_in_state or 0) > LONG_S:
+            yield _busy(worker)
+    if view.progress and view.progress.running:
+        running = ", ".join(f"{name} on {where}" for name, where in view.progress.running.items())
+        yield f"step {view.progress.step + 1} computes {running}"
+        yield from waits(view)
+
+
+def _what_they_say(view: TrialView) -> Iterator[str]:
+    """Of workers that have not registered: the first that has a log, or why none has."""
+    silent = [w for w in view.workers if w.state == "not started"]
+    if logged := [w.worker for w in silent if w.has_log]:
+        yield f"  what they say: realsys logs {view.trial} '{logged[0]}'"
+    if unstarted := [w for w in silent if w.is_not_started]:
+        names = _names([w.worker for w in unstarted])
+        why = next((f": {w.reason}" for w in unstarted if w.reason), "")
+        yield f"  have not been started: {names}{why}"
+
+
+def _busy(worker: WorkerView) -> str:
+    call = f"in {worker.mfc}" if worker.mfc else "running"
+    return f"{worker.worker} has been {call} for {duration(worker.seconds_in_state or 0.0)}"
+
+
+def _failure(view: TrialView, failure: Failure) -> Iterator[str]:
+    yield f"first failure: {failure.who}, {moment(failure.at)}"
+    yield f"  {failure.why}"
+    if failure.log_tail:
+        yield f"  end of {failure.log}:"
+        yield from (f"    {line}" for line in failure.log_tail)
+    others = view.exit.other_failures if view.exit else ()
+    for other in others[:MAX_NAMES]:
+        why = other.why.splitlines()[0] if other.why else "ended"
+        yield f"{'because of it' if other.secondary else 'then'}: {other.worker}: {why}"
+    if len(others) > MAX_NAMES:
+        yield f"then: {len(others) - MAX_NAMES} more"
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,126 @@
+"""Why a trial on Slurm is in its state, and what to do, from what Slurm says of its job (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from launcher.job.conditions import CONDITIONS
+from launcher.slurm.query.reasons import fix as reason_fix
+from launcher.slurm.query.states import JobState
+from launcher.terminal.text import duration, moment
+from launcher.trials.trial_state import State
+
+if TYPE_CHECKING:
+    from launcher.slurm.query.job_query import JobInfo
+    from launcher.trials.trial_view import Records
+
+_ENDS = {
+    "TIMEOUT": (
+        "it reached its time limit",
+        "give it more: {resume} --time LIMIT (or --requeue, where the site allows it)",
+    ),
+    "NODE_FAIL": ("it lost a node", ""),
+    "PREEMPTED": ("it had to make way for another job", "slurm.requeue: true goes on by itself"),
+    "OUT_OF_MEMORY": (
+        "it used more memory than it had asked for",
+        "give it more: {resume} scheduling.<worker type>.mem=MIB",
+    ),
+    "DEADLINE": ("it could not end before its deadline", "{resume} --deadline WHEN, a later one"),
+    "BOOT_FAIL": ("a node did not boot", ""),
+    "LAUNCH_FAILED": ("Slurm could not start it on its nodes", "realsys doctor"),
+}
+
+
+def explain_job(state: State, records: Records) -> tuple[str, str] | None:
+    """(why, what to do) where the job explains the state; None where the trial's own records do."""
+    submission, job = records.submission, records.job
+    assert submission is not None
+    resume = f"realsys resume {records.trial}"
+    if job is None or job.state is JobState.UNKNOWN:
+        if state is not State.UNKNOWN:
+            return None
+        return (
+            f"Slurm does not say what job {submission.job_id} does, and no worker's lease is held",
+            "try again when slurmctld answers (scontrol ping)",
+        )
+    if state in (State.QUEUED, State.HELD):
+        return _waiting(job, records)
+    if state is State.PAUSED:
+        return f"job {job.job_id} is suspended", f"scontrol resume {job.job_id} (an operator may)"
+    if state is State.STOPPED and records.exit is None:
+        by = submission.cancelled_by or _canceller(job)
+        return f"job {job.job_id} was cancelled{by and f' by {by}'} before it ran", resume
+    if state is State.LOST:
+        return _lost(job, records, resume)
+    return None
+
+
+def _waiting(job: JobInfo, records: Records) -> tuple[str, str]:
+    again = "again " if records.attempt is not None else ""
+    start = f"; expected to start {moment(job.expected_start)}" if job.expected_start else ""
+    words, fix = job.reason_words or job.reason, job.fix or reason_fix(job.reason)
+    if (other := _waits_for(records)) and job.reason in _DEPENDENCY:
+        words, fix = _DEPENDENCY[job.reason](other), f"realsys status {other}"
+        if job.reason != "Dependency":
+            fix += "; then cancel this one (realsys stop) and launch it without --after"
+    return f"job {job.job_id} waits {again}in Slurm's queue: {words}{start}", fix
+
+
+_DEPENDENCY: dict[str, Callable[[str], str]] = {
+    "Dependency": lambda other: f"it waits for {other}",
+    "DependencyNeverSatisfied": lambda other: (
+        f"{other}, which it waits for, did not end as it must"
+    ),
+}
+
+
+def _waits_for(records: Records) -> str:
+    """The trial or sweep named by --after, as `realsys status` takes it."""
+    after = records.plan.job.after if records.plan and records.plan.job else None
+    name, colon, condition = (after or "").rpartition(":")
+    return name if colon and condition in CONDITIONS else after or ""
+
+
+def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
+    """The supervisor left no exit marker: what Slurm knows of the job's end."""
+    when = (
+        f" after {duration(job.ended_at - job.started_at)}"
+        if job.ended_at and job.started_at
+        else ""
+    )
+    started = records.attempt is not None
+    if job.state is JobState.GONE:
+        how, fix = "Slurm knows it no more", ""
+    elif job.slurm_state.startswith("CANCELLED") or job.state is JobState.STOPPED:
+        by = _canceller(job)
+        how, fix = f"it was cancelled{by and f' by {by}'}", ""
+    else:
+        base = job.slurm_state.split()[0] if job.slurm_state else ""
+        how, fix = _ENDS.get(base, (_exit(job), ""))
+        fix = fix.replace("{resume}", resume)
+    what = "ended without an exit marker" if started else "ended before it could take an attempt"
+    where = f"read {records.batch_log}" if records.batch_log and not started else ""
+    last = "" if resume in fix else resume
+    return f"job {job.job_id} {what}{when}: {how}", "; ".join(filter(None, (where, fix, last)))
+
+
+def _exit(job: JobInfo) -> str:
+    if job.signal:
+        return f"its batch script was ended by signal {job.signal}"
+    if job.exit_code:
+        return f"its batch script ended with code {job.exit_code}"
+    return f"Slurm says {job.slurm_state}"
+
+
+def _canceller(job: JobInfo) -> str:
+    """``CANCELLED by 1000`` of sacct → the user's name."""
+    word = job.slurm_state.rpartition(" by ")[2]
+    if not word.isdigit():
+        return ""
+    import pwd
+
+    try:
+        return pwd.getpwuid(int(word)).pw_name
+    except KeyError:
+        return f"uid {word}"

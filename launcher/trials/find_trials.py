@@ -1,0 +1,175 @@
+"""Finds trials by what a user types: `experiment/trial`, `experiment` (its newest), or a folder; and
+sweeps by `experiment/sweep`.
+
+For every verb that takes TRIAL. Looks under the file roots of the known clusters; reads a trial's
+record and nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.sites import places
+from launcher.sites.clusters import file_roots
+from launcher.trials.copies import refuse_copy
+from realsys.api.errors import NoSuchTrial, RealsysError
+from realsys.trial.folders import check_ours
+from realsys.trial.records import TrialFiles, TrialRecord, read_record
+
+_FOLDER = ("/", "./", "../", "~")
+
+
+def find_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
+    """The trial that ``name`` means.
+
+    Raises:
+        NoSuchTrial: with the nearest names.
+    """
+    if _is_folder(name):
+        return TrialFiles(Path(name).resolve())
+    experiment, slash, trial = name.strip("/").partition("/")
+    known = list(all_trials(cluster=cluster))
+    fitting = [
+        files
+        for files in known
+        if files.root.parent.name == experiment and (not slash or files.root.name == trial)
+    ]
+    if not fitting and (sweep := find_sweep(name, cluster=cluster)):
+        raise NoSuchTrial(
+            f"{name!r} is a sweep of {len(sweep)} trials, not a trial",
+            where=str(sweep[0].root.parent),
+            fix=f"name one of them, e.g. {trial_name(sweep[0])}; all of them: realsys status {name}",
+        )
+    if not fitting:
+        names = [trial_name(files) for files in known]
+        raise NoSuchTrial(
+            f"no trial {name!r}" if slash else f"no trial of experiment {name!r}",
+            where=", ".join(file_roots(cluster)),
+            fix=_meant(name, names),
+        )
+    return max(fitting, key=created_at)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """What the writer of an unknown name probably meant, as a sentence (pure)."""
+    if not known:
+        return "launch one: realsys launch EXPERIMENT"
+    if name.startswith(_FOLDER):
+        return "name a folder that holds a plan.json, or EXPERIMENT/TRIAL; all of them: realsys ls"
+    whole = "/" in name.strip("/")
+    ends = {} if whole else {n.partition("/")[2]: n for n in known}  # the last ones are the newest
+    candidates = known if whole else [*{n.partition("/")[0] for n in known}, *ends]
+    folded = {c.casefold(): c for c in candidates}
+    near = difflib.get_close_matches(name.strip("/").casefold(), folded, n=3, cutoff=0.6)
+    words = [repr(ends.get(folded[n], folded[n])) for n in near]
+    meant = f"did you mean {' or '.join(words)}? All" if words else "all"
+    return f"{meant} of them: realsys ls"
+
+
+def find_own_trial(name: str, *, cluster: str | None = None, or_copy: bool = False) -> TrialFiles:
+    """The same for verbs that act on what the trial's records say.
+
+    Args:
+        or_copy: also a copy of another trial's folder: for `rm`.
+    Raises:
+        NoSuchTrial: as above. ClusterError: somebody else wrote those records, or could have.
+        TrialError: they are of another folder, of which this is a copy.
+    """
+    files = find_trial(name, cluster=cluster)
+    check_ours(files)
+    if not or_copy:
+        refuse_copy(files, moved_too=False)
+    return files
+
+
+def find_sweep(name: str, *, cluster: str | None = None) -> list[TrialFiles]:
+    """The trials of the sweep ``experiment/sweep`` in order; empty where that names no sweep.
+
+    A trial of just that name goes first: then there is no sweep.
+    """
+    experiment, slash, sweep = name.strip("/").partition("/")
+    if not slash or _is_folder(name):
+        return []
+    folders: dict[Path, list[TrialFiles]] = {}
+    for files in all_trials(cluster=cluster):
+        if files.root.parent.name != experiment:
+            continue
+        if files.root.name == sweep:
+            return []
+        numbered = re.fullmatch(re.escape(sweep) + r"-\d+", files.root.name)
+        if numbered and sweep_of(files) == sweep:
+            folders.setdefault(files.root.parent, []).append(files)
+    newest = max(folders.values(), key=lambda trials: created_at(trials[0]), default=[])
+    return sorted(newest, key=lambda files: int(files.root.name.rpartition("-")[2]))
+
+
+def sweep_of(files: TrialFiles) -> str:
+    """Name of the sweep that launched the trial; empty for a trial of its own."""
+    record = _record(files)
+    return record.sweep if record else ""
+
+
+def point_of(files: TrialFiles) -> dict[str, str]:
+    """The trial's values in its sweep."""
+    record = _record(files)
+    return dict(record.point) if record else {}
+
+
+def all_trials(*, cluster: str | None = None) -> Iterator[TrialFiles]:
+    """This user's trials in all known file roots."""
+    for root in file_roots(cluster):
+        runs = Path(root) / "runs" / places.user_name()
+        for plan in sorted(runs.glob("*/*/plan.json")):
+            if _is_ours(plan.parent):
+                yield TrialFiles(plan.parent)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Not what another user has put there in our name, as he may in a root that is shared."""
+    try:
+        return folder.lstat().st_uid in (os.getuid(), 0)
+    except OSError:
+        return False
+
+
+def trial_name(files: TrialFiles) -> str:
+    """``experiment/trial``."""
+    return f"{files.root.parent.name}/{files.root.name}"
+
+
+def created_at(files: TrialFiles) -> float:
+    """When it was launched, in seconds since the epoch."""
+    if record := _record(files):
+        return record.created_at
+    try:
+        return files.root.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
+    """``run<N>`` with the next N after the highest one taken, by a trial or by a sweep."""
+    taken: Sequence[int] = [0]
+    if experiment_folder.is_dir():
+        pattern = re.compile(rf"{stem}(\d{{1,9}})(-\d+)?")
+        matches = (pattern.fullmatch(p.name) for p in experiment_folder.iterdir())
+        taken = [0, *(int(m[1]) for m in matches if m)]
+    return f"{stem}{max(taken) + 1}"
+
+
+def _record(files: TrialFiles) -> TrialRecord | None:
+    """The trial's record; None where it is missing or can't be read."""
+    try:
+        return read_record(TrialRecord, files.record)
+    except (RealsysError, OSError):
+        return None
+
+
+def _is_folder(name: str) -> bool:
+    if not name.startswith(_FOLDER):
+        return False
+    return (Path(name).expanduser() / "plan.json").is_file()

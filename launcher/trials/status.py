@@ -1,0 +1,428 @@
+"""Reads a trial's records: folder, name resolution and processes, thinly; launcher/trials/trial_view.py
+decides what they mean.
+
+Never an exception for what is missing, damaged or unreachable: that becomes a note in the view. It
+writes nothing, and of logs it reads only what srun says of a step that does not start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from launcher.slurm.query.job_query import JobInfo
+from launcher.trials.job_board import WATCH_AGE_S, JobBoard
+from launcher.trials.liveness import Liveness, liveness
+from launcher.trials.merged_logs import worker_of
+from launcher.trials.submission import Submission, batch_logs, read_submission, that_counts
+from launcher.trials.trial_view import Known, Records, TrialView, view_of
+from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
+from realsys.api.plan import LaunchPlan, read_plan
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.store import NameResolve
+from realsys.observability.evaluations import last_figures
+from realsys.observability.jsonl import read_jsonl
+from realsys.slurm.srun_messages import step_wait
+from realsys.trial.records import (
+    AttemptFiles,
+    AttemptRecord,
+    ExitMarker,
+    Progress,
+    StopRequest,
+    TrialFiles,
+    TrialRecord,
+    WorkerRecord,
+    WorkerStatus,
+    fresh,
+    loads,
+    read_record,
+)
+
+T = TypeVar("T")
+TAIL_BYTES = 65_536
+LEAST_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its last words
+MOST_AGES = 200  # of workers' heartbeats: each is a question to the store
+STORE_UNREAD = "its store can't be read"
+
+
+def trial_view(
+    files: TrialFiles, *, board: JobBoard | None = None, ages: bool = False
+) -> TrialView:
+    """The trial as it is now; with ``ages`` also when workers were heard of last, a question to the store
+    each."""
+    with closing(TrialReader(files, board=board)) as reader:
+        return view_of(reader.records(ages=ages))
+
+
+def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
+    """All of them as they are now, with one query to Slurm in all."""
+    board = JobBoard()
+    readers = [TrialReader(files, board=board) for files in trials]
+    asked = [s for reader in readers if (s := reader.unsettled_job()) is not None]
+    board.expect(asked)
+    views = []
+    for reader in readers:
+        with closing(reader):
+            views.append(reader.view())
+    return views
+
+
+def keys_of(plan: LaunchPlan) -> TrialKeys:
+    """The trial's keys in name resolution."""
+    return TrialKeys(
+        cluster=plan.cluster.name,
+        user=plan.user,
+        experiment=plan.experiment_name,
+        trial=plan.trial_name,
+    )
+
+
+class TrialReader:
+    """Reads one trial again and again, keeping its plan and the connection to its store."""
+
+    def __init__(self, files: TrialFiles, *, board: JobBoard | None = None) -> None:
+        self.files, self._board = files, board or JobBoard(max_age_s=WATCH_AGE_S)
+        self._plan: LaunchPlan | None = None
+        self._store: NameResolve | None = None
+        self._store_of = 0  # number of the attempt that it was opened for
+        self._store_is_away = False
+        self._notes: list[str] = []
+        self._unread = ""  # why the store or the plan could not be read in this look
+        self._last_progress: Progress | None = None
+
+    @property
+    def plan(self) -> LaunchPlan | None:
+        """The plan, if it can be read."""
+        if self._plan is None:
+            with self._noted("its plan can't be read"):
+                self._plan = read_plan(self.files.plan)
+        return self._plan
+
+    def close(self) -> None:
+        """Gives the store back."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def view(self) -> TrialView:
+        """The trial as it is now."""
+        return view_of(self.records())
+
+    def brief_view(self) -> TrialView:
+        """The same without workers, unless the state hangs on them: for those who wait for the end. A view
+        of thousands of workers is megabytes."""
+        return view_of(self.records(workers=False))
+
+    def records(self, *, ages: bool = False, workers: bool = True) -> Records:
+        """Everything, as it is now.
+
+        Liveness is read before the exit marker, and the marker again after Slurm has said that the job
+        is over: a supervisor that ends between two reads has written its marker first, so it can't look
+        lost.
+
+        Args:
+            ages: also when workers were heard of last: a question to the store for each.
+            workers: False where only the state is wanted.
+        """
+        self._notes, self._unread = [], ""
+        self._store_is_away = False
+        files, plan = self.files, self.plan
+        submission = self._submission()
+        full = self._check_space()
+        attempt, supervisor, marker = self._last_attempt()
+        job = self._job(submission, attempt, marker)
+        if job is not None and job.state.has_ended and marker is None:
+            attempt, supervisor, marker = self._last_attempt()
+        on_slurm = submission is not None and submission.on_slurm
+        # Of a run on another host without a Slurm their leases are the only sign of life.
+        wanted = workers or (supervisor is Liveness.UNKNOWN and not on_slurm)
+        found, statuses, heartbeats = self._workers(ages=ages) if wanted else ({}, {}, {})
+        stop, progress = self._value(StopRequest, "stop"), self._value(Progress, "progress")
+        begun, known = next(iter(self.files.all_attempts()[-1:]), None), None
+        if begun is not None and self._unread and marker is None:
+            known = self._last_known(begun)
+            progress = self._last_progress
+        self._last_progress = progress
+        return Records(
+            trial=plan.trial if plan else "/".join(files.root.parts[-2:]),
+            folder=str(files.root),
+            now=time.time(),
+            plan=plan,
+            record=self._file(TrialRecord, files.record),
+            submission=submission and that_counts(submission, attempt),
+            submission_alive=self._alive(submission),
+            job=job,
+            attempt=attempt,
+            supervisor=supervisor,
+            exit=marker,
+            stop=stop,
+            progress=progress,
+            workers=found,
+            statuses=statuses,
+            # On Slurm a pid means something on its node only: there the lease is the sign of life.
+            alive={}
+            if on_slurm
+            else {n: liveness(w.host, w.pid, w.start) for n, w in found.items()},
+            heartbeats=heartbeats,
+            restarts=self._restarts(),
+            published=self._published(),
+            metrics=self._metrics(),
+            unread=self._unread if known else "",
+            unread_attempt=begun.number if begun and known and attempt is None else 0,
+            known=known,
+            logged=_logged(begun) if begun and progress is None and marker is None else frozenset(),
+            step_waits=_step_waits(begun) if begun and progress is None and on_slurm else {},
+            full=full,
+            batch_log=str(next(reversed(batch_logs(files, submission)), "")) if not begun else "",
+            notes=tuple(self._notes),
+        )
+
+    def _last_attempt(self) -> tuple[AttemptRecord | None, Liveness, ExitMarker | None]:
+        """Its record, whether its supervisor lives as far as this host can say, and its end."""
+        attempts = self.files.all_attempts()
+        if not attempts:
+            return None, Liveness.NONE, None
+        fresh(attempts[-1].root)  # its supervisor may have written the marker on another host
+        unread = f"the record of attempt {attempts[-1].number} can't be read"
+        attempt = self._file(AttemptRecord, attempts[-1].record, unread)
+        supervisor = Liveness.NONE
+        if attempt is not None:
+            supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
+        return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
+
+    def _last_known(self, attempt: AttemptFiles) -> Known:
+        """How far the attempt is, by what it has written into the trial's folder."""
+        last = self._last_progress
+        known = Known(has_begun=next(attempt.root.glob("resumed-*.json"), None) is not None)
+        if last is not None and last.attempt == attempt.number:
+            known = Known(has_begun=True, step=last.step, at=last.updated_at, phase=last.phase)
+        for folder in (*sorted(self.files.root.glob("prepare/*")), self.files.root):
+            rows = TrialFiles.phase(folder).rows_of(attempt.number).metrics
+            with suppress(OSError, ValueError, TypeError):
+                at, step = rows.stat().st_mtime, int(last_metrics(rows).get("step", 0))
+                if at >= known.at and step:
+                    phase = folder.name if folder != self.files.root else ""
+                    known = Known(has_begun=True, step=step, at=at, phase=phase)
+        return known
+
+    def _metrics(self) -> dict[str, Any]:
+        """The last row of the main phase, with the figures of the newest checkpoint evaluated."""
+        phase = TrialFiles.phase(self.files.root)
+        metrics = last_metrics(phase.metrics)
+        with self._noted():
+            metrics |= last_figures(read_jsonl(phase.evaluations))
+        return metrics
+
+    def _restarts(self) -> list[dict[str, Any]]:
+        """Of single workers in the last attempt."""
+        attempts = self.files.all_attempts()
+        with self._noted():
+            return read_jsonl(attempts[-1].restarts) if attempts else []
+        return []
+
+    def unsettled_job(self) -> Submission | None:
+        """The hand-over whose job Slurm must be asked about; None where the records say it all."""
+        submission = self._submission()
+        if submission is None or not submission.on_slurm:
+            return None
+        attempts = self.files.all_attempts()
+        if not attempts or attempts[-1].number <= submission.after_attempt:
+            return submission
+        is_over = self._file(ExitMarker, attempts[-1].exit) is not None
+        may_go_on = self.plan is None or self.plan.job is None or self.plan.job.requeue
+        if is_over and not may_go_on:
+            attempt = self._file(AttemptRecord, attempts[-1].record)
+            return None if that_counts(submission, attempt) is submission else submission
+        return submission
+
+    def _submission(self) -> Submission | None:
+        with self._noted():
+            return read_submission(self.files)
+        return None
+
+    def _alive(self, submission: Submission | None) -> Liveness:
+        if submission is None:
+            return Liveness.NONE
+        if submission.on_slurm:
+            return Liveness.UNKNOWN
+        return liveness(submission.host, submission.pid, submission.start)
+
+    def _job(
+        self,
+        submission: Submission | None,
+        attempt: AttemptRecord | None,
+        marker: ExitMarker | None,
+    ) -> JobInfo | None:
+        if submission is None or not submission.on_slurm:
+            return None
+        if marker is not None and self.unsettled_job() is None:
+            return None  # the marker says it all
+        news = max(attempt.started_at if attempt else 0.0, marker.ended_at if marker else 0.0)
+        accounting = self._plan.cluster.slurm.accounting if self._plan else None
+        counts = that_counts(submission, attempt)
+        found = self._board.job(counts, news_at=news, accounting=accounting)
+        if counts is not submission and (found is None or found.state.has_ended):
+            later = self._board.job(submission, news_at=news, accounting=accounting)
+            if later is not None and not later.state.has_ended:  # it waits, and will begin
+                found = later
+        for problem in self._board.problems:
+            self._note(problem)
+        return found
+
+    def _check_space(self) -> str:
+        """A note when a disk of the trial is full: records that should be there may be missing."""
+        store = self._plan.name_resolve_url if self._plan else ""
+        folders = [str(self.files.root)]
+        folders += [unquote(store.removeprefix("file://"))] if store.startswith("file://") else []
+        for folder in folders:
+            with suppress(OSError):
+                disk = os.statvfs(folder)
+                free = disk.f_bavail * disk.f_frsize
+                no_files = disk.f_files > 0 and disk.f_favail == 0
+                if free < LEAST_FREE_BYTES or no_files:
+                    left = "room for another file" if no_files else "space"
+                    self._note(
+                        full := f"no {left} left on the disk of {folder}: free some, then resume"
+                    )
+                    return full
+        return ""
+
+    def _published(self) -> frozenset[str]:
+        phases = self._plan.phases if self._plan else ()
+        return frozenset(p.name for p in phases if p.publish and Path(p.publish).is_dir())
+
+    def _workers(
+        self, *, ages: bool
+    ) -> tuple[dict[str, WorkerRecord], dict[str, WorkerStatus], dict[str, float]]:
+        """Records, states and ages of the last heartbeat, by worker."""
+        if self._plan is None:
+            return {}, {}, {}
+        keys = keys_of(self._plan)
+        heartbeats: dict[str, float] = {}
+        records = self._subtree(WorkerRecord, keys.workers, heartbeats if ages else None)
+        return records, self._subtree(WorkerStatus, keys.worker_statuses), heartbeats
+
+    def _subtree(
+        self, kind: type[T], prefix: str, heartbeats: dict[str, float] | None = None
+    ) -> dict[str, T]:
+        found: dict[str, T] = {}
+        with self._noted(STORE_UNREAD):
+            store = self._opened()
+            for entry in store.get_subtree(prefix) if store else ():
+                with self._noted():
+                    name = entry.key.removeprefix(f"{prefix}/")
+                    found[name] = loads(kind, entry.value, where=entry.key)
+                    if heartbeats is None or store is None or not entry.lease_id:
+                        continue
+                    if len(heartbeats) >= MOST_AGES:
+                        continue
+                    if (age_s := store.renewed_ago_s(entry.lease_id)) is not None:
+                        heartbeats[name] = age_s
+        return found
+
+    def _value(self, kind: type[T], name: str) -> T | None:
+        if self._plan is None:
+            return None
+        key = f"{keys_of(self._plan).root}/{name}"
+        with self._noted(STORE_UNREAD):
+            store = self._opened()
+            try:
+                return loads(kind, store.get(key).value, where=key) if store else None
+            except KeyNotFound:
+                return None
+        return None
+
+    def _opened(self) -> NameResolve | None:
+        """The store; None before it is there, when it ended with its job, and for the rest of a look after
+        it has not answered once. Opening it would make its folder."""
+        if self._plan is None or self._store_is_away:
+            return None
+        from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
+
+        attempts = self.files.all_attempts()
+        if not attempts:
+            return None
+        if has_job_etcd(self._plan):  # each attempt has one of its own
+            if attempts[-1].exit.exists() or not attempts[-1].etcd_access.exists():
+                return None
+            if self._store_of != attempts[-1].number:
+                self.close()
+        if self._store is None:
+            self._store = open_trial_store(self._plan, attempts[-1])
+            self._store_of = attempts[-1].number
+        return self._store
+
+    def _file(self, kind: type[T], path: Path, unread: str = "") -> T | None:
+        with self._noted(unread):
+            return read_record(kind, path)
+        return None
+
+    @contextmanager
+    def _noted(self, unread: str = "") -> Iterator[None]:
+        """What can't be read is told, not raised: the rest is worth showing.
+
+        Args:
+            unread: what it is, if without it nobody knows whether the run lives and what it does.
+        """
+        try:
+            yield
+        except RealsysError as error:
+            self._store_is_away |= isinstance(error, StoreUnavailable)
+            self._note(f"{error.what} ({error.where})")
+            why = error.what
+        except Exception as error:  # damaged content fails in any way; `status` never does
+            self._note(why := f"{type(error).__name__}: {error}")
+        else:
+            return
+        if unread and not self._unread:
+            self._unread = f"{unread}: {why}"
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+
+def _logged(attempt: AttemptFiles) -> frozenset[str]:
+    """Names of the workers that have a log."""
+    try:
+        return frozenset(worker_of(path) for path in attempt.logs.glob("*.log"))
+    except OSError:
+        return frozenset()
+
+
+def _step_waits(attempt: AttemptFiles) -> dict[str, str]:
+    """Worker type → what srun says while it can't start the step of that type."""
+    waits = {}
+    for path in attempt.logs.glob("srun-*.log"):
+        if sentence := step_wait("\n".join(tail_lines(path))):
+            waits[path.stem.removeprefix("srun-")] = sentence
+    return waits
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """The last whole line of a metrics file; empty when there is none."""
+    for line in reversed(tail_lines(path)):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue  # being written right now
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def tail_lines(path: Path, *, max_bytes: int = TAIL_BYTES) -> list[str]:
+    """Lines at the end of a file; the first may be cut. Empty when it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - max_bytes))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,140 @@
+"""The state of a trial, decided from facts (pure).
+
+For everything that asks whether a trial runs. ``decide`` is total: what can't be known is UNKNOWN, and
+COMPLETED comes from the exit marker alone. Who has which facts is launcher/trials/trial_view.py's matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from launcher.slurm.query.states import JobState
+from launcher.trials.liveness import Liveness
+from realsys.trial.records import Result
+
+
+class State(StrEnum):
+    """Where a trial is in its life."""
+
+    PLANNED = "planned"  # written down, never started
+    QUEUED = "queued"  # in Slurm's queue, for the first time or again
+    HELD = "held"  # in Slurm's queue, and somebody must release it
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"  # suspended by Slurm
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LOST = "lost"  # the supervisor is gone without an exit marker
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def live(cls) -> frozenset[State]:
+        """States in which processes run, or will by themselves."""
+        return frozenset(
+            {cls.QUEUED, cls.HELD, cls.STARTING, cls.RUNNING, cls.PAUSED, cls.STOPPING}
+        )
+
+    @classmethod
+    def final(cls) -> frozenset[State]:
+        """States that only a resume ends."""
+        return frozenset({cls.COMPLETED, cls.STOPPED, cls.FAILED, cls.LOST})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that the state depends on.
+
+    Attributes:
+        planned: there is a plan that can be read.
+        pending: the process of a hand-over to submitit that has taken no attempt yet.
+        supervisor: of the last attempt.
+        job: on Slurm, the job of the last hand-over; None on this machine. It stands for ``pending``
+            and ``supervisor``, which then say only whether there was one.
+        requeued: that job was started, or queued, again after the last attempt took it.
+        cancelled: that job was cancelled before it could take an attempt.
+        result: of the last attempt's exit marker.
+        stop_requested: for the last attempt.
+        leases: some worker of the last attempt still holds its lease.
+        working: the last attempt has shown progress.
+    """
+
+    planned: bool
+    pending: Liveness
+    supervisor: Liveness
+    result: Result | None
+    stop_requested: bool
+    leases: bool
+    working: bool
+    job: JobState | None = None
+    requeued: bool = False
+    cancelled: bool = False
+
+
+_RESULTS = {
+    Result.COMPLETED: State.COMPLETED,
+    Result.STOPPED: State.STOPPED,
+    Result.FAILED: State.FAILED,
+}
+
+
+def decide(facts: Facts) -> State:
+    """The state that the facts mean. Total."""
+    return _on_this_machine(facts) if facts.job is None else _on_slurm(facts, facts.job)
+
+
+_IN_QUEUE = {
+    JobState.WAITING: State.QUEUED,
+    JobState.HELD: State.HELD,
+    JobState.PAUSED: State.PAUSED,
+}
+
+
+def _on_slurm(facts: Facts, job: JobState) -> State:
+    attempted = facts.supervisor is not Liveness.NONE
+    if facts.pending is not Liveness.NONE or not attempted or facts.requeued:
+        return _before_an_attempt(facts, job)
+    if facts.result is not None:
+        return _RESULTS[facts.result]
+    if job in _IN_QUEUE:  # WAITING: requeued without an exit marker, e.g. after a lost node
+        return _IN_QUEUE[job]
+    if job is JobState.UNKNOWN and not facts.leases:
+        return State.UNKNOWN
+    if job.has_ended:
+        return State.LOST
+    if facts.stop_requested or job is JobState.FINISHING:
+        return State.STOPPING
+    return State.RUNNING if facts.working else State.STARTING
+
+
+def _before_an_attempt(facts: Facts, job: JobState) -> State:
+    """A job that has not got so far as to take an attempt."""
+    if facts.cancelled or job is JobState.STOPPED:
+        return State.STOPPED
+    if job in _IN_QUEUE:
+        return _IN_QUEUE[job]
+    if job is JobState.UNKNOWN:
+        return State.UNKNOWN
+    return State.LOST if job.has_ended else State.STARTING
+
+
+def _on_this_machine(facts: Facts) -> State:
+    if facts.pending is not Liveness.NONE:
+        return {
+            Liveness.ALIVE: State.STARTING,
+            Liveness.DEAD: State.LOST,
+            Liveness.UNKNOWN: State.UNKNOWN,
+        }[facts.pending]
+    if facts.supervisor is Liveness.NONE:
+        return State.PLANNED if facts.planned else State.UNKNOWN
+    if facts.result is not None:
+        return _RESULTS[facts.result]
+    if facts.supervisor is Liveness.DEAD:
+        return State.LOST
+    if facts.supervisor is Liveness.UNKNOWN and not facts.leases:
+        return State.UNKNOWN
+    if facts.stop_requested:
+        return State.STOPPING
+    return State.RUNNING if facts.working else State.STARTING

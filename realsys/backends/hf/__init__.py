@@ -1,0 +1,1 @@
+"""Engines over Hugging Face modules: sharding, loading, optimization, generation."""

@@ -1,0 +1,97 @@
+"""Weights of a cut module, from files and back, without the whole model anywhere.
+
+Loading: the module is cut while its weights have no memory (realsys/models/skeleton.py); then each process
+makes memory for its part and reads just that. Saving: weights are gathered one after the other, and each
+is written before the next one comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from realsys.api.model import Model, ModuleSource
+from realsys.backends.hf.lora import exchange_name
+from realsys.backends.hf.sharding import boxes, local_shard
+from realsys.models.hf import Streamed, can_stream, save_hf
+from realsys.models.skeleton import make_memory
+from realsys.models.source import module_of
+from realsys.models.weight_writer import Kind
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What a skeleton is to be filled with, once it is cut.
+
+    Attributes:
+        filled: False leaves the weights as they are: another copy fills them.
+    """
+
+    source: ModuleSource
+    filled: bool
+
+    @torch.no_grad()
+    def fill(self, module: nn.Module, device: torch.device | str) -> None:
+        """Makes memory on ``device`` for what this process has of each weight, and reads that.
+
+        Weights that have memory already (adapters) keep their values.
+        """
+        named = dict(module.named_parameters())
+        missing = [name for name, parameter in named.items() if parameter.is_meta]
+        make_memory(module, device)
+        if not self.filled:
+            return
+        parameters = dict(module.named_parameters())
+        for name in missing:
+            box = boxes(parameters[name])[-1]
+            if box.numel:
+                shard = local_shard(parameters[name])
+                self.source.read_into(shard, exchange_name(name), box.start, box.stop)
+
+
+def start_of(model: Model, dtype: str | None = None) -> tuple[nn.Module, Filling | None]:
+    """The module to cut, and how to fill it afterwards; None: it has its weights already.
+
+    Args:
+        dtype: of the weights, if not the source's.
+    """
+    source: Any = model.module
+    if isinstance(source, ModuleSource) and (module := source.skeleton(dtype)) is not None:
+        return module, Filling(source, model.filled)
+    if isinstance(source, ModuleSource) and dtype is not None:
+        source.dtype = dtype
+    module = module_of(model)
+    if dtype is not None:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(getattr(torch, dtype))
+    return module, None
+
+
+def save_streamed(
+    module: Any,
+    tokenizer: Any,
+    save_dir: str,
+    *,
+    kinds: Mapping[str, Kind],
+    weights: Iterable[tuple[str, Tensor]],
+    writes: bool,
+    also: Callable[[Path], None] | None = None,
+) -> None:
+    """Goes through ``weights``, which may be collective; the process that ``writes`` saves them.
+
+    A family whose weights transformers puts together before it saves them is gathered whole by the writer.
+    """
+    if not writes:
+        for _ in weights:
+            pass
+    elif can_stream(module, kinds):
+        streamed = Streamed(kinds, weights)
+        save_hf(module, tokenizer, save_dir, also=also, weights=streamed)
+    else:
+        whole = {name: weight.to("cpu", kinds[name].dtype) for name, weight in weights}
+        save_hf(module, tokenizer, save_dir, state_dict=whole, also=also)

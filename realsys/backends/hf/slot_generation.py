@@ -1,0 +1,59 @@
+"""Answers to prompts that all processes of a slot have: each makes a share, all get all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from realsys.api.model import GenerationHyperparameters
+from realsys.generation.engine.embedded_engine import GenerationResult, generate
+
+
+def generate_dealt(
+    module: nn.Module,
+    prompts: Sequence[Tensor],
+    gconfig: GenerationHyperparameters,
+    *,
+    group: Any,
+    row_seeds: Tensor,
+    **settings: Any,
+) -> GenerationResult:
+    """As ``generation.engine.generate``, by all processes of ``group`` together (collective).
+
+    Rows are dealt in runs, so that answers to one prompt mostly stay together and share its reading.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    bounds = [len(prompts) * i // size for i in range(size + 1)]
+    own = slice(bounds[rank], bounds[rank + 1])
+    result = generate(module, prompts[own], gconfig, row_seeds=row_seeds[own], **settings)
+    if size == 1:
+        return result
+    device = next(module.parameters()).device
+    lengths = torch.tensor([len(x) for x in result.tokens], dtype=torch.int64, device=device)
+    all_lengths = torch.cat(_gather(lengths, group)).tolist()
+    tokens = torch.cat(_gather(_joined(result.tokens, torch.int64, device), group))
+    logprobs = torch.cat(_gather(_joined(result.logprobs, torch.float32, device), group))
+    truncated = torch.cat(_gather(result.truncated.to(torch.uint8), group)).bool()
+    return GenerationResult(
+        list(torch.split(tokens, all_lengths)), list(torch.split(logprobs, all_lengths)), truncated
+    )
+
+
+def _joined(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=dtype, device=device), *(x.to(dtype) for x in parts)])
+
+
+def _gather(x: Tensor, group: Any) -> list[Tensor]:
+    """The one-dimensional tensors of all processes, of lengths that may differ."""
+    own = torch.tensor([len(x)], device=x.device)
+    sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, own, group=group)
+    longest = max(int(n) for n in sizes)
+    padded = torch.cat([x, x.new_zeros(longest - len(x))])
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded, group=group)
+    return [y[: int(n)] for y, n in zip(found, sizes, strict=True)]

@@ -1,0 +1,1 @@
+"""Attention over packed sequences, grouped heads, and linear layers on a CPU."""

@@ -1,0 +1,1 @@
+"""Typed settings: dotted overrides and YAML onto an experiment's dataclass, all problems at once."""

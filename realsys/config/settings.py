@@ -1,0 +1,159 @@
+"""Reads what a user wrote, `a.b=value` words and YAML files, as settings: name, text, place.
+
+For overrides.py and clusters.py, which give the text its meaning. Refuses what can't be read at all,
+and names that are given twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import ConfigError
+from realsys.config.problems import collected
+from realsys.config.typed_values import Written, from_node, parse_flow, plain_tree
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value that a user wrote for a dotted name, and where."""
+
+    path: str
+    written: Written
+    origin: str  # `command line`, or file:line
+
+
+def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Setting]:
+    """Settings of `a.b=value` words."""
+    seen: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip()
+        if not equals or not re.fullmatch(r"\w+(\.[^.\s=]+)*", name):
+            problems.append(
+                ConfigError(
+                    f"{word!r} is not a setting" + ("" if equals else ": it has no '='"),
+                    where="command line",
+                    fix=f"write NAME=VALUE, e.g. {name or 'seed'}=1"
+                    if not equals
+                    else "write NAME=VALUE with a dotted name, e.g. actor.optimizer.lr=1e-5",
+                )
+            )
+            continue
+        if seen.get(name, text) != text:
+            problems.append(
+                ConfigError(
+                    f"{name} is given twice: {seen[name]!r} and {text!r}",
+                    where=f"{name}, command line",
+                    fix="keep one of them",
+                )
+            )
+            continue
+        seen[name] = text
+        with collected(problems):
+            yield Setting(name, parse_flow(text), f"command line {word!r}")
+
+
+def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
+    """Settings of a YAML file, nested or dotted, each with its line.
+
+    Raises:
+        ConfigError: no such file, not readable, or not YAML (with the line).
+    """
+    import yaml
+
+    try:
+        node: Any = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError(
+            f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(
+            "the file is no table of settings: values within values without end",
+            where=str(path),
+            fix="write NAME: VALUE lines",
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(
+            f"not YAML: {reason}",
+            where=f"{path}:{mark.line + 1}" if mark else str(path),
+            fix="repair that line; strings with ': ' or '#' need quotes",
+        ) from error
+    if node is None:
+        return
+    if node.id != "mapping":
+        raise ConfigError(
+            "the file is no table of settings", where=str(path), fix="write NAME: VALUE lines"
+        )
+    plain_tree(node, where=str(path))
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.value in seen:
+            problems.append(
+                ConfigError(
+                    f"{key.value} is given twice, in lines {seen[key.value]} and {line}",
+                    where=f"{path}:{line}",
+                    fix="keep one of them",
+                )
+            )
+            continue
+        seen[str(key.value)] = line
+        yield from _yaml_settings(str(key.value), value, path)
+
+
+def spelled_twice(settings: Iterable[Setting]) -> Iterator[ConfigError]:
+    """What one place gives two values by different spellings, as ``a.b=1`` and ``a={b: 2}`` (pure).
+
+    Names are whole ones, to the value; a file and the words are two places, and the later one wins.
+    """
+    known: dict[str, dict[str, Setting]] = {}
+    for one in (leaf for setting in settings for leaf in _unfolded(setting)):
+        place = known.setdefault(_place(one.origin), {})
+        for other in place.values():
+            if _clash(one, other):
+                yield ConfigError(
+                    f"{one.path} is given twice, in two spellings",
+                    where=f"{one.path}, {other.origin} and {one.origin}",
+                    fix="keep one of them",
+                )
+                break
+        place[one.path] = one
+
+
+def _clash(one: Setting, other: Setting) -> bool:
+    """Two values for one name, or a value for what the other one takes for a group."""
+    if one.path == other.path:
+        return one.written != other.written
+    return one.path.startswith(f"{other.path}.") or other.path.startswith(f"{one.path}.")
+
+
+def _unfolded(setting: Setting) -> Iterator[Setting]:
+    """A table's members one by one; an empty one gives no value."""
+    if not isinstance(setting.written, dict):
+        yield setting
+        return
+    for name, written in setting.written.items():
+        yield from _unfolded(Setting(f"{setting.path}.{name}", written, setting.origin))
+
+
+def _place(origin: str) -> str:
+    """Words, the job's options (which win over words), or the file."""
+    if origin.startswith("command line"):
+        return "options" if origin.startswith("command line --") else "words"
+    return origin.rpartition(":")[0]
+
+
+def _yaml_settings(name: str, node: Any, path: Path) -> Iterator[Setting]:
+    """One setting a leaf, so that each has its own line; empty tables and lists are leaves."""
+    if node.id == "mapping" and node.value:
+        for key, value in node.value:
+            yield from _yaml_settings(f"{name}.{key.value}", value, path)
+    else:
+        yield Setting(name, from_node(node), f"{path}:{node.start_mark.line + 1}")

@@ -1,0 +1,217 @@
+"""Datapoints in a file, one after another, to be trained on again bit for bit.
+
+A rollout worker appends each datapoint that was kept; ``RolloutDump`` reads any of them by its id. A
+record is its length (8 bytes, little-endian), a msgpack header (SequenceMeta, keys, bytes of each, a
+checksum) and the tensors' bytes, deflated: some 6 a token. A process that dies may leave its last record
+torn: readers leave it out. A write that fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+import msgspec
+import torch
+
+from realsys.api.data import SequenceMeta
+from realsys.api.errors import DataError, RealsysError
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.tensor_bytes import bytes_of, joined
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".rollouts"
+_LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 64 * 1024 * 1024
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    meta: SequenceMeta
+    keys: tuple[str, ...]
+    num_bytes: tuple[int, ...]
+    crc32: int | None = None  # of the bytes as they are kept; None: written before there was one
+    is_deflated: bool = False
+
+
+class DumpWriter:
+    """Appends datapoints to a file of its own. Use as a context manager.
+
+    Args:
+        room: most bytes to write; None: no bound. What comes later is not kept.
+    """
+
+    def __init__(self, path: Path, *, room: int | None = None) -> None:
+        self.path = path
+        self._room = room
+        self._file: FileIO | None = None
+        self._is_full = False
+
+    def append(self, sample: SequenceSample) -> bool:
+        """Writes ``sample``; on disk before this returns, but not synced. False: there is no room.
+
+        Raises:
+            DataError: the disk refuses. Nothing of the sample is left in the file.
+        """
+        record = _record(sample)
+        if self._is_full or (self._room is not None and len(record) > self._room):
+            if not self._is_full:
+                logger.warning(
+                    "dump full, later rollouts are not kept path=%s; raise rollout.dump_limit_gib",
+                    self.path,
+                )
+            self._is_full = True  # also for smaller ones: what is there ends at one point
+            return False
+        start: int | None = None
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("ab", buffering=0)
+            start = os.fstat(self._file.fileno()).st_size
+            rest = memoryview(record)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._take_back(start)
+            raise DataError(
+                f"a rollout can't be written: {error}",
+                where=str(self.path),
+                fix="free space, or rollout.dump=false",
+            ) from error
+        if self._room is not None:
+            self._room -= len(record)
+        return True
+
+    def _take_back(self, start: int | None) -> None:
+        """Half a record, filled up with the next one's bytes, would look like a whole one."""
+        if self._file is None or start is None:
+            return
+        with suppress(OSError):
+            os.ftruncate(self._file.fileno(), start)
+            return
+        self.close()  # behind it nothing could be found: go on in another file
+        self._file, self.path = None, self.path.with_stem(self.path.stem + "-b")
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> DumpWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _record(sample: SequenceSample) -> bytes:
+    keys = tuple(sorted(sample.keys))
+    tensors = [sample.data[key].detach().cpu().contiguous() for key in keys]
+    # Versions and masks are runs, tokens and log-probs have zeros: the fastest level finds that.
+    kept = [zlib.compress(bytes_of(x), 1) if x.numel() else b"" for x in tensors]
+    crc32 = 0
+    for part in kept:
+        crc32 = zlib.crc32(part, crc32)
+    header = msgspec.msgpack.encode(
+        _Header(
+            meta=sample.meta,
+            keys=keys,
+            num_bytes=tuple(map(len, kept)),
+            crc32=crc32,
+            is_deflated=True,
+        )
+    )
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *kept])
+
+
+class RolloutDump:
+    """Datapoints of some dump files, by id. The newest of an id counts."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._place: dict[str, tuple[Path, int]] = {}
+        for path in files:
+            self._index(path)
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def read(self, ids: Sequence[str]) -> SequenceSample:
+        """The datapoints ``ids``, in that order.
+
+        Raises:
+            DataError: one is not there, or its file is damaged.
+        """
+        return _gather([self._read(name) for name in ids])
+
+    def _read(self, name: str) -> SequenceSample:
+        if name not in self._place:
+            raise DataError(
+                f"datapoint {name!r} is in no dump",
+                where="replay",
+                fix="was the run started with rollout.dump=true, are its files all there, and was "
+                "rollout.dump_limit_gib large enough?",
+            )
+        path, offset = self._place[name]
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                header = _read_header(file.read(_header_length(file.read(_LENGTH_BYTES))))
+                return _sample(header, file.read(sum(header.num_bytes)))
+        except (OSError, msgspec.MsgspecError, ValueError, zlib.error, RealsysError) as error:
+            raise DataError(
+                f"datapoint {name!r} can't be read: {error}", where=str(path), fix="copy it again"
+            ) from error
+
+    def _index(self, path: Path) -> None:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            while (start := file.tell()) < size:
+                try:
+                    header = _read_header(file.read(_header_length(file.read(_LENGTH_BYTES))))
+                except (msgspec.MsgspecError, ValueError):
+                    return  # torn: nothing behind it is whole
+                end = file.tell() + sum(header.num_bytes)
+                if end > size:
+                    return
+                for name in header.meta.ids:
+                    self._place[name] = (path, start)
+                file.seek(end, os.SEEK_SET)
+
+
+def _header_length(data: bytes) -> int:
+    length = int.from_bytes(data, "little")
+    if len(data) != _LENGTH_BYTES or not 0 < length <= MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes")
+    return length
+
+
+def _read_header(data: bytes) -> _Header:
+    return msgspec.msgpack.decode(data, type=_Header)
+
+
+def _sample(header: _Header, data: bytes) -> SequenceSample:
+    meta, start, tensors = header.meta, 0, dict[str, torch.Tensor]()
+    if header.crc32 is not None and zlib.crc32(data) != header.crc32:
+        raise ValueError("its bytes are not those that were written")
+    for key, num_bytes in zip(header.keys, header.num_bytes, strict=True):
+        dtype = getattr(torch, meta.dtypes[key])
+        shape = (sum(meta.rows_per_id(key)), *meta.trailing_shapes[key])
+        kept = data[start : start + num_bytes]
+        found = zlib.decompress(kept) if header.is_deflated and kept else kept
+        if math.prod(shape) * dtype.itemsize != len(found):
+            raise ValueError(f"{len(found)} bytes of {key} for shape {shape}")
+        tensors[key] = joined(dtype, shape, [found])
+        start += num_bytes
+    return SequenceSample.from_meta(meta, tensors)
+
+
+def _gather(samples: Sequence[SequenceSample]) -> SequenceSample:
+    meta = SequenceMeta.gather([sample.meta for sample in samples])
+    data = {key: torch.cat([sample.data[key] for sample in samples]) for key in meta.keys}
+    return SequenceSample.from_meta(meta, data)

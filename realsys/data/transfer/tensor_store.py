@@ -1,0 +1,109 @@
+"""The tensors that one model worker holds, by datapoint and key.
+
+Written by the worker's compute thread, read by it and by the transfer server's thread; one lock. What the
+compute thread put is on a GPU when the GPU gets there: others ask ``moments`` and wait for those. Each
+tensor is the datapoint's own copy or a view of the batch it was made in; none is changed once stored.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from realsys.api.data import SequenceMeta
+from realsys.api.errors import DataError
+from realsys.data.sequence_sample import SequenceSample
+from realsys.devices.streams import written
+
+
+class TensorStore:
+    """(datapoint id, key) → that datapoint's rows."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, torch.Tensor]] = {}
+        self._moments: dict[str, Any] = {}  # datapoint → when the GPU will have written all of it
+        self._lock = threading.Lock()
+
+    def put(self, sample: SequenceSample) -> None:
+        """Keeps every key of ``sample``, datapoint by datapoint."""
+        pieces = {
+            key: torch.split(x, list(sample.meta.rows_per_id(key)))
+            for key, x in sample.data.items()
+        }
+        moment = written(sample.data.values())
+        with self._lock:
+            if moment is not None:
+                self._moments.update(dict.fromkeys(sample.ids, moment))
+            for i, name in enumerate(sample.ids):
+                row = self._rows.setdefault(name, {})
+                for key, parts in pieces.items():
+                    row[key] = parts[i]
+
+    def get(self, meta: SequenceMeta) -> SequenceSample:
+        """The batch that ``meta`` describes.
+
+        Raises:
+            DataError: a tensor is not here; names key and datapoint.
+        """
+        data = {key: _in_one(self.rows(key, meta.ids)) for key in meta.seqlens}
+        return SequenceSample.from_meta(meta, data)
+
+    def rows(self, key: str, ids: Sequence[str]) -> list[torch.Tensor]:
+        """The rows of ``ids`` under ``key``, one tensor each."""
+        with self._lock:
+            try:
+                return [self._rows[name][key] for name in ids]
+            except KeyError:
+                missing = [n for n in ids if key not in self._rows.get(n, {})]
+        raise DataError(
+            f"key {key!r} of datapoints {missing[:3]} is not on this worker",
+            where="tensor store",
+            fix="report this as a bug: the transfer plan should have fetched it",
+        )
+
+    def moments(self, ids: Iterable[str]) -> list[Any]:
+        """When the GPU has written what was put of these datapoints (realsys/devices/streams.py)."""
+        with self._lock:
+            return [self._moments[name] for name in ids if name in self._moments]
+
+    def put_rows(self, key: str, rows: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Keeps rows that came from another worker."""
+        with self._lock:
+            for name, x in rows:
+                self._rows.setdefault(name, {})[key] = x
+
+    def clear(self, ids: Iterable[str]) -> None:
+        """Forgets datapoints; unknown ones are ignored."""
+        with self._lock:
+            for name in ids:
+                self._rows.pop(name, None)
+                self._moments.pop(name, None)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    # ---- for a checkpoint -------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of everything that is held: datapoint → key → rows."""
+        with self._lock:
+            return {
+                name: {key: x.to("cpu", copy=True) for key, x in keys.items()}
+                for name, keys in self._rows.items()
+            }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Takes back what ``state_dict`` gave."""
+        with self._lock:
+            for name, keys in state.items():
+                self._rows.setdefault(name, {}).update(keys)
+
+
+def _in_one(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``rows`` one after another, in a tensor of its own."""
+    if len({x.device for x in rows}) > 1:  # what came from peers is in host memory
+        rows = [x.cpu() for x in rows]
+    return torch.cat(list(rows))

@@ -1,1 +1,0 @@
-"""Tensors: packed samples, the store of a worker, transfers between workers."""

@@ -1,0 +1,193 @@
+"""The evaluator's loop: look, evaluate what is due, write it down, tell it.
+
+What it does is decided in pending.py. Nothing that happens in an evaluation ends it: a failed one is tried
+again, and in the end noted as failed. It ends when the training is over and nothing is pending, or when it
+is told to leave; what it leaves behind is pending in the next attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from realsys.api.errors import RealsysError
+from realsys.api.worker_configs import Evaluator
+from realsys.evaluator.checkpoints import SavedCheckpoints
+from realsys.evaluator.pending import Action, Checkpoint, Evaluate, GiveUp, next_action
+from realsys.evaluator.results import Evaluation, Results, Standing
+from realsys.runtime.progress import tick
+
+logger = logging.getLogger(__name__)
+
+EvaluateOne = Callable[[Checkpoint, Callable[[], None]], Mapping[str, float]]
+CUT_OFF = "its process ended while it was at it"
+SURE_S = 10.0  # at the files of checkpoints whose names are those that were there
+
+
+class Leaving(Exception):
+    """Told to leave in the middle of an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What the loop needs of the world.
+
+    Attributes:
+        is_over: whether no more checkpoints will be saved.
+        may_write: called before a result is written; raises where another attempt has taken over.
+        begins, ends: told around each evaluation.
+        shows: gets the lines that were added to ``evaluations.jsonl``, all of them at first.
+    """
+
+    is_over: Callable[[], bool]
+    may_write: Callable[[], None] = lambda: None
+    begins: Callable[[Checkpoint], None] = lambda checkpoint: None
+    ends: Callable[[], None] = lambda: None
+    shows: Callable[[Sequence[Mapping[str, Any]]], None] = lambda rows: None
+
+
+class EvaluatorLoop:
+    """Evaluates the checkpoints of one role. ``build.run`` makes one and calls ``run``.
+
+    Args:
+        attempt: of the trial.
+        evaluate: a checkpoint → its figures; calls what it is given before each batch.
+    """
+
+    def __init__(
+        self,
+        config: Evaluator,
+        *,
+        attempt: int,
+        saved: SavedCheckpoints,
+        results: Results,
+        evaluate: EvaluateOne,
+        world: Surroundings,
+    ) -> None:
+        self._config, self._attempt = config, attempt
+        self._saved, self._results = saved, results
+        self._evaluate, self._world = evaluate, world
+        self._leaving = threading.Event()
+        self._idle: list[str] | None = None  # names of checkpoints of which none was pending
+        self._sure_s = 0.0
+
+    def leave(self) -> None:
+        """Asks ``run`` to return after the batch that it is at (from any thread)."""
+        self._leaving.set()
+
+    def run(self) -> None:
+        """Returns when nothing is pending and nothing will come, or when told to leave."""
+        for known in self._results.read().values():
+            self._saved.knows(known.step, known.stamp, known.weights)
+        self._world.shows(self._results.rows())
+        self._tell()
+        while not self._leaving.is_set():
+            tick()
+            is_over = self._world.is_over()  # before the look: it must see what was saved last
+            action = self._next(is_over=is_over)
+            if isinstance(action, Evaluate):
+                self._try(action)
+            elif isinstance(action, GiveUp):
+                self._give_up(action)
+            elif action is None and is_over:
+                return
+            else:
+                self._leaving.wait(self._config.poll_s)
+
+    def _next(self, *, is_over: bool) -> Action:
+        """While nothing is pending the names of checkpoints are looked at, and now and then the files."""
+        names, now_s = self._saved.names(), time.monotonic()
+        if names == self._idle and now_s < self._sure_s and not is_over:
+            return None
+        action = next_action(
+            self._saved.look(),
+            self._results.read(),
+            attempt=self._attempt,
+            now=time.time(),
+            max_tries=self._config.max_tries,
+            retry_s=self._config.retry_s,
+        )
+        self._idle, self._sure_s = (names if action is None else None), now_s + SURE_S
+        return action
+
+    def _try(self, action: Evaluate) -> None:
+        checkpoint, began_s = action.checkpoint, time.monotonic()
+        trying = Evaluation(
+            role=checkpoint.role,
+            step=checkpoint.step,
+            weights=checkpoint.weights,
+            stamp=checkpoint.stamp,
+            standing=Standing.TRYING,
+            tries=action.number,
+            attempt=self._attempt,
+            at=time.time(),
+        )
+        self._write(trying)
+        self._world.begins(checkpoint)
+        try:
+            figures = self._evaluate(checkpoint, self._go_on)
+        except Leaving:
+            return
+        except Exception as error:  # whatever it is: to try again is the design
+            logger.warning("evaluation failed step=%d", checkpoint.step, exc_info=True)
+            outcome = self._failed(trying, _sentence(error))
+        else:
+            outcome = replace(trying, standing=Standing.DONE, figures=dict(figures))
+        finally:
+            self._world.ends()
+        if not self._saved.is_unchanged(checkpoint):
+            # Saved anew or gone meanwhile: nobody knows which weights these figures are of.
+            logger.warning("checkpoint changed while it was evaluated step=%d", checkpoint.step)
+            outcome = replace(trying, standing=Standing.RETRY, tries=action.number - 1)
+        seconds = time.monotonic() - began_s
+        self._write(replace(outcome, at=time.time(), seconds=seconds))
+        self._tell()
+
+    def _failed(self, trying: Evaluation, error: str) -> Evaluation:
+        is_last = trying.tries >= self._config.max_tries
+        standing = Standing.FAILED if is_last else Standing.RETRY
+        return replace(trying, standing=standing, error=error)
+
+    def _give_up(self, action: GiveUp) -> None:
+        error = action.evaluation.error or CUT_OFF
+        self._write(
+            replace(action.evaluation, standing=Standing.FAILED, error=error, at=time.time())
+        )
+        self._tell()
+
+    def _write(self, evaluation: Evaluation) -> None:
+        self._world.may_write()
+        self._results.write(evaluation)
+
+    def _tell(self) -> None:
+        rows = self._results.tell()
+        for row in rows:
+            figures = " ".join(f"{name}={value:.4g}" for name, value in row["figures"].items())
+            logger.log(
+                logging.INFO if row["result"] == Standing.DONE else logging.WARNING,
+                "checkpoint evaluated role=%s at_step=%d result=%s tries=%d seconds=%.1f %s%s",
+                row["role"],
+                row["step"],
+                row["result"],
+                row["tries"],
+                row["seconds"],
+                figures,
+                row["error"],
+            )
+        if rows:
+            self._world.shows(rows)
+
+    def _go_on(self) -> None:
+        tick()
+        if self._leaving.is_set():
+            raise Leaving
+
+
+def _sentence(error: Exception) -> str:
+    """What it says, on one line."""
+    text = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]

@@ -1,0 +1,429 @@
+"""Where the rows of a running batch are kept, and how they are read and continued.
+
+``ContinuousEngine`` puts each request into a slot, a number from 0; a slot has the keys and values of
+its row's tokens so far. ``FastSlots`` is the quick way, for models that ``FastForward`` computes;
+generic_slots.py is for all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from realsys.generation.decoding.attention import KeyValues, seen_width
+from realsys.generation.decoding.decoder import FastForward, rounded
+from realsys.generation.decoding.length_buckets import ON_CPU, ON_GPU, Band, Disorder, bands_of
+from realsys.generation.decoding.prefix import PrefixCache
+from realsys.runtime.progress import tick
+
+# These bound memory, not results. Tokens read in one pass; by fused attention, which keeps no scores, more.
+_READ_TOKENS = 4096
+READ_TOKENS_FUSED = 8192
+_READ_SCORES = 1 << 24  # numbers in its attention scores
+_READ_MASK = 1 << 26  # and in the mask of fused attention
+READ_CELLS = (
+    4  # cells that the rows of a pass have, known beginnings included, for each of its tokens
+)
+_LEAST_ROOM = 48  # positions a slot has room for from the beginning: growing copies them all
+_LINE = 16  # floats of a processor's cache line
+_LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest
+
+
+class Slots(Protocol):
+    """Rows of tokens by slot, and the logits that follow them."""
+
+    def read(
+        self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
+        """Puts each text into its slot; logits ``[n, V]`` of what follows.
+
+        Also how many tokens at the beginning of each were there already. Equal texts are read once.
+        """
+
+    def num_new(self, text: tuple[int, ...]) -> int:
+        """How many tokens of it ``read`` would have to read."""
+
+    def step(self, tokens: Tensor, num_slots: int) -> Tensor:
+        """Appends ``tokens[slot]`` to each row; logits ``[num_slots or more, V]``.
+
+        Args:
+            tokens: int64; a valid token also at slots without a row, up to a multiple of
+                ``LARGEST_GRANULE``.
+            num_slots: above the highest slot with a row.
+        """
+
+    def out_of_order(self) -> bool:
+        """Whether it pays to ``arrange`` rows by length, the longest first."""
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """All rows move: slot i gets the row that is in slot ``order[i]``."""
+
+    def free(self, slots: Sequence[int]) -> None:
+        """These hold nothing any more."""
+
+    def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
+        """Remembers rows, whose tokens these are, for texts that begin with them."""
+
+    def forget_prefixes(self) -> None:
+        """Drops all that was remembered beside the slots."""
+
+    def reload(self) -> None:
+        """Takes the module's weights as they are now; slots keep what they have."""
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """Keys and values of a text, ``[L, width, E]`` each and its own memory, and what follows."""
+
+    tensors: Sequence[Tensor]
+    logits: Tensor | None
+
+
+@dataclass
+class _Reading:
+    """A text that is read once, for one slot or several."""
+
+    text: tuple[int, ...]
+    slots: list[int]
+    known: int  # tokens at the beginning that ``prefix`` has
+    prefix: _Prefix | None
+
+    @property
+    def num_new(self) -> int:
+        return len(self.text) - self.known
+
+
+def rectangles(
+    lengths: Sequence[int], begins: Sequence[int], *, max_tokens: int, max_cells: int
+) -> list[list[int]]:
+    """Which rows to read together, by index: of like length, and not too many tokens with padding.
+
+    Args:
+        begins: tokens of each that are known already; they take cells beside those that are read.
+    """
+    groups: list[list[int]] = []
+    begin = 0  # the largest of the last group
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        group = groups[-1] if groups else []
+        num, known = len(group) + 1, max(begin, begins[i])
+        fits = bool(group) and num * lengths[i] <= max_tokens
+        fits = fits and num * (known + lengths[i]) <= max_cells
+        if fits and lengths[i] <= max(lengths[group[0]] * _LONGEST_TO_SHORTEST, 8):
+            group.append(i)
+            begin = known
+        else:
+            groups.append([i])
+            begin = begins[i]
+    return groups
+
+
+def grown(
+    have: tuple[int, int],
+    need: tuple[int, int],
+    *,
+    most_rows: int,
+    granule: int,
+    least_rows: int,
+    max_cells: int | None,
+) -> tuple[int, int]:
+    """Rows and positions of a cache that there is so much need for.
+
+    At least twice of what there was, where it grows. Where that would be more than ``max_cells``, it is as
+    tight as it has to be, in both directions, and what is left of these is shared by the two. A need
+    beyond ``max_cells`` is met too: by no more than ``_LINE - 1`` positions a row above it.
+
+    >>> grown((64, 48), (3, 1000), most_rows=64, granule=8, least_rows=2, max_cells=4096)
+    (3, 1360)
+    """
+    if need[0] <= have[0] and need[1] <= have[1]:
+        return have
+    rows, width = have
+    if need[0] > rows:
+        rows = min(
+            max(rounded(need[0], granule), 2 * rows), rounded(max(most_rows, need[0]), granule)
+        )
+    if need[1] > width:
+        # An odd number of lines: those an even number apart would share a few sets of a cache.
+        width = rounded(max(need[1], 2 * width, _LEAST_ROOM), _LINE) | _LINE
+    if max_cells is None or rows * width <= max_cells:
+        return rows, width
+    rows, width = max(need[0], least_rows), rounded(need[1], _LINE)
+    if (room := max_cells / (rows * width)) > 1:
+        rows = max(rows, min(int(rows * math.sqrt(room)), most_rows))
+        lines = max_cells // rows // _LINE
+        width = max(width, (lines - (lines % 2 == 0)) * _LINE)
+    return rows, width
+
+
+def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
+    """Which of some texts are still remembered once all were put, by index.
+
+    >>> newest_that_fit([3, 9, 2, 4], 8)
+    [2, 3]
+    """
+    found: list[int] = []
+    left = most
+    for i in reversed(range(len(sizes))):
+        if sizes[i] > most:
+            continue  # too large for any place
+        if sizes[i] > left:
+            break
+        found.append(i)
+        left -= sizes[i]
+    return found[::-1]
+
+
+class FastSlots:
+    """Slots in one cache, a rectangle of rows and positions, see ``grown``.
+
+    A slot without a row is computed along with the others; what it writes is overwritten before
+    anyone looks.
+
+    Args:
+        max_cells: of the rectangle, rows times positions. Whoever fills the slots must not need more.
+    """
+
+    def __init__(
+        self,
+        forward: FastForward,
+        *,
+        max_rows: int,
+        prefix_bytes: int,
+        max_cells: int | None = None,
+    ) -> None:
+        self.forward = forward
+        self.max_rows, self.max_cells = max_rows, max_cells
+        self.prefixes: PrefixCache[_Prefix] = PrefixCache(prefix_bytes)
+        self.cache = forward.cache(0, 0)
+        # Position of the next token by slot, and 1 where there is a row: counting needs no loop.
+        self.positions = torch.zeros(0, dtype=torch.int64, device=forward.device)
+        self.in_use = self.positions.clone()
+        self.lengths: list[int] = []  # by slot, 0 where there is no row; as positions
+        self._cutting = ON_GPU if forward.fused else ON_CPU
+        self._read_tokens = READ_TOKENS_FUSED if forward.fused else _READ_TOKENS
+        self._disorder = Disorder(self._cutting)
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    def read(
+        self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
+        self._reserve(max(slots) + 1, max(map(len, texts)) + 1)
+        readings = self._readings(texts, slots)
+        cached = [len(text) for text in texts]  # of those that another of these texts brings
+        logits: dict[tuple[int, ...], Tensor] = {}
+        new = []
+        for text, reading in readings.items():
+            cached[slots.index(reading.slots[0])] = reading.known
+            if reading.num_new:
+                new.append(reading)
+                continue
+            assert reading.prefix is not None
+            assert reading.prefix.logits is not None
+            _copy(reading.prefix, reading.known, self.cache.tensors, reading.slots)
+            logits[text] = reading.prefix.logits
+        for group in rectangles(
+            [r.num_new for r in new],
+            [r.known for r in new],
+            max_tokens=self._read_tokens,
+            max_cells=READ_CELLS * self._read_tokens,
+        ):
+            tick()
+            batch = [new[i] for i in group]
+            for reading, row in zip(batch, self._read_together(batch), strict=True):
+                logits[reading.text] = row
+        for slot, text in zip(slots, texts, strict=True):
+            self.lengths[slot] = len(text)
+        self._put_lengths()
+        return torch.stack([logits[text] for text in texts]), cached
+
+    def num_new(self, text: tuple[int, ...]) -> int:
+        known, _ = self.prefixes.longest(text) or (0, None)
+        return len(text) - known
+
+    def _readings(
+        self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
+    ) -> dict[tuple[int, ...], _Reading]:
+        readings: dict[tuple[int, ...], _Reading] = {}
+        for text, slot in zip(texts, slots, strict=True):
+            if text in readings:
+                readings[text].slots.append(slot)
+                continue
+            known, prefix = self.prefixes.longest(text) or (0, None)
+            if prefix is not None and known == len(text) and prefix.logits is None:
+                known -= 1  # its last token is read again, for what follows it
+            readings[text] = _Reading(text, [slot], known, prefix)
+        return readings
+
+    def _read_together(self, batch: Sequence[_Reading]) -> Tensor:
+        """Logits ``[len(batch), V]``. The rows are placed into their slots, and remembered."""
+        forward, num_rows = self.forward, len(batch)
+        length = forward.padded_length(num_rows, max(r.num_new for r in batch))
+        begins = [r.known for r in batch]
+        scratch = forward.cache(num_rows, seen_width(max(begins) + length))
+        own = scratch.tensors
+        for i, reading in enumerate(batch):
+            if reading.prefix is not None:
+                _copy(reading.prefix, reading.known, own, [i])
+        tokens = torch.tensor(
+            [[*r.text[r.known :], *[0] * (length - r.num_new)] for r in batch],
+            device=forward.device,
+        )
+        begin = torch.tensor(begins, device=forward.device)[:, None]
+        positions = begin + torch.arange(length, device=forward.device)
+        hidden = self._in_pieces(tokens, positions, scratch, fresh=not any(begins))
+        ends = [i * length + r.num_new - 1 for i, r in enumerate(batch)]
+        logits = forward.logits(hidden, ends)
+        self._place_rows(own, batch)
+        if self.prefixes.max_bytes:
+            self._remember(own, range(num_rows), [r.text for r in batch], list(logits))
+        return logits
+
+    def _in_pieces(
+        self, tokens: Tensor, positions: Tensor, cache: KeyValues, *, fresh: bool
+    ) -> Tensor:
+        """``FastForward.run``, some columns at a time where it would take much memory."""
+        num_rows, length = tokens.shape
+        whole = [Band(0, num_rows, cache.width)]
+        size = self._columns(num_rows, length, cache.width, fresh=fresh)
+        if size >= length:
+            return self.forward.run(tokens, positions, cache, whole, fresh=fresh)
+        size = self.forward.padded_length(num_rows, size)
+        pieces = []
+        for begin in range(0, length, size):
+            tick()
+            columns = slice(begin, begin + size)
+            # Fused attention looks at all that it is given: later positions would be masked work.
+            seen = min(cache.width, seen_width(int(positions[:, columns].max()) + 1))
+            bands = [Band(0, num_rows, seen)] if self.forward.fused else whole
+            first = fresh and begin == 0
+            x = self.forward.run(
+                tokens[:, columns], positions[:, columns], cache, bands, fresh=first
+            )
+            pieces.append(x.view(num_rows, -1, x.shape[-1]))
+        return torch.cat(pieces, dim=1).flatten(0, 1)
+
+    def _columns(self, num_rows: int, length: int, width: int, *, fresh: bool) -> int:
+        """How many tokens of each row to read at a time."""
+        if not self.forward.fused:
+            scores = num_rows * self.forward.num_heads * width
+            return max(1, _READ_SCORES // scores)
+        most = max(1, self._read_tokens // num_rows)
+        if fresh and length <= most:
+            return length
+        return max(1, min(most, _READ_MASK // (num_rows * width)))
+
+    def _place_rows(self, rows: Sequence[Tensor], batch: Sequence[_Reading]) -> None:
+        source = [i for i, r in enumerate(batch) for _ in r.slots]
+        target = [slot for r in batch for slot in r.slots]
+        width = min(rows[0].shape[2], self.cache.width)
+        take = torch.tensor(source, device=self.positions.device)
+        put = torch.tensor(target, device=self.positions.device)
+        for mine, theirs in zip(self.cache.tensors, rows, strict=True):
+            mine[put, :, :width] = theirs[take, :, :width]
+
+    # ---- the batch ----------------------------------------------------------------------------
+
+    def step(self, tokens: Tensor, num_slots: int) -> Tensor:
+        num_rows = rounded(num_slots, self.forward.granule)
+        self._reserve(num_slots, max(self.lengths) + 1)
+        in_cache = min(num_rows, self.cache.num_rows)
+        widths = [seen_width(n + 1) for n in self.lengths[:in_cache]]
+        bands = bands_of(widths, self._cutting)
+        self._disorder.note(widths, bands)
+        positions = self.positions[:num_rows]
+        hidden = self.forward.run(tokens[:num_rows, None], positions[:, None], self.cache, bands)
+        positions += self.in_use[:num_rows]
+        self.lengths = [n + 1 if n else 0 for n in self.lengths]
+        return self.forward.logits(hidden)
+
+    def out_of_order(self) -> bool:
+        return self._disorder.due(self.lengths)
+
+    def arrange(self, order: Sequence[int]) -> None:
+        take = torch.tensor(order, device=self.positions.device)
+        width = seen_width(max(self.lengths))
+        for x in self.cache.tensors:
+            x[: len(order), :, :width] = x[take, :, :width]
+        lengths = [self.lengths[slot] for slot in order]
+        self.lengths = lengths + [0] * (len(self.lengths) - len(order))
+        self._put_lengths()
+        self._disorder.ordered()
+
+    def free(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.lengths[slot] = 0
+        where = torch.tensor(slots, device=self.positions.device)
+        self.positions[where] = 0
+        self.in_use[where] = 0
+
+    def _put_lengths(self) -> None:
+        self.positions.copy_(torch.tensor(self.lengths))
+        self.in_use.copy_(self.positions > 0)
+
+    def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
+        if not self.prefixes.max_bytes:
+            return
+        self._remember(self.cache.tensors, slots, texts, [None] * len(texts))
+
+    def _remember(
+        self,
+        tensors: Sequence[Tensor],
+        rows: Sequence[int],
+        texts: Sequence[tuple[int, ...]],
+        logits: Sequence[Tensor | None],
+    ) -> None:
+        """Row ``rows[i]`` of each tensor begins with text i. Copied: a view would hold the whole batch."""
+        of_a_token = sum(x[0, :, 0].numel() * x.element_size() for x in tensors)
+        sizes = [
+            len(text) * of_a_token + (0 if after is None else after.numel() * after.element_size())
+            for text, after in zip(texts, logits, strict=True)
+        ]
+        for i in newest_that_fit(sizes, self.prefixes.max_bytes):
+            own = [x[rows[i], :, : len(texts[i])].clone() for x in tensors]
+            after = logits[i]
+            kept = _Prefix(own, None if after is None else after.clone())
+            self.prefixes.put(texts[i], kept, sizes[i])
+
+    def forget_prefixes(self) -> None:
+        self.prefixes.clear()
+
+    def reload(self) -> None:
+        self.forward.reload()
+        if not any(self.lengths):
+            # What weights gone wrong left in it (NaN) would spread: it is summed with weight 0.
+            self.cache, self.lengths = self.forward.cache(0, 0), []
+            self.positions = self.in_use = self.positions[:0]
+
+    def _reserve(self, num_rows: int, width: int) -> None:
+        """Room for so many rows of so many tokens, and for the rows that are there."""
+        old, granule = self.cache, self.forward.granule
+        if num_rows <= old.num_rows and width <= old.width:
+            return
+        used = max((slot + 1 for slot, n in enumerate(self.lengths) if n), default=0)
+        shape = grown(
+            (old.num_rows, old.width),
+            (max(num_rows, used), max(width, max(self.lengths, default=0) + 1)),
+            most_rows=self.max_rows,
+            granule=granule,
+            least_rows=self.forward.least_rows,
+            max_cells=self.max_cells,
+        )
+        old.resize(*shape)
+        num = rounded(shape[0], granule)
+        more = self.positions.new_zeros(max(0, num - len(self.positions)))
+        self.positions = torch.cat([self.positions[:num], more])
+        self.in_use = torch.cat([self.in_use[:num], more])
+        self.lengths = self.lengths[:num] + [0] * len(more)
+
+
+def _copy(prefix: _Prefix, length: int, tensors: Sequence[Tensor], rows: Sequence[int]) -> None:
+    """To the beginning of each of ``rows``."""
+    for mine, theirs in zip(tensors, prefix.tensors, strict=True):
+        for row in rows:
+            mine[row, :, :length] = theirs[:, :length]

@@ -1,0 +1,440 @@
+"""Continuous batching: requests join and leave the batch at every decoding step.
+
+For the generation server, and through embedded_engine.py for generation inside a trainer. Here it is
+decided who runs, and when an answer has ended; slots.py computes, sampling.py picks.
+
+    submit → waiting ──admitted, read──▶ running ──a token a step──▶ ended, forgotten
+                ▲                          │
+                └────────retract_all───────┘
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import nn
+
+from realsys.api.errors import DataError, InternalError
+from realsys.generation.decoding.decoder import (
+    LARGEST_GRANULE,
+    FastForward,
+    fast_path_obstacle,
+    rounded,
+)
+from realsys.generation.decoding.generic_slots import GenericSlots
+from realsys.generation.decoding.slots import FastSlots, Slots
+from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
+from realsys.generation.engine.row import WHERE, Rooms, Row, check_request, within
+from realsys.generation.engine.sampling import Picking, SlotSampler
+from realsys.generation.engine.stop_texts import StopTexts
+
+# Rows go to lower slots once so small a part of the computed ones is in use: it copies the cache.
+_COMPACT_BELOW = 0.75
+
+
+@dataclass
+class _Banned:
+    """Stop tokens that rows must not end with yet.
+
+    Attributes:
+        pairs: slots and tokens, int64 ``[n, 2]``; None: no bans.
+        steps_left: for which this holds, unless other rows run, or in other slots.
+    """
+
+    pairs: torch.Tensor | None = None
+    steps_left: int = 0
+
+
+class ContinuousEngine:
+    """Answers requests with the weights of ``module``, up to ``max_running`` at once.
+
+    Not thread-safe: one thread calls it. It has no clock and does no I/O. A model without a fast path
+    (decoder.py) is computed row by row, which is slow. With one, in float32 on a CPU, tokens and log-probs
+    of a request are the same, bit for bit, whoever else runs and whenever they come, whether an answer is
+    made in one request or in several, and however often it is retracted.
+
+    Args:
+        module: causal LM of transformers with whole weights; read in place, see ``set_version``.
+        eos_token_ids: end every answer, beside a request's own ``stop_ids`` and
+            ``gconfig.stop_token_ids``.
+        pad_token_id: any token; stands where nothing is read.
+        max_running: rows decoded together; more requests wait, first come first served.
+        max_tokens: most cells of the cache, rows times tokens of the longest of them, which bounds prompt
+            and answer of each request too; None: no bound. Requests are admitted by what they hold and a
+            good part more (``Row.expected``). Where answers get longer, the newest wait again, to be read
+            anew later.
+        tokenizer: needed for ``stop_texts``.
+        version: of the weights.
+        quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
+        prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
+        read_tokens: new texts are read up to so many tokens a step, or one of them; who waits for that
+            does not hold up those that run. None: all at once, which is quickest to the last answer.
+        keep_answers: also remember answers that ended for their length: they may be gone on with.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        pad_token_id: int = 0,
+        max_running: int = 64,
+        max_tokens: int | None = None,
+        tokenizer: Any = None,
+        version: int = 0,
+        quantize: Literal["none", "int8", "fp8"] = "none",
+        prefix_bytes: int = 1 << 28,
+        read_tokens: int | None = None,
+        keep_answers: bool = True,
+    ) -> None:
+        self.module: Any = module
+        self.device = next(module.parameters()).device
+        self.version = version
+        self.max_running, self.max_tokens = max_running, max_tokens
+        self.read_tokens = read_tokens
+        self.tokenizer, self.keep_answers = tokenizer, keep_answers
+        self._eos = frozenset(eos_token_ids)
+        self._vocabulary: int = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        with torch.inference_mode():
+            self.slots: Slots = self._make_slots(quantize, prefix_bytes)
+            size = rounded(max_running, LARGEST_GRANULE)
+            self._tokens = torch.full((size,), pad_token_id, device=self.device)
+        self._sampler = SlotSampler(self.device)
+        self._banned = _Banned()
+        self._waiting: deque[Row] = deque()
+        self._running: dict[int, Row] = {}  # by slot, in the order of their admission
+        self._free = list(range(max_running))  # a heap: low slots first
+        self._rows: dict[str, Row] = {}
+        self._crowded = False  # those that run may come to hold more than there is room for
+
+    def _make_slots(self, quantize: Literal["none", "int8", "fp8"], prefix_bytes: int) -> Slots:
+        if (obstacle := fast_path_obstacle(self.module)) is None:
+            forward = FastForward(self.module, quantize=quantize)
+            return FastSlots(
+                forward,
+                max_rows=self.max_running,
+                prefix_bytes=prefix_bytes,
+                max_cells=self.max_tokens,
+            )
+        if quantize != "none":
+            raise DataError(
+                f"{quantize} weights need a fast path, which this model has not: {obstacle}",
+                where="ContinuousEngine",
+                fix='use quantize="none", or a Llama, Qwen2 or Qwen3',
+            )
+        return GenericSlots(self.module)
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Puts a request behind those that wait. It gets its first token in a later ``step``.
+
+        ``min_new_tokens``, as ``max_new_tokens``, counts from here. Where the model or ``max_tokens`` has
+        room for fewer than ``max_new_tokens``, the answer ends there, for its length.
+
+        Raises:
+            DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, no
+                room for a single token, stop texts without a tokenizer.
+        """
+        self._check(request)
+        request = within(request, self.rooms)
+        stops = StopTexts(request.stop_texts, self.tokenizer) if request.stop_texts else None
+        row = Row(
+            request=request,
+            output=GenerationOutput(rid=request.rid),
+            stop_ids=self._eos | request.stop_ids | frozenset(request.gconfig.stop_token_ids),
+            stop_texts=stops,
+        )
+        self._rows[request.rid] = row
+        self._waiting.append(row)
+
+    @torch.inference_mode()
+    def step(self) -> list[GenerationOutput]:
+        """Admits what fits, then makes one token for each running request.
+
+        Returns the outputs of all requests that got a token, in the order of their admission. They are the
+        engine's own objects, which grow in the next step: copy what outlives it (``output`` copies).
+        One whose ``finish`` is set has ended; the engine has forgotten it. Empty when nothing runs.
+        """
+        if not self._running and not self._waiting:
+            return []
+        logits = None
+        if self._running:
+            self._make_room()
+            logits = self.slots.step(self._tokens, max(self._running) + 1)
+        if admitted := self._admit():
+            logits = self._read(admitted, logits)
+        assert logits is not None
+        num_slots = max(self._running) + 1
+        if self._banned.steps_left == 0:
+            self._banned = self._find_banned()
+        self._banned.steps_left -= 1
+        tokens, logprobs = self._sampler.pick(logits[:num_slots], self._banned.pairs)
+        self._tokens[:num_slots] = tokens
+        # Together, because each is a wait for a GPU. float64 holds both exactly.
+        picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
+        rows = list(self._running.values())
+        self._remove(self._append(rows, *picked))
+        self._arrange()
+        return [row.output for row in rows]
+
+    @torch.inference_mode()
+    def abort(self, rid: str) -> GenerationOutput | None:
+        """Ends a request: what it has, with finish ``abort``. None if it is not (or no longer) here."""
+        if (row := self._rows.get(rid)) is None:
+            return None
+        row.output.finish = "abort"
+        if row.slot < 0:
+            self._waiting.remove(row)
+            del self._rows[rid]
+        else:
+            self._remove([row])
+        return row.output
+
+    @torch.inference_mode()
+    def abort_all(self) -> list[GenerationOutput]:
+        """As ``abort`` for each, running ones first."""
+        rows = [*self._running.values(), *self._waiting]
+        self._remove(list(self._running.values()))
+        self._waiting.clear()
+        self._rows.clear()
+        for row in rows:
+            row.output.finish = "abort"
+        return [row.output for row in rows]
+
+    @torch.inference_mode()
+    def retract_all(self) -> None:
+        """Running requests wait again, in front, with their tokens kept: they'll be read anew."""
+        rows = list(self._running.values())
+        self._vacate(rows)
+        self._waiting.extendleft(reversed(rows))
+
+    def output(self, rid: str) -> GenerationOutput | None:
+        """A copy of what a running or waiting request has so far; None if it is not here."""
+        if (row := self._rows.get(rid)) is None:
+            return None
+        o = row.output
+        return replace(
+            o, tokens=list(o.tokens), logprobs=list(o.logprobs), versions=list(o.versions)
+        )
+
+    # ---- weights ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def set_version(self, version: int, *, recompute: bool = True) -> None:
+        """Told after the module's weights were changed in place, between two steps.
+
+        Args:
+            recompute: running requests are read anew with the new weights (as after
+                ``retract_all``); else they keep what the old weights cached.
+        """
+        if recompute:
+            self.retract_all()
+        for row in self._running.values():
+            row.version = -1
+        self.version = version
+        self.flush_prefixes()
+        self.slots.reload()
+
+    def flush_prefixes(self) -> None:
+        """Forgets cached prompts."""
+        self.slots.forget_prefixes()
+
+    # ---- counters -----------------------------------------------------------------------------
+
+    @property
+    def rooms(self) -> Rooms:
+        """What bounds prompt and answer together."""
+        limit = getattr(self.module.config, "max_position_embeddings", None)
+        return (("max_position_embeddings", limit), ("max_tokens", self.max_tokens))
+
+    @property
+    def num_running(self) -> int:
+        """Requests that get a token in each step."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that were not admitted yet, or were retracted."""
+        return len(self._waiting)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer tokens held by running and waiting requests."""
+        return sum(row.length for row in self._rows.values())
+
+    # ---- within a step ------------------------------------------------------------------------
+
+    def _admit(self) -> list[Row]:
+        """Those that run from now on, taken from the front: nobody overtakes."""
+        if not self._waiting:
+            return []
+        admitted: list[Row] = []
+        to_read = 0
+        read: set[tuple[int, ...]] = set()  # equal texts are read once
+        longest = max((row.expected for row in self._running.values()), default=0)
+        highest = max(self._running, default=-1)
+        while self._waiting and self._free:
+            longest = max(longest, self._waiting[0].expected)
+            highest = max(highest, self._free[0])
+            if self._running and not self._fit(highest + 1, longest):
+                break
+            if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
+                to_read += self.slots.num_new(text)
+                if admitted and to_read > self.read_tokens:
+                    break
+                read.add(text)
+            row = self._waiting.popleft()
+            row.slot, row.version = heapq.heappop(self._free), self.version
+            self._running[row.slot] = row
+            request = row.request
+            picking = Picking.of(request.gconfig)
+            self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
+            admitted.append(row)
+            self._banned = _Banned()
+        if admitted and self.max_tokens is not None:
+            most = max(row.most for row in self._running.values())
+            self._crowded = not self._fit(max(self._running) + 1, most)
+        return admitted
+
+    def _fit(self, num_rows: int, longest: int) -> bool:
+        """Whether so many rows may hold so many tokens each."""
+        return self.max_tokens is None or num_rows * longest <= self.max_tokens
+
+    def _make_room(self) -> None:
+        """Before a step: the newest rows wait again where the cache can't hold one more token of each."""
+        if not self._crowded:
+            return
+        rows = list(self._running.values())
+        if self._fit(max(self._running) + 1, max(row.length for row in rows)):
+            return
+        kept = len(rows)
+        while kept > 1 and not self._fit(kept, max(row.expected for row in rows[:kept])):
+            kept -= 1
+        self._vacate(rows[kept:])
+        self._waiting.extendleft(reversed(rows[kept:]))
+        self._compact()
+
+    def _read(self, rows: Sequence[Row], logits: torch.Tensor | None) -> torch.Tensor:
+        """The logits by slot, with those after the texts of ``rows`` put in."""
+        slots = [row.slot for row in rows]
+        new, cached = self.slots.read([row.text for row in rows], slots)
+        for row, num in zip(rows, cached, strict=True):
+            if not row.output.tokens:  # else it was retracted, and has been read before
+                row.output.cached_tokens = num
+        num_slots = max(self._running) + 1
+        if logits is None or len(logits) < num_slots:
+            more = new.new_zeros(num_slots, new.shape[1])
+            if logits is not None:
+                more[: len(logits)] = logits
+            logits = more
+        logits[torch.tensor(slots, device=self.device)] = new
+        return logits
+
+    def _find_banned(self) -> _Banned:
+        """The stop tokens of rows that must not end yet, for as many steps as that is so."""
+        pairs, steps_left = [], sys.maxsize
+        for slot, row in self._running.items():
+            if (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
+                steps_left = min(steps_left, left)
+                pairs += [(slot, token) for token in row.stop_ids if token < self._vocabulary]
+        return _Banned(torch.tensor(pairs, device=self.device) if pairs else None, steps_left)
+
+    def _append(
+        self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
+    ) -> list[Row]:
+        """Each row gets what was picked for its slot. Those that have ended with it."""
+        version, ended = self.version, []
+        for row in rows:  # some at each step: this loop is kept short
+            output, token, logprob = row.output, int(tokens[row.slot]), logprobs[row.slot]
+            if logprob != logprob:
+                _refuse_nan(row.request.rid, version)
+            output.tokens.append(token)
+            output.logprobs.append(logprob)
+            output.versions.append(version)
+            if finish := row.ending(token):
+                output.finish = finish
+                ended.append(row)
+        return ended
+
+    def _remove(self, rows: Sequence[Row]) -> None:
+        """Running rows that have ended."""
+        for row in rows:
+            del self._rows[row.request.rid]
+        # Not if keys and values are of older weights, nor of an answer that nobody goes on with.
+        kept = [r for r in rows if r.version == self.version and r.output.finish != "stop"]
+        if kept and self.keep_answers:
+            texts = [row.text[:-1] for row in kept]  # the last token was not read
+            self.slots.keep([row.slot for row in kept], texts)
+        self._vacate(rows)
+
+    def _vacate(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        self.slots.free([row.slot for row in rows])
+        for row in rows:
+            self._sampler.free(row.slot)
+            del self._running[row.slot]
+            heapq.heappush(self._free, row.slot)
+            row.slot = -1
+        self._banned = _Banned()
+
+    def _arrange(self) -> None:
+        """Puts rows side by side, the longest first, where it saves more than it costs."""
+        num = len(self._running)
+        if not num:
+            return
+        highest = max(self._running)
+        sparse = not self._waiting and num <= _COMPACT_BELOW * (highest + 1)
+        scattered = highest >= num and self.max_tokens is not None and self._too_wide(highest)
+        if sparse or scattered or self.slots.out_of_order():
+            self._compact()
+
+    def _too_wide(self, highest: int) -> bool:
+        """Whether free slots between the rows keep the cache from holding what it might."""
+        rows = [*self._running.values(), *itertools.islice(self._waiting, 1)]
+        return not self._fit(highest + 1, max(row.expected for row in rows))
+
+    def _compact(self) -> None:
+        """All rows to the lowest slots, the longest first."""
+        num = len(self._running)
+        rows = list(self._running.values())
+        by_length = sorted(rows, key=lambda row: -row.length)
+        order = [row.slot for row in by_length]
+        self.slots.arrange(order)
+        self._sampler.arrange(order)
+        self._tokens[:num] = self._tokens[order]
+        for slot, row in enumerate(by_length):
+            row.slot = slot
+        self._running = {row.slot: row for row in rows}
+        self._banned = _Banned()
+        self._free = list(range(num, self.max_running))
+
+    def _check(self, request: GenerationRequest) -> None:
+        check_request(request, vocabulary=self._vocabulary, rooms=self.rooms)
+        where = f"{WHERE} {request.rid}"
+        if request.rid in self._rows:
+            raise DataError(
+                "there is a request of this rid already", where=where, fix="choose another rid"
+            )
+        if request.stop_texts and self.tokenizer is None:
+            raise DataError(
+                "stop texts, but the engine has no tokenizer",
+                where=where,
+                fix="use stop token ids",
+            )
+
+
+def _refuse_nan(rid: str, version: int) -> NoReturn:
+    raise InternalError(
+        "the model's probabilities are not numbers",
+        where=f"{WHERE} {rid}, weights of version {version}",
+        fix="these weights hold NaN or infinity: look at the loss and the gradient norm of training",
+    )

@@ -1,0 +1,129 @@
+"""``HttpGenerationClient``: the ``GenerationClient`` of one server, over HTTPS. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from realsys.api.errors import RealsysError, WaitTimeout
+from realsys.generation.http.http_answers import read_answer
+from realsys.generation.http.http_json import generate_body
+from realsys.generation.http.http_session import HttpSession
+from realsys.generation.http.served_engine import Answer
+from realsys.transport.generation_messages import (
+    GenerateRequest,
+    GenerateResult,
+    PauseMode,
+    ServerInfo,
+    WeightSource,
+    WeightsTaken,
+)
+
+CONTROL_S = 30.0  # for calls whose callers give no deadline
+_ABORT_S = 5.0
+
+
+class HttpGenerationClient:
+    """One server.
+
+    Args:
+        url: as registered, with the SHA-256 of its certificate.
+        key: ``secret.bearer_key`` of the trial.
+        name: of the server, e.g. ``generation_server/0``: every error names it.
+    """
+
+    def __init__(self, url: str, key: str, *, name: str) -> None:
+        self.name = name
+        self._http = HttpSession(url, key, name=name, limit=0)
+        self._control = HttpSession(url, key, name=name)  # never behind answers
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
+        """One answer.
+
+        Raises:
+            WaitTimeout: the request has been aborted, as it is when this call is cancelled.
+            WorkerLost: no connection, or it broke.
+            DataError: the server can't do what is asked. RemoteError: it is full, or it failed.
+        """
+        try:
+            data = await self._http.call(
+                "POST", "/generate", generate_body(request), timeout_s=timeout_s
+            )
+        except (WaitTimeout, asyncio.CancelledError):
+            self._abort_soon(request.rid)
+            raise
+        return read_answer(data, rid=request.rid).result()
+
+    async def stream(self, request: GenerateRequest, *, timeout_s: float) -> AsyncIterator[Answer]:
+        """The answer as it grows, whole each time. Raises: as ``generate``."""
+        body, finished = generate_body(request, stream=True), False
+        try:
+            async for data in self._http.events("/generate", body, timeout_s=timeout_s):
+                if data.startswith(b'{"error"'):
+                    raise self._http.refusal(data, 200, "/generate")
+                answer = read_answer(data, rid=request.rid)
+                finished = answer.finish is not None
+                yield answer
+        finally:
+            if not finished:
+                self._abort_soon(request.rid)
+
+    async def abort(self, rid: str = "", *, every: bool = False) -> None:
+        body = {"rid": rid, "abort_all": every}
+        await self._control.call("POST", "/abort_request", body, timeout_s=CONTROL_S)
+
+    async def pause(self, mode: PauseMode = PauseMode.RETRACT) -> None:
+        body = {"mode": mode.value}
+        await self._control.call("POST", "/pause_generation", body, timeout_s=CONTROL_S)
+
+    async def resume(self) -> None:
+        await self._control.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
+
+    async def update_weights(self, source: WeightSource, *, timeout_s: float) -> WeightsTaken:
+        """Raises RemoteError if the server can't get them: it keeps those it has."""
+        data = await self._control.call(
+            "POST", "/update_weights_from_stream", source, timeout_s=timeout_s
+        )
+        return msgspec.json.decode(data, type=WeightsTaken)
+
+    async def flush_cache(self) -> None:
+        await self._control.call("POST", "/flush_cache", timeout_s=CONTROL_S)
+
+    async def info(self, *, timeout_s: float = 5.0) -> ServerInfo:
+        data = await self._control.call("GET", "/server_info", timeout_s=timeout_s)
+        return msgspec.json.decode(data, type=ServerInfo)
+
+    async def healthy(self, *, timeout_s: float = 5.0) -> bool:
+        try:
+            await self._control.call("GET", "/health_generate", timeout_s=timeout_s)
+        except RealsysError:
+            return False
+        return True
+
+    async def metrics(self) -> str:
+        return (await self._control.call("GET", "/metrics", timeout_s=CONTROL_S)).decode()
+
+    async def close(self) -> None:
+        """Aborts on their way are sent first, for some seconds at most."""
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=_ABORT_S)
+        for task in self._aborts:
+            task.cancel()
+        await self._http.close()
+        await self._control.close()
+
+    def _abort_soon(self, rid: str) -> None:
+        """Beside the caller, who is on its way out; ``close`` waits for it."""
+        task = asyncio.get_running_loop().create_task(self._abort(rid), name=f"abort {rid}")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, rid: str) -> None:
+        body = {"rid": rid, "abort_all": False}
+        try:
+            await self._control.call("POST", "/abort_request", body, timeout_s=_ABORT_S)
+        except RealsysError:
+            pass  # it is gone, and the request with it

@@ -1,0 +1,142 @@
+"""What the HTTP application (http_app.py) asks of an engine, whichever it is: ``ServedEngine``.
+
+Implemented by embedded.py (our own engine in this process), sglang.py and vllm.py (a child process),
+and by test doubles. No torch here, no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from realsys.api.errors import InternalError
+from realsys.transport.generation_messages import (
+    Finish,
+    GenerateRequest,
+    GenerateResult,
+    PauseMode,
+    ServerInfo,
+    WeightSource,
+    WeightsTaken,
+)
+
+if TYPE_CHECKING:  # values that are only handed on
+    from torch import Tensor
+
+
+class Fetched(NamedTuple):
+    """Weights by their Hugging Face names, and how many bytes had to be read for them."""
+
+    weights: Mapping[str, Tensor]
+    num_bytes: int
+
+
+# Called in a thread of its own. What it gives is only read.
+Fetch = Callable[[WeightSource], Fetched]
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What a request has so far: ``GenerateResult`` that may be unfinished (``finish`` is None)."""
+
+    rid: str
+    output_ids: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    finish: Finish | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def result(self) -> GenerateResult:
+        """The finished answer as a value."""
+        if self.finish is None:
+            raise InternalError(
+                f"request {self.rid!r} has not ended", where="http/served_engine.py"
+            )
+        return GenerateResult(
+            output_ids=tuple(self.output_ids),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish=self.finish,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+def full_answer(request: GenerateRequest) -> Answer:
+    """The answer to tokens that leave no room for one: none, ended for its length."""
+    return Answer(rid=request.rid, finish=Finish.LENGTH, prompt_tokens=len(request.input_ids))
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Sums since the start, for ``/metrics``. ``progress`` moves whenever tokens are made."""
+
+    progress: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    weight_updates: int = 0
+    update_s: float = 0.0
+    update_paused_s: float = 0.0
+
+    def count(self, answer: Answer) -> None:
+        """Adds a request that has ended."""
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.generated_tokens += len(answer.output_ids)
+        self.finished += 1
+        self.aborted += answer.finish is Finish.ABORT
+
+    def count_update(self, taken: WeightsTaken) -> None:
+        """Adds a change of weights."""
+        self.weight_updates += 1
+        self.update_s += taken.seconds
+        self.update_paused_s += taken.paused_s
+
+
+class ServedEngine(Protocol):
+    """One engine, used from one event loop.
+
+    Mistakes of a request are raised as DataError or ConfigError; WorkerLost means that the engine has
+    ended and nothing will work any more.
+    """
+
+    counters: Counters
+
+    async def start(self) -> None:
+        """Returns when it can generate."""
+
+    def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        """The answer as it grows, each time whole (``stream``), or only the finished one.
+
+        It ends for its length where the model has no more room: with no token, if the prompt fills it.
+        Waits while paused. An iterator that is closed early aborts its request.
+        """
+
+    async def abort(self, rid: str, *, every: bool = False) -> None:
+        """Ends one request, or all, with what they have. An unknown one is no mistake."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns when no token is made any more."""
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, source: WeightSource) -> WeightsTaken:
+        """Running requests go on with the new weights; a failure leaves the old ones in place."""
+
+    async def set_version(self, version: int) -> None:
+        """Calls the present weights ``version``."""
+
+    async def flush(self) -> None:
+        """Forgets cached prefixes."""
+
+    async def info(self) -> ServerInfo: ...
+
+    async def ended(self) -> None:
+        """Returns never, or raises what ended the engine."""
+
+    async def close(self) -> None:
+        """Ends running requests (finish ``abort``) and everything it started."""

@@ -1,0 +1,150 @@
+"""Wires the manager of generation servers together: store, messages, record, loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from functools import partial
+
+from realsys.api.errors import StoreError
+from realsys.api.worker_configs import GserverManager
+from realsys.generation.http.http_client import HttpGenerationClient
+from realsys.generation.http.secret import bearer_key
+from realsys.generation.manager.fleet import Fleet, MakeClient
+from realsys.generation.manager.manager import Dismiss, Manager, nobody
+from realsys.generation.manager.manager_record import Event, GenerationRecord
+from realsys.generation.manager.quarantine import Quarantine, Rules
+from realsys.generation.manager.registrations import Registrations, RegistrationWatch
+from realsys.generation.manager.routing import Policy, Router
+from realsys.generation.manager.updates import UpdateMode, Updates
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.lifecycle import WorkerEvent
+from realsys.runtime.worker_commands import Command, Verb
+from realsys.transport.channel import RequestServer
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import GenerationClient, ServerAddress
+from realsys.transport.rollout_messages import ToManager
+from realsys.trial.records import dumps
+from realsys.worker.runner import WorkerRunner
+
+logger = logging.getLogger(__name__)
+
+TICKS_WITHIN_S = 60.0  # its loop does each second
+
+
+def run(runner: WorkerRunner) -> int:
+    """Runs the manager to its end; returns its exit code."""
+    return asyncio.run(_run(runner))
+
+
+async def _run(runner: WorkerRunner) -> int:
+    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
+    record = GenerationRecord(runner.phase_files.generation, attempt=runner.attempt.number)
+    make_client = partial(_make_client, bearer_key(keypairs))
+    try:
+        manager = make_manager(
+            runner.config, make_client=make_client, record=record, dismiss=partial(_dismiss, runner)
+        )
+        await _serve(runner, manager, keypairs)
+    finally:
+        record.close()
+    return worker_exit_codes.STOPPED if runner.controls.is_interrupted else worker_exit_codes.DONE
+
+
+def make_manager(
+    config: GserverManager,
+    *,
+    make_client: MakeClient,
+    record: GenerationRecord,
+    dismiss: Dismiss = nobody,
+) -> Manager:
+    """The manager that a configuration asks for. Needs a running event loop, which owns it."""
+    fleet = Fleet(
+        Router(
+            Policy(config.schedule_policy), num_servers=config.n_servers, routes=dict(config.routes)
+        ),
+        Quarantine(Rules(failures=config.sick_after, check_every_s=config.check_every_s)),
+        make_client=make_client,
+        record=record,
+        server_limit=config.server_limit,
+    )
+    updates = Updates(
+        fleet,
+        mode=UpdateMode(config.update_mode),
+        share=config.update_share,
+        timeout_s=config.flush_request_timeout,
+    )
+    record.write(Event.MANAGER_UP)
+    return Manager(fleet, updates, dismiss=dismiss)
+
+
+def _make_client(key: str, address: ServerAddress) -> GenerationClient:
+    return HttpGenerationClient(address.url, key, name=f"generation_server/{address.index}")
+
+
+async def _dismiss(runner: WorkerRunner, index: int) -> None:
+    """Tells a server to answer what it has and end. One that is not reached is told again later."""
+    command = Command(
+        id=secrets.token_hex(8),
+        verb=Verb.EXIT,
+        by=runner.name,
+        at=time.time(),
+        attempt=runner.attempt.number,
+        token=runner.attempt.token,
+    )
+    key = runner.keys.command("generation_server", index)
+    try:
+        await asyncio.to_thread(lambda: runner.store.add(key, dumps(command), replace=True))
+    except StoreError as error:
+        logger.warning("server not dismissed server=%d error=%s", index, error.what)
+
+
+async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs) -> None:
+    """Listens, registers, and serves until the master says that the run is over."""
+    loop = asyncio.get_running_loop()
+
+    def on_change(found: Registrations) -> None:
+        loop.call_soon_threadsafe(manager.registered, found)
+
+    def leave() -> None:
+        loop.call_soon_threadsafe(manager.leave)
+
+    runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+    runner.controls.leave = leave
+    server = RequestServer(
+        name=runner.name,
+        trial=runner.plan.trial,
+        attempt=runner.attempt.number,
+        token=runner.attempt.token,
+        keypairs=keypairs,
+        request_type=ToManager,
+        bind_host=runner.host,
+        ports=runner.ports,
+    )
+    async with server:
+        # The heartbeat process may take its time to register: calls are answered meanwhile.
+        serving = loop.create_task(server.serve(manager.handle), name="messages")
+        managing = loop.create_task(manager.run(), name="checks")
+        try:
+            await asyncio.to_thread(runner.register, control=server.endpoint)
+            runner.ticks_within_s = TICKS_WITHIN_S
+            runner.move(WorkerEvent.STARTED, mfc="routing")
+            store = await asyncio.to_thread(lambda: runner.store)
+            with RegistrationWatch(
+                store,
+                runner.keys,
+                token=runner.attempt.token,
+                phase=runner.phase.name,
+                on_change=on_change,
+            ):
+                await asyncio.wait({serving, managing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (managing, serving):
+                task.cancel()
+            ended = await asyncio.gather(managing, serving, return_exceptions=True)
+    for outcome in ended:
+        if isinstance(outcome, Exception):
+            raise outcome
+    runner.move(WorkerEvent.FINISHED_CALL)

@@ -1,0 +1,252 @@
+"""The generation servers that are registered: a client each, and how each one is.
+
+Keeps routing.py (may it take requests?), quarantine.py (is it well, when to look again?) and the record in
+step: whatever happens to a server goes through here. Lives in the manager's event loop; decides nothing
+itself and talks to no server (server_checks.py and updates.py do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from realsys.api.errors import RealsysError
+from realsys.generation.manager.manager_record import Event
+from realsys.generation.manager.quarantine import Condition, Quarantine
+from realsys.generation.manager.routing import Router
+from realsys.transport.generation_messages import (
+    GenerationClient,
+    ServerAddress,
+    ServerInfo,
+    WeightsTaken,
+)
+
+logger = logging.getLogger(__name__)
+
+LIMIT_FACTOR = 2.0  # held over running: the next request waits where it is needed
+CLOSE_S = 5.0
+MakeClient = Callable[[ServerAddress], GenerationClient]
+
+
+class Recorder(Protocol):
+    """Where events go (manager_record.py)."""
+
+    def write(self, event: Event, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """A server's registration; ``incarnation`` names its process for good."""
+
+    address: ServerAddress
+    incarnation: str
+
+
+@dataclass(eq=False, kw_only=True)
+class Member:
+    """One server process that we know.
+
+    Attributes:
+        lock: held while it is brought to other weights.
+        num_updates: begun so far.
+        taken: what it said after the last one.
+        listed: whether its registration is still there.
+    """
+
+    registered: Registered
+    client: GenerationClient
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    checking: bool = False
+    num_updates: int = 0
+    taken: WeightsTaken | None = None
+    listed: bool = True
+
+    @property
+    def index(self) -> int:
+        return self.registered.address.index
+
+    @property
+    def name(self) -> str:
+        return f"generation_server/{self.index}"
+
+
+class Fleet:
+    """All servers by index.
+
+    Args:
+        make_client: makes the client of a server that has registered; closed by ``close_left``.
+        server_limit: most requests of one server; 0: ``LIMIT_FACTOR`` times what it says it runs.
+        on_change: called when a server may take requests that it could not take before, or is due for a
+            check.
+
+    Attributes:
+        like: server that was added → the one of the plan whose weights it takes.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        quarantine: Quarantine,
+        *,
+        make_client: MakeClient,
+        record: Recorder,
+        server_limit: int = 0,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.router, self.quarantine, self.record = router, quarantine, record
+        self.members: dict[int, Member] = {}
+        self.like: dict[int, int] = {}
+        self.on_change = on_change
+        self._make_client, self._server_limit = make_client, server_limit
+        self._left: list[Member] = []
+
+    # ---- who is there -----------------------------------------------------------------------
+
+    def registered(self, found: Mapping[int, Registered]) -> None:
+        """All registrations there are. A new process is to be checked before it gets requests.
+
+        One that is missing is only looked at: leases also end when the store was away.
+        """
+        for index, one in found.items():
+            known = self.members.get(index)
+            if known is None or known.registered != one:
+                self._joins(one, known)
+            else:
+                known.listed = True
+        for index, member in self.members.items():
+            if index not in found and member.listed:
+                member.listed = False
+                self.quarantine.look_at(index, self.now_s())
+        for index in self.router.leaving - found.keys() & self.router.servers.keys():
+            self._leaves(index)
+        self.on_change()
+
+    def _leaves(self, index: int) -> None:
+        """One that was to go is not there any more: unlike others it is not missed."""
+        if index in self.members:
+            self._left.append(self.members.pop(index))
+            self.quarantine.left(index)
+        self.router.removed(index)
+        logger.info("server left server=%d", index)
+        self.record.write(Event.SERVER_LEFT, server=index)
+
+    def _joins(self, one: Registered, former: Member | None) -> None:
+        index = one.address.index
+        if former is not None:
+            self._left.append(self.members.pop(index))
+            self.quarantine.left(index)
+        try:
+            client = self._make_client(one.address)
+        except RealsysError as error:  # one bad registration must not cost the others
+            logger.warning("server can't be used server=%d error=%s", index, error.what)
+            self.router.starts_anew(index, why=f"can't be used: {error.what}")
+            return
+        self.members[index] = Member(registered=one, client=client)
+        self.router.starts_anew(index, why="is being checked")
+        self.quarantine.joined(index, now_s=self.now_s())
+        logger.info("server registered server=%d again=%s", index, former is not None)
+
+    def is_current(self, member: Member) -> bool:
+        """False once another process has registered in its place: what is learnt of it means nothing."""
+        return self.members.get(member.index) is member
+
+    async def close_left(self, *, everyone: bool = False) -> None:
+        """Closes clients of servers that were replaced, or all."""
+        left, self._left = self._left + list(self.members.values()) * everyone, []
+        for member in left:
+            # A client that can't close is no reason to end: its process is gone.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CLOSE_S):
+                    await member.client.close()
+
+    # ---- how they are -----------------------------------------------------------------------
+
+    def seen(self, member: Member, info: ServerInfo) -> None:
+        """What a server says of itself."""
+        load = self.router.servers[member.index]
+        load.version = info.weight_version
+        load.limit = self._server_limit or math.ceil(LIMIT_FACTOR * info.max_running)
+
+    def took(self, member: Member, taken: WeightsTaken) -> None:
+        """It has other weights."""
+        member.taken = taken
+        self.router.servers[member.index].version = taken.version
+        self.on_change()
+
+    def drains(self, member: Member, on: bool) -> None:
+        """It takes nothing new for now; or does again."""
+        self.router.servers[member.index].draining = on
+        self.on_change()
+
+    def sick(self, member: Member, why: str) -> None:
+        """A check or an update of it failed."""
+        if self.quarantine.failed(member.index, why, now_s=self.now_s()):
+            self._left_out(member, why)
+
+    def request_broke(self, member: Member, why: str) -> None:
+        """A request found it not answering."""
+        if self.quarantine.request_broke(member.index, why, now_s=self.now_s()):
+            self._left_out(member, why)
+        self.on_change()
+
+    def _left_out(self, member: Member, why: str) -> None:
+        self.router.set_unfit(member.index, f"is sick: {why}")
+        logger.warning("server left out server=%d why=%s", member.index, why)
+        self.record.write(Event.SERVER_SICK, server=member.index, why=why)
+
+    def well(self, member: Member) -> None:
+        """A check passed: it takes requests."""
+        former = self.quarantine.passed(member.index, now_s=self.now_s())
+        if former is Condition.WELL:
+            return
+        self.router.set_unfit(member.index, "")
+        version = self.version(member)
+        logger.info("server takes requests server=%d version=%d", member.index, version)
+        event = Event.SERVER_BACK if former is Condition.SICK else Event.SERVER_UP
+        self.record.write(event, server=member.index, version=version)
+        self.on_change()
+
+    # ---- views ------------------------------------------------------------------------------
+
+    def version(self, member: Member) -> int:
+        """Of its weights; -1: not known."""
+        return self.router.servers[member.index].version
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """Server → version of its weights, as far as known (-1: not)."""
+        return {index: self.version(member) for index, member in self.members.items()}
+
+    @property
+    def well_members(self) -> list[Member]:
+        """Those that take requests, by index."""
+        sick = self.quarantine.sick
+        return [member for index, member in sorted(self.members.items()) if index not in sick]
+
+    @property
+    def sick_members(self) -> dict[int, str]:
+        """Server → why it takes nothing, of those that should be there."""
+        servers = self.router.servers.items()
+        missing = {i: server.unfit for i, server in servers if i not in self.members}
+        return {**missing, **self.quarantine.sick}
+
+    @staticmethod
+    def now_s() -> float:
+        """The event loop's clock: the only one that is used here."""
+        return asyncio.get_running_loop().time()
+
+
+def told(error: Exception) -> str:
+    """What an error says, in one line."""
+    if isinstance(error, RealsysError):
+        text = error.what
+    elif isinstance(error, TimeoutError):
+        text = "no answer in time"
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0][:200]

@@ -1,0 +1,241 @@
+"""The manager's service: gives requests a server, brings new weights to servers, looks after them.
+
+    rollout workers ─ AskServer, DoneWith ─▶ Manager ─ checks, updates, goodbyes ─▶ generation servers
+    master ─ NewWeights, AskManager, Leave ─▶
+
+One event loop; all state is touched by it alone. Nothing here is needed by anybody after its death: a
+manager that is started again asks the servers which weights they have, hears of the newest from the
+master, starts with zero counters, and ignores the end of what it does not know to be running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from realsys.generation.manager.fleet import Fleet, Member
+from realsys.generation.manager.manager_record import Event
+from realsys.generation.manager.registrations import Registrations
+from realsys.generation.manager.routing import Asked
+from realsys.generation.manager.server_checks import check
+from realsys.generation.manager.updates import Updates
+from realsys.runtime.progress import tick
+from realsys.transport import rollout_messages as rm
+from realsys.transport.codec import decode
+from realsys.transport.generation_messages import WeightSource
+from realsys.worker.live_scaling import Leaving, Scaling, index_of
+
+logger = logging.getLogger(__name__)
+
+SERVER = "generation_server/"
+MAX_WAIT_S = 300.0  # of one AskServer, whatever it asks for
+IDLE_S = 1.0  # the loop wakes this often at least, and ticks
+DISMISS_EVERY_S = 5.0  # one that was told to go and is still there is told again
+
+
+Dismiss = Callable[[int], Coroutine[Any, Any, None]]
+
+
+async def nobody(index: int) -> None:
+    """Dismisses no server."""
+
+
+class Manager:
+    """Answers ``ToManager`` messages (``handle``) and looks after the servers (``run``).
+
+    Args:
+        dismiss: tells a server, by its index, to answer what it has and end.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        updates: Updates,
+        *,
+        dismiss: Dismiss = nobody,
+    ) -> None:
+        self.fleet, self.updates, self._router = fleet, updates, fleet.router
+        self._dismiss, self._leaving_servers = dismiss, Leaving()
+        self._dismiss_at_s: dict[int, float] = {}
+        self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # of requests that wait
+        self._rollout_workers: dict[str, str] = {}
+        self._news, self._leaving = asyncio.Event(), False
+        fleet.on_change = self._servers_changed
+
+    # ---- messages ---------------------------------------------------------------------------
+
+    async def handle(self, request: rm.ToManager) -> rm.FromManager:
+        """The reply to one message. Raises ProtocolError for weights that can't be read."""
+        tick()
+        if isinstance(request, rm.AskServer):
+            return await self._ask_server(request)
+        if isinstance(request, rm.DoneWith):
+            return self._done_with(request)
+        if isinstance(request, rm.NewWeights):
+            return await self.updates.bring_all(decode(request.source, WeightSource))
+        if isinstance(request, rm.AskManager):
+            return self.view()
+        self.leave()
+        return rm.Accepted()
+
+    async def _ask_server(self, ask: rm.AskServer) -> rm.UseServer:
+        asked = Asked(
+            rid=ask.rid,
+            group=ask.group,
+            num_tokens=ask.num_tokens,
+            min_version=ask.min_version,
+            former=ask.server,
+            worker=ask.worker,
+        )
+        self._tell(ask.rid, rm.UseServer(why="it was asked again"))
+        answer: asyncio.Future[rm.UseServer] = asyncio.get_running_loop().create_future()
+        self._answers[ask.rid] = answer
+        self._router.ask(asked)
+        self._give_out()
+        try:
+            # Not wait_for: a server that is given at the very deadline must not be lost.
+            await asyncio.wait({answer}, timeout=min(max(ask.wait_s, 0.0), MAX_WAIT_S))
+            if answer.done():
+                return answer.result()
+            return rm.UseServer(why=self._router.why_not(asked))
+        finally:
+            if self._answers.get(ask.rid) is answer:
+                del self._answers[ask.rid]
+                self._router.withdraw(ask.rid)
+
+    def _done_with(self, done: rm.DoneWith) -> rm.Accepted:
+        if done.server < 0 and self._router.withdraw(done.rid):
+            self._tell(done.rid, rm.UseServer(why="it was given up"))
+        if self._router.done(done.rid, done.server) and done.server in self.fleet.members:
+            if done.broken:
+                self.fleet.request_broke(self.fleet.members[done.server], done.why)
+            elif done.num_new_tokens:  # else it was given up, which says nothing of the server
+                self.fleet.quarantine.request_ended(done.server)
+        self._give_out()
+        return rm.Accepted()
+
+    def view(self) -> rm.ManagerView:
+        """How the servers do."""
+        return rm.ManagerView(
+            versions=self.fleet.versions,
+            sick=self.fleet.sick_members,
+            running=self._router.running,
+            waiting=self._router.num_waiting,
+        )
+
+    def leave(self) -> None:
+        """Lets ``run`` end."""
+        self._leaving = True
+        self._news.set()
+
+    # ---- what changes ---------------------------------------------------------------------------
+
+    def registered(self, found: Registrations) -> None:
+        """All registrations there are (registrations.py)."""
+        former, self._rollout_workers = self._rollout_workers, dict(found.rollout_workers)
+        for worker, incarnation in former.items():
+            if self._rollout_workers.get(worker) != incarnation:
+                self._worker_lost(worker)
+        if found.scaling is not None:
+            self._scaled(found.scaling)
+        self.fleet.registered(found.servers)
+
+    def _scaled(self, scaling: Scaling) -> None:
+        """Who was added: with routes, maker i is server i and rollout worker i. Who is to go."""
+        for worker, like in scaling.added.items():
+            if worker.startswith(SERVER):
+                self.fleet.like[index_of(worker)] = index_of(like)
+            elif self._router.is_routed(like):
+                self._router.allow(worker, {index_of(worker)})
+        for worker in self._leaving_servers.hear(scaling, now_s=self.fleet.now_s()):
+            if worker.startswith(SERVER):
+                self._router.leaving.add(index_of(worker))
+                logger.info("server is to go server=%d by=%s", index_of(worker), scaling.by)
+                self.fleet.record.write(Event.SERVER_LEAVING, server=index_of(worker))
+
+    def _worker_lost(self, worker: str) -> None:
+        """Whatever it held is free again. Were it only cut off from the store, its servers get somewhat
+        more requests than their limit for a while."""
+        for rid in self._router.worker_lost(worker):
+            self._tell(rid, rm.UseServer(why=f"{worker} was lost"))
+        logger.info("rollout worker gone worker=%s", worker)
+        self.fleet.record.write(Event.WORKER_LOST, worker=worker)
+
+    def _servers_changed(self) -> None:
+        self._give_out()
+        self._news.set()
+
+    def _give_out(self) -> None:
+        """Answers those that wait and can have a server now."""
+        for rid, server in self._router.place(now_s=self.fleet.now_s()):
+            member = self.fleet.members[server]
+            url, version = member.registered.address.url, self.fleet.version(member)
+            self._tell(rid, rm.UseServer(server=server, url=url, version=version))
+
+    def _tell(self, rid: str, answer: rm.UseServer) -> None:
+        if (waiting := self._answers.pop(rid, None)) is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    # ---- the loop -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Checks servers as they are due, until ``leave``. Closes their clients at the end."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                checks: set[asyncio.Task[Any]] = set()
+                while not self._leaving:
+                    tick()
+                    self._start_checks(tasks, checks)
+                    self._start_goodbyes(tasks)
+                    await self.fleet.close_left()
+                    await self._wait_for_news()
+                for task in checks:
+                    task.cancel()
+        finally:
+            await self.fleet.close_left(everyone=True)
+
+    def _start_checks(self, tasks: asyncio.TaskGroup, checks: set[asyncio.Task[Any]]) -> None:
+        now_s, quarantine = self.fleet.now_s(), self.fleet.quarantine
+        for server in quarantine.due(now_s=now_s):
+            member = self.fleet.members[server]
+            if member.checking or member.lock.locked():
+                quarantine.look_at(server, now_s + IDLE_S)
+                continue
+            quarantine.look_at(server, math.inf)  # the check says when next
+            member.checking = True
+            task = tasks.create_task(self._check(member), name=f"check of {member.name}")
+            checks.add(task)
+            task.add_done_callback(checks.discard)
+
+    def _start_goodbyes(self, tasks: asyncio.TaskGroup) -> None:
+        """Dismisses servers that are to go: idle and of no use to anybody, or out of time."""
+        now_s, running = self.fleet.now_s(), self._router.running
+        overdue = self._leaving_servers.overdue(now_s=now_s)
+        late = {index_of(worker) for worker in overdue if worker.startswith(SERVER)}
+        for index in self._router.leaving & self.fleet.members.keys():
+            is_used = running[index] or self._router.is_needed(index, self._rollout_workers)
+            if (is_used and index not in late) or now_s < self._dismiss_at_s.get(index, 0.0):
+                continue
+            self._dismiss_at_s[index] = now_s + DISMISS_EVERY_S
+            logger.info("server dismissed server=%d requests=%d", index, running[index])
+            tasks.create_task(self._dismiss(index), name=f"goodbye of generation_server/{index}")
+
+    async def _check(self, member: Member) -> None:
+        try:
+            await check(member, self.fleet, self.updates)
+        finally:
+            member.checking = False
+            self._servers_changed()
+
+    async def _wait_for_news(self) -> None:
+        next_s = self.fleet.quarantine.next_due_s()
+        pause_s = IDLE_S if next_s is None else min(IDLE_S, max(0.0, next_s - self.fleet.now_s()))
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()

@@ -1,0 +1,122 @@
+"""Tells the manager which generation servers and rollout workers are registered, and which were added or
+are to go, whenever that changes.
+
+On a thread of its own, because the store may take its time. A worker that was started again has another
+process behind the same key: ``incarnation`` tells them apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from realsys.api.errors import RealsysError
+from realsys.api.scheduling import WorkerType
+from realsys.generation.manager.fleet import Registered
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.store import NameResolve, Watch
+from realsys.transport.generation_messages import ServerAddress
+from realsys.trial.records import WorkerRecord, loads
+from realsys.worker.live_scaling import Scaling, read_scaling
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+LIST_EVERY_S = 30.0  # also without news: a record that could not be read may be readable now
+_TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registrations:
+    """Servers by index; rollout workers by name, with their incarnation; who came or is to go."""
+
+    servers: Mapping[int, Registered] = field(default_factory=dict)
+    rollout_workers: Mapping[str, str] = field(default_factory=dict)
+    scaling: Scaling | None = None
+
+
+def registrations(
+    store: NameResolve, keys: TrialKeys, *, token: str, phase: str = ""
+) -> Registrations:
+    """Those of one attempt. Raises StoreError; TrialError for a wish that can't be understood."""
+    servers: dict[int, Registered] = {}
+    workers: dict[str, str] = {}
+    for kind in _TYPES:
+        for entry in store.get_subtree(f"{keys.workers}/{kind.value}"):
+            try:
+                record = loads(WorkerRecord, entry.value, where=entry.key)
+                index = int(record.worker.rpartition("/")[2])
+            except (RealsysError, ValueError) as error:
+                logger.warning("registration not understood key=%s error=%s", entry.key, error)
+                continue
+            incarnation = f"{record.host}:{record.pid}:{record.start}"
+            if record.token != token:
+                continue
+            if kind is WorkerType.GENERATION_SERVER:
+                address = ServerAddress(index=index, url=record.control)
+                servers[index] = Registered(address=address, incarnation=incarnation)
+            else:
+                workers[record.worker] = incarnation
+    # Read last: who was added is registered after that was written, so we never see one without it.
+    scaling = read_scaling(store, keys, token=token, phase=phase)
+    return Registrations(servers=servers, rollout_workers=workers, scaling=scaling)
+
+
+class RegistrationWatch:
+    """Follows the store. Use as a context manager.
+
+    Args:
+        token: the attempt's; other attempts' registrations are not seen.
+        phase: whose workers come and go; "": any.
+        on_change: called on the watching thread with all registrations, first when it starts.
+    """
+
+    def __init__(
+        self,
+        store: NameResolve,
+        keys: TrialKeys,
+        *,
+        token: str,
+        on_change: Callable[[Registrations], None],
+        phase: str = "",
+    ) -> None:
+        self._store, self._keys, self._on_change = store, keys, on_change
+        self._token, self._phase = token, phase
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="registrations", daemon=True)
+
+    def __enter__(self) -> RegistrationWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+
+    def _follow(self) -> None:
+        told: Registrations | None = None
+        while not self._ended.is_set():
+            try:
+                # Watch first, then list: what comes in between is seen twice, not missed.
+                prefixes = [f"{self._keys.workers}/{kind.value}" for kind in _TYPES]
+                prefixes.append(self._keys.scaling)
+                # The supervisor judges everybody's lease, and the list does each time.
+                with self._store.watch(*prefixes, judges_leases=False) as watch:
+                    while not self._ended.is_set():
+                        found = registrations(
+                            self._store, self._keys, token=self._token, phase=self._phase
+                        )
+                        if found != told:
+                            told = found
+                            self._on_change(found)
+                        self._wait_for_news(watch)
+            except RealsysError as error:  # the store is away; servers are still checked meanwhile
+                logger.warning("registrations not read error=%s", error.what)
+                self._ended.wait(POLL_S)
+
+    def _wait_for_news(self, watch: Watch) -> None:
+        for _ in range(int(LIST_EVERY_S / POLL_S)):
+            if watch.poll(POLL_S) or self._ended.is_set():
+                return

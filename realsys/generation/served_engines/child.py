@@ -1,0 +1,162 @@
+"""A server of others' (SGLang, vLLM) as a child process of this one: start, wait until it serves, end.
+
+It is not started again when it ends: then this worker has nothing to offer, and its supervisor starts the
+worker anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import RealsysError, WaitTimeout, WorkerLost
+from realsys.runtime.progress import tick
+
+START_TIMEOUT_S = 600.0  # a large model from a slow file system
+_LOOK_S = 0.25
+_END_S = 15.0
+_TAIL_BYTES = 64 * 1024
+_LONGEST_WORDS = 400
+# How a Python program, or argparse, says why it ends; before it, what loggers and vLLM put there.
+_REASON = re.compile(r"(?:^|[\s)\]])((?:[A-Za-z_][\w.]*(?:Error|Exception)|error): \S.*)$")
+_POINTER = "root cause"  # of what only says where to look
+
+# A child is started through this, which ties its life to ours (the generation server's build wires it).
+Guard = Callable[[Sequence[str]], list[str]]
+
+
+class ChildServer:
+    """One child process; within one event loop.
+
+    Args:
+        argv: program and arguments; no secret in them.
+        name: for errors, e.g. ``SGLang of generation_server/0``.
+        log: its output is appended here, readable by us only.
+        env: variables beside our own.
+        guard: makes the command that is really started.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, name: str, log: Path, env: Mapping[str, str], guard: Guard
+    ) -> None:
+        self._argv, self.name, self._log, self._env = list(argv), name, log, dict(env)
+        self._guard = guard
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(
+        self, healthy: Callable[[], Awaitable[bool]], *, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
+        """Starts it; returns when it is healthy.
+
+        Raises:
+            WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its last words.
+        """
+        self._spawn()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            self.check()
+            with suppress(RealsysError):  # not there yet
+                if await healthy():
+                    return
+            if loop.time() > deadline_s:
+                raise WaitTimeout(
+                    f"{self.name} was not healthy in {timeout_s:g} s; it said last: {self._said()}",
+                    where=str(self._log),
+                    fix="raise rollout.server_args.start_timeout_s if it is only slow",
+                )
+            tick()  # a process of its own works, and there is a deadline
+            await asyncio.sleep(_LOOK_S)
+
+    def check(self) -> None:
+        """Raises WorkerLost if it has ended."""
+        if self._process is None:
+            raise WorkerLost(f"{self.name} was not started", where=str(self._log), fix="start it")
+        code = self._process.poll()
+        if code is not None:
+            raise WorkerLost(
+                f"{self.name} ended with status {code}: {self._said()}",
+                where=str(self._log),
+                fix=f"its log has the rest. It was started by {self._argv[0]} with rollout.server_args",
+            )
+
+    def _said(self) -> str:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError as error:
+            return f"(its log can't be read: {error})"
+        return last_words(text.splitlines()) or "(nothing)"
+
+    async def ended(self) -> None:
+        """Never returns: raises WorkerLost when it has ended."""
+        while True:
+            self.check()
+            await asyncio.sleep(_LOOK_S)
+
+    async def close(self) -> None:
+        """Ends it and everything that it started."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()  # the guard gives it some seconds
+        for _ in range(int(_END_S / _LOOK_S)):
+            if process.poll() is not None:
+                return
+            await asyncio.sleep(_LOOK_S)
+        process.kill()
+        await asyncio.get_running_loop().run_in_executor(None, process.wait)
+
+    def _spawn(self) -> None:
+        descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            # From the main thread, where the event loop is: the tie is to the thread that starts it.
+            self._process = subprocess.Popen(
+                self._guard(self._argv),
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._env},
+                start_new_session=True,  # a Ctrl-C at our terminal is ours to handle
+            )
+        except OSError as error:
+            raise WorkerLost(
+                f"{self.name} can't be started: {error}", where=self._argv[0], fix="install it"
+            ) from None
+        finally:
+            os.close(descriptor)
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The line of a log that says why a program ended: the last error's, or the last line.
+
+    >>> last_words(["Traceback …", "(EngineCore pid=7) ValueError: no such dtype",
+    ...             "(APIServer pid=6) RuntimeError: it failed. See root cause above."])
+    'ValueError: no such dtype'
+    """
+    reasons = [m[1] for line in lines if (m := _REASON.search(line)) and _POINTER not in line]
+    spoken = reasons or [line.strip() for line in lines if line.strip()]
+    return spoken[-1][:_LONGEST_WORDS] if spoken else ""
+
+
+def options(args: Mapping[str, Any]) -> list[str]:
+    """Command-line options; False and None are left out.
+
+    >>> options({"max_x": 3, "flag": True, "of": ["a", "b"]})
+    ['--max-x', '3', '--flag', '--of', 'a', 'b']
+    """
+    words: list[str] = []
+    for name, value in args.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words += [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
+    return words

@@ -1,0 +1,328 @@
+"""``ServedEngine`` over our own engine in this process: the asyncio side of engine_thread.py.
+
+Answers come from the engine's thread in one call a step. A reader that is slower than the engine sees
+the newest state of its answer only, so nothing piles up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from realsys.api.errors import ConfigError, DataError, WorkerLost
+from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
+from realsys.generation.engine.cache_room import room_on_gpu
+from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
+from realsys.generation.engine.row import room_left
+from realsys.generation.http.served_engine import Answer, Counters, Fetch, full_answer
+from realsys.generation.served_engines.embedded_requests import answer_of, engine_request
+from realsys.generation.served_engines.engine_thread import EngineThread
+from realsys.generation.served_engines.staged_weights import StagedWeights, stage
+from realsys.transport.generation_messages import (
+    GenerateRequest,
+    PauseMode,
+    ServerInfo,
+    WeightSource,
+    WeightsTaken,
+)
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class _Open:
+    """A request on its way: its newest state, and who is to be woken for it."""
+
+    prompt_tokens: int
+    stream: bool
+    answer: Answer | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EmbeddedEngine:
+    """Serves ``module``, whose weights it replaces in place.
+
+    Args:
+        eos_token_ids: end an answer, unless its request ignores them.
+        model_path: where the first weights come from, for ``info``.
+        base_seed: of requests that bring no seed of their own.
+        fetch: gets the weights of a ``WeightSource``; called in a thread of its own, one at a time.
+            What it gives is only read, and let go of after the switch.
+        make_engine: for tests.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        tokenizer: Any = None,
+        model_path: str = "",
+        base_seed: int = 1,
+        version: int = 0,
+        settings: EmbeddedSettings | None = None,
+        fetch: Fetch,
+        make_engine: Callable[..., ContinuousEngine] = ContinuousEngine,
+    ) -> None:
+        self.settings = settings or EmbeddedSettings()
+        self.counters = Counters()
+        self._module = module.requires_grad_(False).eval()
+        self._eos, self._pad, self._tokenizer = tuple(eos_token_ids), pad_token_id, tokenizer
+        self._model_path, self._base_seed, self._version = model_path, base_seed, version
+        self._fetch, self._make_engine = fetch, make_engine
+        self._wait_there = (
+            self.settings.staging == "host"
+        )  # new weights, until they are switched to
+        self._open: dict[str, _Open] = {}
+        self._pause_mode: PauseMode | None = None
+        self._over: WorkerLost | None = None
+        self._thread = EngineThread(
+            self._make, on_outputs=self._step_made, on_end=self._thread_ended
+        )
+        # One at a time, and one core: the engine decodes beside it.
+        self._staging = ThreadPoolExecutor(
+            1, thread_name_prefix="weights", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._thread.start()
+        await self._call(lambda engine: None)
+
+    async def close(self) -> None:
+        if not self._ended.is_set():
+            await self.abort("", every=True)
+        await self._loop.run_in_executor(None, self._thread.stop)
+        self._staging.shutdown(wait=False, cancel_futures=True)
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+        if self._over is not None:
+            raise self._over
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        if request.rid in self._open:
+            raise DataError(
+                f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
+            )
+        entry = self._open[request.rid] = _Open(len(request.input_ids), stream)
+        asked = engine_request(request, eos_token_ids=self._eos, base_seed=self._base_seed)
+        finished = False
+        try:
+            if not await self._call(lambda engine: _submit(engine, asked)):
+                finished = True
+                yield full_answer(request)
+            while not finished:
+                await entry.changed.wait()
+                entry.changed.clear()
+                if entry.answer is None:
+                    raise self._over or _closed()
+                answer = entry.answer
+                finished = answer.finish is not None
+                yield answer
+        finally:
+            if not finished:
+                self._thread.call(lambda engine: engine.abort(request.rid))
+            del self._open[request.rid]
+
+    async def abort(self, rid: str, *, every: bool = False) -> None:
+        def end(engine: ContinuousEngine) -> None:
+            ended = engine.abort_all() if every else [engine.abort(rid)]
+            self._step_made([output for output in ended if output is not None])
+
+        await self._call(end)
+
+    async def pause(self, mode: PauseMode) -> None:
+        def stand_still(engine: ContinuousEngine) -> None:
+            self._thread.paused = True
+            if mode is PauseMode.ABORT:
+                self._step_made(engine.abort_all())
+            elif mode is PauseMode.RETRACT:
+                engine.retract_all()
+
+        await self._call(stand_still)
+        self._pause_mode = mode
+
+    async def resume(self) -> None:
+        await self._call(lambda engine: setattr(self._thread, "paused", False))
+        self._pause_mode = None
+
+    async def flush(self) -> None:
+        await self._call(lambda engine: engine.flush_prefixes())
+
+    # ---- weights ----------------------------------------------------------------------------
+
+    async def update_weights(self, source: WeightSource) -> WeightsTaken:
+        began_s = time.perf_counter()
+        staged, num_bytes = await self._loop.run_in_executor(self._staging, self._stage, source)
+
+        def switch(engine: ContinuousEngine) -> float:
+            paused_from_s = time.perf_counter()
+            staged.switch()
+            engine.set_version(source.version, recompute=self._recompute)
+            self._version = source.version
+            return time.perf_counter() - paused_from_s
+
+        paused_s = await self._call(switch, fatal=True)
+        taken = WeightsTaken(
+            version=source.version,
+            seconds=time.perf_counter() - began_s,
+            paused_s=paused_s,
+            num_bytes=num_bytes,
+        )
+        self.counters.count_update(taken)
+        return taken
+
+    async def set_version(self, version: int) -> None:
+        def rename(engine: ContinuousEngine) -> None:
+            engine.set_version(version, recompute=False)
+            self._version = version
+
+        await self._call(rename, fatal=True)
+
+    @property
+    def _recompute(self) -> bool:
+        """Whether running requests are read anew with new weights."""
+        if self._pause_mode is PauseMode.IN_PLACE:
+            return False
+        return self.settings.kv_on_update == "recompute"
+
+    def _stage(self, source: WeightSource) -> tuple[StagedWeights, int]:
+        where = source.path or ", ".join(part.endpoint for part in source.parts)
+        fetched = self._fetch(source)
+        staged = stage(self._module, fetched.weights, where=where, wait_there=self._wait_there)
+        return staged, fetched.num_bytes
+
+    # ---- how it does ------------------------------------------------------------------------
+
+    async def info(self) -> ServerInfo:
+        if self._over is not None:
+            raise self._over
+        load = self._thread.load
+        return ServerInfo(
+            engine="embedded",
+            model_path=self._model_path,
+            weight_version=self._version,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_tokens=load.num_tokens,
+            max_running=self.settings.max_running,
+            paused=self._thread.paused,
+        )
+
+    # ---- the engine's thread ----------------------------------------------------------------
+
+    async def _call(self, command: Callable[[ContinuousEngine], T], *, fatal: bool = False) -> T:
+        return await asyncio.wrap_future(self._thread.call(command, fatal=fatal))
+
+    def _make(self) -> ContinuousEngine:
+        if self.settings.num_threads is not None:
+            torch.set_num_threads(self.settings.num_threads)
+        # Its EOS is each request's own stop token: a request may ignore it.
+        return self._make_engine(
+            self._module,
+            eos_token_ids=(),
+            pad_token_id=self._pad,
+            max_running=self.settings.max_running,
+            max_tokens=self._max_tokens(),
+            tokenizer=self._tokenizer,
+            version=self._version,
+            quantize=self.settings.quantize,
+            prefix_bytes=self.settings.prefix_bytes,
+            read_tokens=self.settings.read_tokens,
+        )
+
+    def _max_tokens(self) -> int | None:
+        """As set; else, on a GPU, what fits beside new weights that come while these are in use."""
+        settings = self.settings
+        if not _on_gpu(self._module):
+            return settings.max_tokens
+        new = sum(p.numel() * p.element_size() for p in self._module.parameters())
+        least = settings.max_tokens or settings.least_tokens
+        if settings.staging == "auto":
+            self._wait_there = not stages_on_gpu(self._room(new), least)
+        if settings.max_tokens is not None:
+            return settings.max_tokens
+        found = self._room(0 if self._wait_there else new)
+        logger.info(
+            "room for tokens=%d, new weights wait in %s memory",
+            found,
+            "host" if self._wait_there else "gpu",
+        )
+        if found < least:
+            second = "" if self._wait_there else " a second copy that comes with an update,"
+            raise ConfigError(
+                f"the GPU has no room for the cache of {least} tokens beside the weights,{second} and "
+                f"prefix_bytes={settings.prefix_bytes}",
+                where="generation engine",
+                fix="lower max_running or prefix_bytes, "
+                + ("" if self._wait_there else "leave staging out, ")
+                + "use a larger GPU or server_backend sglang or vllm over several; or set max_tokens, "
+                "which is then not checked",
+            )
+        return found
+
+    def _room(self, new: int) -> int:
+        """Tokens of the cache that fit beside ``new`` bytes of weights."""
+        settings = self.settings
+        kept = new + settings.prefix_bytes
+        return room_on_gpu(self._module, num_rows=settings.max_running, kept=kept)
+
+    def _step_made(self, outputs: list[GenerationOutput]) -> None:
+        """In the engine's thread: copies what somebody waits for, and wakes the loop once."""
+        self.counters.progress += len(outputs)
+        news = []
+        for output in outputs:
+            entry = self._open.get(output.rid)
+            if entry is not None and (output.finish or entry.stream):
+                news.append((entry, answer_of(output, prompt_tokens=entry.prompt_tokens)))
+        if news:
+            self._loop.call_soon_threadsafe(self._tell, news)
+
+    def _tell(self, news: Sequence[tuple[_Open, Answer]]) -> None:
+        for entry, answer in news:
+            if answer.finish is not None:
+                self.counters.count(answer)
+            entry.answer = answer
+            entry.changed.set()
+
+    def _thread_ended(self, error: WorkerLost | None) -> None:
+        def tell() -> None:
+            self._over = error or _closed()
+            for entry in self._open.values():
+                if entry.answer is None or entry.answer.finish is None:
+                    entry.answer = None
+                    entry.changed.set()
+            self._ended.set()
+
+        self._loop.call_soon_threadsafe(tell)
+
+
+def _on_gpu(module: nn.Module) -> bool:
+    return next(module.parameters()).is_cuda
+
+
+def _submit(engine: ContinuousEngine, request: GenerationRequest) -> bool:
+    """False: there is no room for a single token, and nothing was submitted."""
+    if room_left(len(request.prompt), engine.rooms) == 0:
+        return False
+    engine.submit(request)
+    return True
+
+
+def _closed() -> WorkerLost:
+    return WorkerLost("the engine was closed", where="generation engine", fix="ask another server")

@@ -1,0 +1,52 @@
+"""The API's values ↔ the embedded engine's (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from realsys.api.model import GenerationHyperparameters
+from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
+from realsys.generation.engine.sampling import row_seed
+from realsys.generation.http.served_engine import Answer
+from realsys.transport.generation_messages import Finish, GenerateRequest
+
+
+def engine_request(
+    request: GenerateRequest, *, eos_token_ids: Sequence[int], base_seed: int
+) -> GenerationRequest:
+    """What the engine is asked for a request of the API."""
+    sampling = request.sampling
+    greedy = sampling.temperature == 0
+    gconfig = GenerationHyperparameters(
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        greedy=greedy,
+        temperature=1.0 if greedy else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=max(sampling.top_k, 0),
+    )
+    seed = sampling.sampling_seed
+    return GenerationRequest(
+        rid=request.rid,
+        prompt=request.input_ids,
+        gconfig=gconfig,
+        seed=row_seed(base_seed, request.rid, 0, 0) if seed is None else seed,
+        position=sampling.position,
+        stop_ids=frozenset(
+            {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+        ),
+        stop_texts=sampling.stop,
+    )
+
+
+def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> Answer:
+    """A copy of what the engine has so far."""
+    return Answer(
+        rid=output.rid,
+        output_ids=list(output.tokens),
+        logprobs=list(output.logprobs),
+        versions=list(output.versions),
+        finish=Finish(output.finish) if output.finish else None,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=output.cached_tokens,
+    )

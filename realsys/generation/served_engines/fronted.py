@@ -1,0 +1,395 @@
+"""What SGLang and vLLM as children have in common: rids, pauses, versions, and one change of weights.
+
+A subclass says how its server is started and spoken to. Both read Hugging Face folders themselves, with
+loaders of their own. Weights from trainers are fetched by us into memory while they decode, and given to
+them as a folder whose bytes are there (memory_folder.py); they stand still while they copy from it.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from msgspec import structs
+
+from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
+from realsys.generation.http.http_session import HttpSession
+from realsys.generation.http.served_engine import Answer, Counters, Fetch, full_answer
+from realsys.generation.served_engines.child import START_TIMEOUT_S, ChildServer
+from realsys.generation.served_engines.memory_folder import (
+    MemoryFolder,
+    Place,
+    check_weights,
+    place_for,
+    readable_by,
+)
+from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
+from realsys.runtime.progress import tick
+from realsys.runtime.transfer_time import transfer_time_s
+from realsys.transport.generation_messages import (
+    GenerateRequest,
+    PauseMode,
+    ServerInfo,
+    WeightSource,
+    WeightsTaken,
+)
+
+logger = logging.getLogger(__name__)
+
+# Our own callers have deadlines of their own, and hang up: this only keeps a wait from being endless.
+REQUEST_S = 24 * 3600.0
+CONTROL_S = 60.0
+UPDATE_S = 1800.0  # to read a folder, if it is not too large for that
+TAKE_S = 300.0  # to copy from memory, likewise
+GOODBYE_S = 5.0
+IDLE_S = (
+    1.0  # of connections to a child: uvicorn closes them after 5 s, and one just closed looks open
+)
+_TICK_S = 5.0
+_ENDED_S = 0.25
+_RESUMES = 2  # a call that was lost may be made again
+_LOOK_S = 2.0  # between two questions whether a child that has requests gets on
+_OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
+
+
+class FrontedEngine(abc.ABC):
+    """A ``ServedEngine`` over a child server. Its methods: see ``ServedEngine``.
+
+    Args:
+        backend_args: options of the server's command line, and of ours: ``python`` (interpreter of the
+            environment that it is installed in), ``env`` (variables), ``start_timeout_s``,
+            ``kv_on_update`` (recompute | keep).
+        fetch: gets the weights of a ``WeightSource`` from trainers.
+    """
+
+    kind = ""
+    length_option = ""  # of its command line: tokens of prompt and answer together
+    positions_kept_back = 0  # of the model's, that it gives to no request
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        backend_args: Mapping[str, Any],
+        fetch: Fetch,
+        version: int,
+    ) -> None:
+        self.counters = Counters()
+        self._model_path, self._version = model_path, version
+        self._ours = {k: v for k, v in backend_args.items() if k in _OUR_ARGS}
+        self._theirs = {k: v for k, v in backend_args.items() if k not in _OUR_ARGS}
+        self._max_positions = self._theirs.get(self.length_option) or (
+            check_hf_directory(model_path, need_tokenizer=False).max_positions
+        )
+        self._open: dict[str, int] = {}  # rid → tokens of its prompt and its answer so far
+        self._paused: PauseMode | None = None
+        self._stands = False  # paused, or taking weights
+        self._child: ChildServer
+        self._http: HttpSession  # for answers, which last: any number at a time
+        self._control: HttpSession  # for all else
+        self._watching: asyncio.Task[None] | None = None
+        self._fetch, self._place = fetch, Place.MEMORY
+        self._can_read = True  # weights that we put into ``_place``
+        self._broken: WorkerLost | None = None
+        # One at a time, and one core: the child decodes beside it.
+        self._staging = ThreadPoolExecutor(
+            1, thread_name_prefix="weights", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    # ---- of each server ---------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        """As ``generate``, straight from the child."""
+
+    @abc.abstractmethod
+    async def _abort(self, rid: str, *, every: bool) -> None: ...
+
+    @abc.abstractmethod
+    async def _pause(self, mode: PauseMode) -> None: ...
+
+    @abc.abstractmethod
+    async def _resume(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
+        """While paused: reads the folder, and calls its weights ``version``."""
+
+    @abc.abstractmethod
+    async def _name_version(self, version: int) -> None: ...
+
+    @abc.abstractmethod
+    async def flush(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _healthy(self) -> bool: ...
+
+    @abc.abstractmethod
+    async def _gets_on(self) -> bool:
+        """Whether it did anything since the last call; asked while it has requests."""
+
+    # ---- ServedEngine -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        timeout_s = float(self._ours.get("start_timeout_s", START_TIMEOUT_S))
+        await self._child.start(self._healthy, timeout_s=timeout_s)
+        await self._name_version(self._version)
+        await asyncio.to_thread(self._find_place)
+        self._watching = asyncio.create_task(self._watch(), name=f"progress of {self.kind}")
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        self._staging.shutdown(wait=False, cancel_futures=True)
+        with suppress(RealsysError, TimeoutError):
+            await asyncio.wait_for(self._abort("", every=True), GOODBYE_S)
+        await self._http.close()
+        await self._control.close()
+        await self._child.close()
+
+    async def ended(self) -> None:
+        while True:
+            self._check()
+            await asyncio.sleep(_ENDED_S)
+
+    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        if self._broken is not None:
+            raise self._broken
+        if request.rid in self._open:
+            raise DataError(
+                f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
+            )
+        if self._max_positions:
+            left = self._max_positions - self.positions_kept_back - len(request.input_ids)
+            if left < 1:
+                yield full_answer(request)
+                return
+            request = within_room(request, left)
+        self._open[request.rid] = len(request.input_ids)
+        finished = False
+        try:
+            async with aclosing(self._answers(request, stream=stream)) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    finished = answer.finish is not None
+                    self._open[request.rid] = answer.prompt_tokens + len(answer.output_ids)
+                    self.counters.progress += 1
+                    if finished:
+                        self.counters.count(answer)
+                    yield answer
+        finally:
+            if not finished:
+                with suppress(RealsysError):
+                    await self._abort(request.rid, every=False)
+            del self._open[request.rid]
+
+    async def _watch(self) -> None:
+        """Moves ``progress`` while the child works: answers come whole, and the first may take long."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._open and not self._stands:
+                with suppress(RealsysError):
+                    self.counters.progress += await self._gets_on()
+
+    async def abort(self, rid: str, *, every: bool = False) -> None:
+        if every or rid in self._open:
+            await self._abort(rid, every=every)
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._stands = True
+        try:
+            await self._pause(mode)
+        except BaseException:  # it may have heard us all the same
+            with suppress(RealsysError):
+                await asyncio.shield(self._go_on())
+            self._stands = self._paused is not None
+            raise
+        self._paused = mode
+
+    async def resume(self) -> None:
+        self._check()  # one with half of new weights stays paused
+        await self._resume()
+        self._paused, self._stands = None, False
+
+    async def update_weights(self, source: WeightSource) -> WeightsTaken:
+        self._check()
+        began_s = time.perf_counter()
+        if source.path:
+            # A folder that they can't read, or of another model, ends them.
+            num_bytes = await asyncio.to_thread(check_fits, source.path, self._model_path)
+            paused_s = await self._switch(
+                source.path, source.version, num_bytes, at_least_s=UPDATE_S
+            )
+        else:
+            staging = asyncio.get_running_loop().run_in_executor(self._staging, self._stage, source)
+            folder, num_bytes = await staging
+            try:
+                paused_s = await self._switch(
+                    folder.path, source.version, folder.num_bytes, at_least_s=TAKE_S
+                )
+            finally:
+                await asyncio.to_thread(folder.close)
+        taken = WeightsTaken(
+            version=source.version,
+            seconds=time.perf_counter() - began_s,
+            paused_s=paused_s,
+            num_bytes=num_bytes,
+        )
+        self.counters.count_update(taken)
+        return taken
+
+    def _stage(self, source: WeightSource) -> tuple[MemoryFolder, int]:
+        """Fetches a version, checks it, and puts it where the child can read it."""
+        if not self._can_read:
+            raise ConfigError(
+                f"{self.kind} can't read weights that its front has fetched: it runs as another "
+                "user, or in a container of its own",
+                where="/update_weights_from_stream",
+                fix="use rollout.weights_through=disk",
+            )
+        fetched = self._fetch(source)
+        where = ", ".join(part.endpoint for part in source.parts)
+        check_weights(fetched.weights, self._model_path, where=where)
+        return MemoryFolder(fetched.weights, place=self._place), fetched.num_bytes
+
+    async def _switch(self, path: str, version: int, num_bytes: int, *, at_least_s: float) -> float:
+        """Pauses the child while it takes the weights in ``path``; seconds that it stood still.
+
+        If it fails in the middle nobody knows which weights it has: then it makes no token any more, and
+        ``ended`` says so.
+        """
+        keep = self._ours.get("kv_on_update") == "keep"
+        mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
+        timeout_s = transfer_time_s(num_bytes, at_least_s=at_least_s)
+        ticking = asyncio.create_task(_tick_along(), name="reading weights")
+        paused_from_s, loading = time.perf_counter(), False
+        self._stands = True
+        try:
+            if self._paused is None:
+                await self._pause(mode)
+            loading = True
+            await self._load(
+                path, version, keep_caches=mode is PauseMode.IN_PLACE, timeout_s=timeout_s
+            )
+            self._version, loading = version, False
+        except BaseException as error:
+            if loading:
+                why = error.what if isinstance(error, RealsysError) else repr(error)
+                self._break(f"failed while it took version {version} of the weights: {why}")
+            raise
+        finally:
+            ticking.cancel()
+            # Also after a pause that failed: it may have heard us.
+            if self._paused is None and self._broken is None:
+                await asyncio.shield(self._go_on())
+                self._stands = False
+        return time.perf_counter() - paused_from_s
+
+    async def _go_on(self) -> None:
+        """Resumes the child. One that can't be reached is given up: it may stand still for ever."""
+        for tries_left in reversed(range(_RESUMES)):
+            try:
+                await self._resume()
+                return
+            except RealsysError as error:
+                if not tries_left:
+                    self._break(f"is paused and can't be resumed: {error.what}")
+                    raise
+
+    def _break(self, why: str) -> None:
+        self._broken = WorkerLost(
+            f"{self.kind} {why}",
+            where=self._model_path,
+            fix="the supervisor starts it again, and it gets the newest weights; its log may say why",
+        )
+
+    def _check(self) -> None:
+        """Raises WorkerLost if it has ended, or must."""
+        if self._broken is not None:
+            raise self._broken
+        self._child.check()
+
+    def _find_place(self) -> None:
+        place = place_for(partial(readable_by, self._python()))
+        self._can_read = place is not None
+        self._place = place or Place.MEMORY
+        if place is not Place.MEMORY:
+            logger.warning(
+                "%s can't open memory of its front: weights from trainers are put on %s",
+                self.kind,
+                "the disk of this node" if place else "nothing, use rollout.weights_through=disk",
+            )
+
+    async def set_version(self, version: int) -> None:
+        await self._name_version(version)
+        self._version = version
+
+    async def info(self) -> ServerInfo:
+        self._check()
+        return ServerInfo(
+            engine=self.kind,
+            model_path=self._model_path,
+            weight_version=self._version,
+            num_running=len(self._open),
+            num_tokens=sum(self._open.values()),
+            max_running=self._max_running,
+            paused=self._paused is not None,
+        )
+
+    @property
+    def _max_running(self) -> int:
+        return 0  # the server's own choice
+
+    def _python(self) -> str:
+        import sys
+
+        return str(self._ours.get("python") or sys.executable)
+
+    def _env(self) -> dict[str, str]:
+        env = self._ours.get("env") or {}
+        return {str(name): str(value) for name, value in env.items()}
+
+
+def check_fits(path: str, model_path: str) -> int:
+    """Checks that the folder is whole and of the model that the server was started with; bytes of weights.
+
+    Raises:
+        CheckpointError: a file is missing or torn. DataError: a weight has another shape.
+    """
+    check_hf_directory(path, need_tokenizer=False)
+    found, expected = weight_shapes(path), weight_shapes(model_path)
+    for name in sorted(found.keys() & expected.keys()):
+        if found[name] != expected[name]:
+            raise DataError(
+                f"{name} has shape {found[name]}, the model's is {expected[name]}",
+                where=path,
+                fix=f"give weights of the model in {model_path}",
+            )
+    if not found.keys() & expected.keys():
+        raise DataError("no weight of the model is there", where=path, fix="give its folder")
+    return sum(file.stat().st_size for file in set(weight_files(path).values()))
+
+
+def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
+    """``request`` for at most ``left`` tokens: children differ in what they do with more."""
+    sampling = request.sampling
+    if sampling.max_new_tokens <= left:
+        return request
+    least = min(sampling.min_new_tokens, left)
+    clipped = structs.replace(sampling, max_new_tokens=left, min_new_tokens=least)
+    return structs.replace(request, sampling=clipped)
+
+
+async def _tick_along() -> None:
+    """While the child reads weights, which has a deadline: no tokens come, and nothing stands still."""
+    while True:
+        tick()
+        await asyncio.sleep(_TICK_S)

@@ -1,0 +1,146 @@
+"""``ServedEngine`` over a real SGLang server as a child process, on loopback.
+
+It speaks the API that ours is modelled on, so little is translated. ``position`` is ours alone and is left
+out: its random numbers count from the first token of each request.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from realsys.generation.http.http_answers import read_answer
+from realsys.generation.http.http_json import generate_body
+from realsys.generation.http.http_session import HttpSession
+from realsys.generation.http.served_engine import Answer, Fetch
+from realsys.generation.served_engines.child import ChildServer, Guard, options
+from realsys.generation.served_engines.fronted import CONTROL_S, IDLE_S, REQUEST_S, FrontedEngine
+from realsys.transport.generation_messages import GenerateRequest, PauseMode
+
+_HOST = "127.0.0.1"
+
+
+class SGLangEngine(FrontedEngine):
+    """SGLang as ``python -m sglang.launch_server``.
+
+    Args:
+        log, guard: see ``ChildServer``.
+        scratch: folder of ours for a 0600 file that holds the child's key: it is in no argv.
+    """
+
+    kind = "sglang"
+    length_option = "context_length"
+    positions_kept_back = 8  # a prompt of context_length - 6 tokens is refused already
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        backend_args: Mapping[str, Any],
+        base_seed: int,
+        tp_size: int,
+        name: str,
+        log: Path,
+        scratch: Path,
+        guard: Guard,
+        fetch: Fetch,
+        version: int = 0,
+    ) -> None:
+        super().__init__(
+            model_path=model_path, backend_args=backend_args, fetch=fetch, version=version
+        )
+        key, port = secrets.token_hex(32), _free_port()
+        config = scratch / f"{name.replace('/', '-')}-sglang.yaml"
+        descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)  # if it was there already
+            file.write(f"api-key: {key}\n")
+        args = {
+            "model_path": model_path,
+            "tp_size": tp_size,
+            "random_seed": base_seed,
+            "skip_tokenizer_init": True,
+            "skip_server_warmup": True,
+            **self._theirs,
+            "host": _HOST,
+            "port": port,
+            "config": config,
+        }
+        argv = [self._python(), "-m", "sglang.launch_server", *options(args)]
+        whole = f"SGLang of {name}"
+        self._config = config
+        self._child = ChildServer(argv, name=whole, log=log, env=self._env(), guard=guard)
+        url = f"http://{_HOST}:{port}"
+        self._http = HttpSession(url, key, name=whole, limit=0, idle_s=IDLE_S)
+        self._control = HttpSession(url, key, name=whole, idle_s=IDLE_S)
+
+    async def start(self) -> None:
+        try:
+            await super().start()
+        finally:
+            self._config.unlink(missing_ok=True)  # it has been read
+
+    async def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+        sampling = msgspec.structs.replace(request.sampling, position=0)
+        body = generate_body(msgspec.structs.replace(request, sampling=sampling), stream=stream)
+        if not stream:
+            data = await self._http.call("POST", "/generate", body, timeout_s=REQUEST_S)
+            yield read_answer(data, rid=request.rid)
+            return
+        async for data in self._http.events("/generate", body, timeout_s=REQUEST_S):
+            if data.startswith(b'{"error"'):
+                raise self._http.refusal(data, 200, "/generate")
+            yield read_answer(data, rid=request.rid)
+
+    async def _abort(self, rid: str, *, every: bool) -> None:
+        body = {"rid": rid, "abort_all": every}
+        await self._control.call("POST", "/abort_request", body, timeout_s=CONTROL_S)
+
+    async def _pause(self, mode: PauseMode) -> None:
+        body = {"mode": mode.value}
+        await self._control.call("POST", "/pause_generation", body, timeout_s=CONTROL_S)
+
+    async def _resume(self) -> None:
+        await self._control.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
+
+    async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
+        body = {
+            "model_path": path,
+            "weight_version": str(version),
+            "flush_cache": not keep_caches,  # refused while running requests hold theirs
+        }
+        await self._control.call("POST", "/update_weights_from_disk", body, timeout_s=timeout_s)
+
+    async def _name_version(self, version: int) -> None:
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._control.call("POST", "/update_weight_version", body, timeout_s=CONTROL_S)
+
+    async def flush(self) -> None:
+        await self._control.call("POST", "/flush_cache", timeout_s=CONTROL_S)
+
+    async def _healthy(self) -> bool:
+        await self._control.call("GET", "/health", timeout_s=20.0)  # makes a token
+        return True
+
+    async def _gets_on(self) -> bool:
+        # A token for this call, or anything that its scheduler has said since.
+        await self._control.call("GET", "/health_generate", timeout_s=CONTROL_S)
+        return True
+
+    @property
+    def _max_running(self) -> int:
+        return int(self._theirs.get("max_running_requests") or 0)
+
+
+def _free_port() -> int:
+    """SGLang takes a number only. If somebody is faster it ends, and this worker is started again."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

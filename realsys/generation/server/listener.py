@@ -1,0 +1,122 @@
+"""Serves an aiohttp application over HTTPS on a free port, with a certificate of its own.
+
+Whoever connects must get to the end of a TLS handshake, and then of a first request's head, in some
+seconds each: who says nothing holds no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Self
+
+from aiohttp import web
+
+from realsys.api.errors import ClusterError
+from realsys.generation.server.server_certificate import self_signed, server_context
+from realsys.transport.binding import address_of, in_url
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 10.0
+_BACKLOG = 1024
+# Requests still open are aborted before this begins (the engine's close); it is for the last bytes.
+_SHUTDOWN_S = 2.0
+
+
+class HttpsListener:
+    """Owns the sockets. ``url``, with the certificate's SHA-256, is there after ``start``.
+
+    Args:
+        silence_s: how long a connection may take for its handshake, and then for its first request.
+    """
+
+    url = ""
+
+    def __init__(
+        self,
+        app: web.Application,
+        *,
+        host: str = "127.0.0.1",
+        ports: Iterable[int] | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._host, self._ports, self._silence_s = host, ports, silence_s
+        self._silent: set[object] = set()  # connections that have not asked anything yet
+        app.middlewares.insert(0, self._hear)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
+        )
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> Self:
+        """Listens from now on.
+
+        Raises:
+            ClusterError: no port is free.
+        """
+        certificate = self_signed(self._host)
+        await self._runner.setup()
+        sock = _listen(self._host, self._ports)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connection,
+            sock=sock,
+            ssl=server_context(certificate),
+            ssl_handshake_timeout=self._silence_s,
+            backlog=_BACKLOG,
+        )
+        port = sock.getsockname()[1]
+        self.url = f"https://{in_url(self._host)}:{port}#sha256={certificate.sha256}"
+        return self
+
+    async def stop(self) -> None:
+        """Closes all connections."""
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
+
+    def _connection(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None  # setup() made it
+        protocol = server()
+        self._silent.add(protocol)
+        asyncio.get_running_loop().call_later(2 * self._silence_s, self._cut_if_silent, protocol)
+        return protocol
+
+    def _cut_if_silent(self, protocol: web.RequestHandler) -> None:
+        if protocol in self._silent:
+            self._silent.discard(protocol)
+            protocol.force_close()
+
+    @web.middleware
+    async def _hear(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        self._silent.discard(request.protocol)
+        return await handler(request)
+
+
+def _listen(host: str, ports: Iterable[int] | None) -> socket.socket:
+    family, address = address_of(host)
+    tried = 0
+    for port in (0,) if ports is None else ports:
+        tried += 1
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart
+            sock.bind((address, port))
+            sock.listen(_BACKLOG)  # SO_REUSEADDR lets two bind; only one may listen
+        except OSError as error:
+            sock.close()
+            logger.debug("port taken port=%d error=%s", port, error)
+            continue
+        return sock
+    raise ClusterError(
+        f"none of {tried} ports is free for a generation server",
+        where=f"{address}, port_range of the cluster spec",
+        fix="widen port_range",
+    )

@@ -1,0 +1,315 @@
+"""A worker's end of its heartbeat process (heartbeat_process.py), which it starts before anything heavy.
+
+One thread listens. Telling never blocks and needs no thread, so that what was told before a call that
+holds the GIL for minutes has been told. If the heartbeat process ends the worker can't prove any more
+that it lives, and exits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from realsys.api import errors
+from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
+from realsys.heartbeat.heartbeat_messages import (
+    Begin,
+    Commanded,
+    Goodbye,
+    GoodbyeSaid,
+    Line,
+    Over,
+    Pulse,
+    Refused,
+    Register,
+    Registered,
+    StopAsked,
+    Tell,
+    ToWorker,
+    Watched,
+)
+from realsys.heartbeat.stack_dumps import arm
+from realsys.name_resolve.lease_judge import Naps, Standing
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.linux import pidfd_open
+from realsys.trial.records import StopRequest, WorkerRecord, WorkerStatus
+
+logger = logging.getLogger(__name__)
+
+ARGV = (sys.executable, "-m", "realsys.heartbeat.heartbeat_process")
+BEHIND_S = 0.2  # how often a status is offered again to a heartbeat process that is behind
+WATCH_S = 1.0
+STILL_S = 120.0  # a heartbeat process that does not look for so long is not coming back
+CHECK_EVERY_S = 0.05
+ANSWER_S = 5.0  # beyond its own deadline, for an answer to come
+
+
+class Heartbeat:
+    """The running heartbeat process. Made by ``start``."""
+
+    def __init__(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        line: Line,
+        pulse: Pulse,
+        *,
+        on_stop: Callable[[StopRequest], None],
+        on_command: Callable[[bytes], None],
+        on_over: Callable[[Over], None],
+        on_watched: Callable[[bool], None],
+    ) -> None:
+        self.name, self.process, self._line, self._pulse = name, process, line, pulse
+        self._on_stop, self._on_command, self._on_over = on_stop, on_command, on_over
+        self._on_watched = on_watched
+        self._answer: ToWorker | None = None
+        self._answered = threading.Event()
+        self._unsent: Tell | None = None  # the newest status, while the other side is behind
+        self._sending = threading.Lock()
+        self._registered = self._leaving = False
+        self._looks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
+        self._naps, self._judging = Naps(time.monotonic(), every_s=WATCH_S), threading.Lock()
+        self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
+
+    @classmethod
+    def start(
+        cls,
+        begin: Begin,
+        *,
+        on_stop: Callable[[StopRequest], None],
+        on_command: Callable[[bytes], None],
+        on_over: Callable[[Over], None],
+        on_watched: Callable[[bool], None] = lambda present: None,
+        argv: Sequence[str] = ARGV,
+    ) -> Heartbeat:
+        """Starts the process and returns at once; it is ready a tenth of a second later.
+
+        Args:
+            on_stop, on_command: called from the listening thread; must not block.
+            on_over: called before this process exits by ``os._exit``: last words.
+            on_watched: gets whether any of the keys that ``register`` names is there, when that changes.
+        """
+        here, there = Line.pair()
+        pulse = Pulse.make(give_up_s=begin.patience_s)
+        stacks_fd, worker_fd = arm(), pidfd_open(os.getpid())
+        fds = {
+            "line": there.fileno(),
+            "pulse": pulse.fd,
+            "worker": worker_fd,
+            "stacks": stacks_fd,
+        }
+        # Slurm sends SIGTERM to every process of a step: blocked until the child ignores it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        try:
+            process = subprocess.Popen(
+                [*argv, *(f"--{name}={fd}" for name, fd in fds.items())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=tuple(fds.values()),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        there.close()
+        os.close(worker_fd)
+        link = cls(
+            begin.name,
+            process,
+            here,
+            pulse,
+            on_stop=on_stop,
+            on_command=on_command,
+            on_over=on_over,
+            on_watched=on_watched,
+        )
+        here.try_send(begin)
+        link._thread.start()
+        return link
+
+    def register(
+        self,
+        record: WorkerRecord,
+        status: WorkerStatus,
+        *,
+        ttl_s: float,
+        timeout_s: float,
+        watch_keys: Sequence[str] = (),
+    ) -> None:
+        """Publishes where this worker listens, under a lease that is kept from now on.
+
+        Raises:
+            StaleAttempt: another attempt has taken over.
+            StoreUnavailable: the store did not answer in ``timeout_s``.
+        """
+        message = Register(
+            record=record,
+            status=status,
+            ttl_s=ttl_s,
+            timeout_s=timeout_s,
+            watch_keys=tuple(watch_keys),
+        )
+        answer = self._ask(message, timeout_s=timeout_s + ANSWER_S)
+        if isinstance(answer, Refused):
+            raise _error(answer)
+        self._registered = True
+
+    def tell(
+        self, status: WorkerStatus, *, may_take_s: float = 0.0, ticks_within_s: float = 0.0
+    ) -> None:
+        """Has the newest status published, soon. Never blocks, never fails. Args: as in ``Tell``."""
+        with self._sending:
+            self._unsent = Tell(status=status, may_take_s=may_take_s, ticks_within_s=ticks_within_s)
+            self._send_newest()
+
+    def goodbye(self, status: WorkerStatus, *, timeout_s: float) -> None:
+        """Leaves in a final status, and ends the heartbeat process.
+
+        Raises:
+            StoreError: the store was not told.
+        """
+        with self._sending:
+            self._unsent, self._leaving = None, True
+        try:
+            answer = self._ask(
+                Goodbye(status=status, timeout_s=timeout_s), timeout_s=timeout_s + 1.0
+            )
+        finally:
+            with suppress(OSError):  # it has ended already
+                self._line.end.shutdown(socket.SHUT_RDWR)  # wakes both listeners; it ends by that
+        if isinstance(answer, GoodbyeSaid) and answer.trouble:
+            raise StoreError(answer.trouble, where=self.name, fix="nothing: the lease runs out")
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("heartbeat process does not end pid=%d", self.process.pid)
+
+    @property
+    def standing(self) -> Standing:
+        """What this worker may do now."""
+        with self._judging:
+            self._naps.awake(now_s := time.monotonic())
+            return self._pulse.standing(now_s, self._naps)
+
+    def check(self, *, timeout_s: float) -> None:
+        """Before a side effect that others see: waits while the lease is in doubt.
+
+        Raises:
+            LeaseLost: it is over, this process is about to exit.
+            WaitTimeout: it stayed in doubt for ``timeout_s``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (standing := self.standing) is not Standing.HELD:
+            if standing is Standing.OVER:
+                raise LeaseLost(
+                    "the lease is over",
+                    where=self.name,
+                    fix="exit; the supervisor decides the rest",
+                )
+            if time.monotonic() > deadline_s:
+                raise WaitTimeout(
+                    f"the lease could not be renewed for {timeout_s:g} s",
+                    where=self.name,
+                    fix="look whether the name-resolution store answers (realsys doctor)",
+                )
+            time.sleep(CHECK_EVERY_S)
+
+    # ---- sending ----------------------------------------------------------------------------
+
+    def _ask(self, message: Register | Goodbye, *, timeout_s: float) -> ToWorker:
+        self._answered.clear()
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while not self._line.try_send(message):
+                if time.monotonic() > deadline_s:
+                    break
+                time.sleep(CHECK_EVERY_S)
+        except OSError:
+            pass  # it has ended: no answer will come
+        if not self._answered.wait(max(0.0, deadline_s - time.monotonic())) or not self._answer:
+            raise WaitTimeout(
+                f"the heartbeat process did not answer for {timeout_s:g} s",
+                where=self.name,
+                fix="look at the worker's log; the name-resolution store may hang",
+            )
+        return self._answer
+
+    def _send_newest(self) -> None:
+        """Called with ``_sending`` held."""
+        try:
+            if self._unsent is not None and self._line.try_send(self._unsent):
+                self._unsent = None
+        except OSError:
+            self._unsent = None  # the listener sees that it has ended
+
+    # ---- listening --------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._line.fileno(), select.POLLIN)
+        while True:
+            if poll.poll((BEHIND_S if self._unsent is not None else WATCH_S) * 1000):
+                message = self._line.receive_to_worker()
+                if message is None:
+                    return self._ended()
+                self._heard(message)
+            with self._sending:
+                self._send_newest()
+            standing = self.standing  # asked in any case: so it is known when we stood still
+            if self._registered and (self._stands_still() or standing is Standing.OVER):
+                why = "its heartbeat process stands still and could not renew the lease"
+                self._over(Over(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
+
+    def _stands_still(self) -> bool:
+        """Whether the heartbeat process has not looked for too long. Only time in which this thread was
+        awake counts: whoever stops us both stops that clock too."""
+        now_s, looks = time.monotonic(), self._pulse.looks
+        awake_s, self._turned_s = min(now_s - self._turned_s, 2 * WATCH_S), now_s
+        self._still_s = self._still_s + awake_s if looks == self._looks else 0.0
+        self._looks = looks
+        return self._still_s > STILL_S
+
+    def _heard(self, message: ToWorker) -> None:
+        try:
+            if isinstance(message, Registered | Refused | GoodbyeSaid):
+                self._answer = message
+                self._answered.set()
+            elif isinstance(message, StopAsked):
+                self._on_stop(message.request)
+            elif isinstance(message, Commanded):
+                self._on_command(message.value)
+            elif isinstance(message, Watched):
+                self._on_watched(message.present)
+            else:
+                self._over(message)
+        except Exception:  # outermost frame: the thread must go on listening
+            logger.exception("heartbeat message failed")
+
+    def _ended(self) -> None:
+        self._answered.set()
+        if not self._leaving:
+            code = self.process.poll()
+            why = "its heartbeat process ended" + (f" with code {code}" if code is not None else "")
+            self._over(Over(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
+
+    def _over(self, over: Over) -> None:
+        if self._leaving:
+            return
+        logger.error("worker must exit code=%d why=%s", over.code, over.why)
+        try:
+            self._on_over(over)
+        finally:
+            os._exit(over.code)
+
+
+def _error(refused: Refused) -> RealsysError:
+    """The error that the heartbeat process caught."""
+    kind = getattr(errors, refused.kind, StoreError)
+    made: RealsysError = kind(refused.what, where=refused.where, fix=refused.fix)
+    return made

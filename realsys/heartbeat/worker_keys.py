@@ -1,0 +1,119 @@
+"""A worker's two keys in name resolution: where it listens, and what it is at. For heartbeat_process.py.
+
+Both live under one lease. Every write is one transaction with its own right to happen: the attempt is
+still ours (taking the keys), the registration is still the one that we wrote (all others). A worker of a
+former attempt can't touch its successor's keys, however late it wakes up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from realsys.api.errors import KeyNotFound, StaleAttempt, StoreUnavailable
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.store import Compare, Lease, NameResolve, Put
+from realsys.trial.records import AttemptRecord, WorkerRecord, WorkerStatus, dumps, loads
+
+logger = logging.getLogger(__name__)
+
+LEAVE_TRIES = 2
+
+
+class WorkerKeys:
+    """The keys of one worker of one attempt. Thread-safe."""
+
+    def __init__(
+        self,
+        store: NameResolve,
+        keys: TrialKeys,
+        *,
+        worker_type: str,
+        index: int,
+        attempt: int,
+        token: str,
+    ) -> None:
+        self.store, self.keys = store, keys
+        self.worker = keys.worker(worker_type, index)
+        self.status = keys.worker_status(worker_type, index)
+        self.command = keys.command(worker_type, index)
+        self._attempt, self._token = attempt, token
+        self._record = b""
+        self._writing = threading.Lock()
+
+    def take(self, record: WorkerRecord, status: WorkerStatus, *, ttl_s: float) -> Lease:
+        """Registers under a new lease.
+
+        Raises:
+            StaleAttempt: another attempt has taken over, or the trial was cleared.
+        """
+        lease = self.store.grant(ttl_s)
+        value = dumps(record)
+        with self._writing:
+            ours = Compare.at_revision(self.keys.attempt, self.our_attempt())
+            puts = [Put(self.worker, value, lease), Put(self.status, dumps(status), lease)]
+            if not self.store.transaction([ours], puts=puts):
+                self.our_attempt()  # names who took over
+                raise StoreUnavailable(
+                    "the attempt's key changes", where=self.keys.attempt, fix="it is tried again"
+                )
+            self._record = value
+        return lease
+
+    def publish(self, status: WorkerStatus, lease: Lease) -> bool:
+        """Writes the status; False when the registration is not ours any more."""
+        with self._writing:
+            ours = Compare.holds(self.worker, self._record)
+            return self.store.transaction([ours], puts=[Put(self.status, dumps(status), lease)])
+
+    def leave(self, status: WorkerStatus) -> bool:
+        """Deletes the registration and leaves the final status behind, without a lease.
+
+        False when there was nothing to say: another attempt has taken over, or another worker has taken
+        the key. Also of a worker that never registered, or whose lease has ended: it says its status.
+        """
+        with self._writing:
+            put = Put(self.status, dumps(status))
+            for _ in range(LEAVE_TRIES):
+                held = Compare.holds(self.worker, self._record)
+                if self._record and self.store.transaction(
+                    [held], puts=[put], deletes=[self.worker]
+                ):
+                    return True
+                try:
+                    ours = Compare.at_revision(self.keys.attempt, self.our_attempt())
+                except StaleAttempt:
+                    return False
+                if self.store.transaction([ours, Compare.absent(self.worker)], puts=[put]):
+                    return True
+        return False
+
+    def our_attempt(self) -> int:
+        """The revision of the attempt key while it is ours. Raises StaleAttempt."""
+        try:
+            entry = self.store.get(self.keys.attempt)
+        except KeyNotFound:
+            raise StaleAttempt(
+                f"the store knows no attempt, this is attempt {self._attempt}",
+                where=self.keys.attempt,
+                fix="the trial was cleared while it ran; launch it again",
+            ) from None
+        if (other := self.newer_attempt(entry.value)) is not None:
+            raise StaleAttempt(
+                self.why_over(other),
+                where=self.keys.attempt,
+                fix="nothing: the newer attempt, if there is one, runs the trial",
+            )
+        return entry.revision
+
+    def why_over(self, other: AttemptRecord) -> str:
+        """Why we must go, as the attempt key has it."""
+        if other.number == self._attempt and other.token == self._token:
+            return f"attempt {other.number} was ended by its supervisor"
+        return f"attempt {other.number} on {other.host} has taken over from attempt {self._attempt}"
+
+    def newer_attempt(self, value: bytes) -> AttemptRecord | None:
+        """The attempt that a value of the attempt key names, if that is not ours or has ended."""
+        record = loads(AttemptRecord, value, where=self.keys.attempt)
+        is_ours = (record.number, record.token) == (self._attempt, self._token)
+        return None if is_ours and record.ended_at is None else record

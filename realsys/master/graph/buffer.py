@@ -1,0 +1,69 @@
+"""``AsyncIOSequenceBuffer``: the buffer's core with waiting. The master's event loop is its only user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from realsys.api.data import SequenceMeta
+from realsys.api.dataflow import DataflowGraph
+from realsys.api.errors import WaitTimeout
+from realsys.master.graph.buffer_core import SequenceBufferCore
+
+
+class AsyncIOSequenceBuffer:
+    """Datapoints (metadata only), handed to calls oldest first, each once to each call."""
+
+    def __init__(self, graph: DataflowGraph) -> None:
+        self._core = SequenceBufferCore(
+            input_keys={n.name: n.input_keys for n in graph.nodes},
+            n_seqs={n.name: n.n_seqs for n in graph.nodes},
+        )
+        self._changed = asyncio.Condition()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    async def put_batch(self, meta: SequenceMeta) -> None:
+        """New datapoints from the data set."""
+        async with self._changed:
+            self._core.put(meta)
+            self._changed.notify_all()
+
+    async def amend_batch(self, meta: SequenceMeta) -> None:
+        """New keys that a call made."""
+        async with self._changed:
+            self._core.amend(meta)
+            self._changed.notify_all()
+
+    async def get_batch_for_rpc(self, call: str, *, timeout_s: float) -> SequenceMeta:
+        """Waits until ``call`` has a whole batch, and takes it.
+
+        Raises:
+            WaitTimeout: says how many datapoints each call has.
+        """
+        async with self._changed:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while (batch := self._core.take(call)) is None:
+                        await self._changed.wait()
+            except TimeoutError:
+                raise WaitTimeout(
+                    f"{call} waited {timeout_s:g} s for a batch; ready: {self._core.describe()}",
+                    where="sequence buffer",
+                    fix="see which call of the step did not finish: realsys status",
+                ) from None
+            return batch
+
+    def pop_used(self, ids: Sequence[str]) -> list[str]:
+        """Drops the datapoints that every call has had; returns them."""
+        return self._core.pop_used(ids)
+
+    def snapshot(self) -> list[tuple[SequenceMeta, tuple[str, ...]]]:
+        """What is in it, see ``SequenceBufferCore.snapshot``."""
+        return self._core.snapshot()
+
+    def restore(self, parts: Sequence[tuple[SequenceMeta, Sequence[str]]]) -> None:
+        """Puts back what ``snapshot`` gave; nobody waits yet."""
+        for meta, had in parts:
+            self._core.restore(meta, had)

@@ -1,0 +1,222 @@
+"""Walks the dataflow graph once a step: loads data, lets every call run as soon as its keys exist.
+
+Calls that do not depend on each other run at the same time because nothing here orders them. With a
+staleness of 1, loading and generation of step i + 1 are issued before the rest of step i: they use the
+weights that step i starts from, and run beside its training where their workers are others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from realsys.api.data import SequenceMeta
+from realsys.api.dataflow import DataflowGraph
+from realsys.api.model import ModelInterfaceType, ModelName
+from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.feeds import Feed
+from realsys.master.graph.idle import Span, idle_shares
+from realsys.master.graph.master_state import Ahead
+from realsys.master.graph.model_function_call import CallReport, ModelFunctionCall
+from realsys.master.graph.model_workers import ModelWorkers
+from realsys.master.graph.storage_tracker import StorageTracker
+from realsys.master.graph.weight_hooks import WeightHooks
+from realsys.runtime.first_error import first_error
+from realsys.transport.worker_requests import ClearData
+
+CLEAR_TIMEOUT_S = 60.0
+REFRESH_TIMEOUT_S = 1800.0
+
+
+AfterCall = Callable[[str, int], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One walk over the graph."""
+
+    step: int  # from 1
+    started: float
+    ended: float
+    calls: dict[str, CallReport]
+    ids: tuple[str, ...]  # datapoints that every call has had
+    idle: Mapping[str, float] = field(default_factory=dict)  # pool of workers → share of the step
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the first request to the last reply."""
+        return self.ended - self.started
+
+
+@dataclass
+class _Begun:
+    """A step whose first calls have been issued."""
+
+    ids: asyncio.Future[tuple[str, ...]]
+    calls: dict[str, asyncio.Future[CallReport]]
+
+
+class FunctionExecutor:
+    """Runs the graph. Its calls share one buffer. Use as ``async with``: it owns what runs ahead.
+
+    Args:
+        after_call: awaited when a call of a step is done, with its name and the step.
+    """
+
+    def __init__(
+        self,
+        graph: DataflowGraph,
+        *,
+        calls: list[ModelFunctionCall],
+        buffer: AsyncIOSequenceBuffer,
+        storage: StorageTracker,
+        workers: ModelWorkers,
+        hooks: WeightHooks,
+        feed: Feed,
+        after_call: AfterCall | None,
+        pools: Mapping[str, tuple[int, ...]],
+        max_staleness: int,
+        last_step: int,
+    ) -> None:
+        self.graph, self._buffer = graph, buffer
+        self._calls = {c.call.name: c for c in calls}
+        self._storage, self._workers, self._hooks = storage, workers, hooks
+        self._feed, self._after_call = feed, after_call
+        self._pools, self._last_step = pools, last_step
+        self._first_calls = first_calls(graph) if max_staleness else ()
+        self._begun: dict[int, _Begun] = {}
+        self._spans: list[Span] = []
+        self._clearing: asyncio.Task[None] | None = None
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> FunctionExecutor:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        async with first_error():
+            await self._tasks.__aexit__(kind, error, trace)
+
+    async def run_step(self, step: int) -> StepReport:
+        """Every call once, on the datapoints of step ``step`` (from 1)."""
+        started = time.time()
+        now = self._begun.pop(step, None) or await self._begin(step)
+        if self._first_calls and step < self._last_step:
+            self._begun[step + 1] = await self._begin(step + 1)
+        rest = [name for name in self._calls if name not in now.calls]
+        running = {**now.calls, **{name: self._start(name, step) for name in rest}}
+        calls = {name: await running[name] for name in self._calls}
+        ended = time.time()
+        used = self._buffer.pop_used(await now.ids)
+        await self._forget(used, step)
+        await self._feed.trained(step)
+        self._spans = [span for span in self._spans if span[2] > started]
+        idle = idle_shares(self._spans, self._pools, start=started, end=ended)
+        return StepReport(step, started, ended, calls, tuple(used), idle)
+
+    async def _begin(self, step: int) -> _Begun:
+        """Loads a step's data and issues the calls that run ahead; returns when all have their place."""
+        issued = {name: asyncio.Event() for name in self._first_calls}
+        begun = _Begun(
+            self._tasks.create_task(self.load_data(step), name=f"load data {step}"),
+            {name: self._start(name, step, issued[name]) for name in self._first_calls},
+        )
+        for event in issued.values():
+            await event.wait()
+        return begun
+
+    def _start(
+        self, name: str, step: int, issued: asyncio.Event | None = None
+    ) -> asyncio.Task[CallReport]:
+        return self._tasks.create_task(self._run(name, step, issued), name=f"{name} {step}")
+
+    async def _run(self, name: str, step: int, issued: asyncio.Event | None) -> CallReport:
+        report = await self._calls[name].run(step, issued=issued)
+        if self._after_call is not None:
+            await self._after_call(name, step)
+        self._spans += [(w, reply.started, reply.ended) for w, reply in report.replies.items()]
+        for moved in report.moves.values():
+            self._spans += [(w, move.started, move.ended) for w, move in moved.items()]
+        return report
+
+    async def load_data(self, step: int) -> tuple[str, ...]:
+        """Gets this step's datapoints into the buffer; returns their ids."""
+        held = await self._feed.load(step)
+        for meta, worker in held:
+            self._storage.add(meta, worker)
+        whole = SequenceMeta.gather([meta for meta, _ in held])
+        await self._buffer.put_batch(whole)
+        return whole.ids
+
+    async def _forget(self, ids: list[str], step: int) -> None:
+        """Has the workers drop tensors, beside the next step; returns when the last step's are dropped."""
+        holders = sorted(self._storage.forget(ids))
+        clear = ClearData(ids=tuple(ids))
+        await self._cleared()
+        self._clearing = self._tasks.create_task(
+            self._workers.tell(holders, clear, timeout_s=CLEAR_TIMEOUT_S, what="clear data"),
+            name=f"clear data {step}",
+        )
+
+    async def _cleared(self) -> None:
+        if self._clearing is not None:
+            await self._clearing
+
+    async def refresh(self, models: Iterable[ModelName], *, step: int) -> None:
+        """Brings the weights of ``models`` up to date, as the hooks of their calls would."""
+        for model in models:
+            for movement in self._hooks.refresh(model, self.graph.nodes, step=step):
+                await self._workers.call(
+                    movement.requests, timeout_s=REFRESH_TIMEOUT_S, what=movement.what
+                )
+
+    # ---- what has run ahead, for a checkpoint -------------------------------------------------
+
+    async def ahead(self) -> Ahead | None:
+        """What is known of the next step already; waits until its calls that run ahead are done.
+
+        And until the workers have no tensors of steps that are over: theirs go into the checkpoint.
+        """
+        await self._cleared()
+        if not self._begun:
+            return None
+        ((step, begun),) = self._begun.items()
+        ids = await begun.ids
+        calls = {name: await task for name, task in begun.calls.items()}
+        return Ahead(
+            step=step,
+            ids=ids,
+            calls=calls,
+            buffer=self._buffer.snapshot(),
+            storage=self._storage.snapshot(),
+        )
+
+    def go_on_from(self, ahead: Ahead) -> None:
+        """Takes back what ``ahead`` gave; before the first step."""
+        self._buffer.restore(ahead.buffer)
+        self._storage.restore(ahead.storage)
+
+        ids: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+        ids.set_result(ahead.ids)
+        self._begun[ahead.step] = _Begun(ids, {n: _known(c) for n, c in ahead.calls.items()})
+
+
+def _known(call: CallReport) -> asyncio.Future[CallReport]:
+    future: asyncio.Future[CallReport] = asyncio.get_running_loop().create_future()
+    future.set_result(call)
+    return future
+
+
+def first_calls(graph: DataflowGraph) -> tuple[str, ...]:
+    """Calls that may run a step ahead: generation that reads the data set only."""
+    return tuple(
+        node.name for node in graph.sources if node.interface_type is ModelInterfaceType.GENERATE
+    )

@@ -1,0 +1,173 @@
+"""Runs one model function call of the graph: batch in, requests out, new keys back to the buffer.
+
+The weight movements of its hooks are numbered together with it, so that nothing comes between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from realsys.api.data import SequenceMeta
+from realsys.api.dataflow import MFCDef
+from realsys.api.model import ModelShardID, ProcessTopology
+from realsys.data.transfer.transfer_plan import plan_redistribution
+from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.dispatch import split_over_ranks
+from realsys.master.graph.model_workers import ModelWorkers
+from realsys.master.graph.storage_tracker import StorageTracker
+from realsys.master.graph.weight_hooks import Movement, WeightHooks
+from realsys.runtime.first_error import first_error
+from realsys.transport.worker_requests import CallDone, Moved, RunCall
+
+CALL_TIMEOUT_S = 4 * 3600.0
+
+
+@dataclass(frozen=True)
+class CallReport:
+    """What a call did in one step: statistics of its first data-parallel head, times per worker."""
+
+    name: str
+    queued: float
+    replies: dict[int, CallDone]
+    stats: dict[str, float]
+    ids: tuple[str, ...]
+    moves: dict[str, dict[int, Moved]] = field(default_factory=dict)  # of its hooks
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds inside the interface, on the slowest worker."""
+        return max(reply.compute_s for reply in self.replies.values())
+
+    @property
+    def moving_s(self) -> float:
+        """Seconds that its weight movements took, each on the slowest worker."""
+        return sum(max(m.ended - m.started for m in move.values()) for move in self.moves.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the call read or made, over all data-parallel ranks."""
+        return sum(reply.tokens for reply in self.replies.values() if reply.is_head)
+
+
+class ModelFunctionCall:
+    """One node of the graph, wired to the workers that hold its model."""
+
+    def __init__(
+        self,
+        call: MFCDef,
+        *,
+        topo: ProcessTopology,
+        placement: dict[int, int],
+        buffer: AsyncIOSequenceBuffer,
+        storage: StorageTracker,
+        workers: ModelWorkers,
+        hooks: WeightHooks,
+        on_change: Callable[[str, tuple[str, ...]], None],
+    ) -> None:
+        self.call, self.topo = call, topo
+        self._worker_of = placement  # parallelism rank → model worker
+        self._buffer, self._storage, self._workers = buffer, storage, workers
+        self._hooks, self._on_change = hooks, on_change
+        self._heads = [placement[rank] for rank in topo.data_parallel_heads()]
+
+    async def run(self, step: int, *, issued: asyncio.Event | None = None) -> CallReport:
+        """Waits for a batch, has it computed, and gives the new keys to the buffer.
+
+        Args:
+            issued: set when all requests have their numbers: what is issued later comes after them.
+        """
+        batch = await self._buffer.get_batch_for_rpc(self.call.name, timeout_s=CALL_TIMEOUT_S)
+        queued = time.time()
+        inputs = self._inputs(batch)
+        # No await until the last of these has its number.
+        before = [(m.what, self._workers.number(m.requests)) for m in self._before(step)]
+        bodies = self._workers.number(self._requests(inputs, step))
+        after = [(m.what, self._workers.number(m.requests)) for m in self._after(step)]
+        if issued is not None:
+            issued.set()
+        self._on_change(self.call.name, tuple(self._workers.records[w].worker for w in bodies))
+        try:
+            async with first_error(), asyncio.TaskGroup() as group:
+                moving = {
+                    what: group.create_task(self._exchange(requests, what, step))
+                    for what, requests in (*before, *after)
+                }
+                running = group.create_task(self._exchange(bodies, self.call.name, step))
+        finally:
+            self._on_change(self.call.name, ())
+        replies: dict[int, CallDone] = running.result()
+        # Not before: a worker that is still to fetch a tensor can't give it to others.
+        for worker, meta in inputs.items():
+            self._storage.add(meta, worker)
+        await self._take_outputs(replies)
+        stats = dict(replies[self._heads[0]].stats)
+        moves = {what: task.result() for what, task in moving.items()}
+        return CallReport(self.call.name, queued, replies, stats, batch.ids, moves)
+
+    async def _exchange(self, bodies: Mapping[int, Any], what: str, step: int) -> dict[int, Any]:
+        return await self._workers.exchange(
+            bodies, timeout_s=CALL_TIMEOUT_S, what=f"{what} step {step}"
+        )
+
+    def _before(self, step: int) -> list[Movement]:
+        return self._hooks.before(self.call, step=step)
+
+    def _after(self, step: int) -> list[Movement]:
+        return self._hooks.after(self.call, step=step)
+
+    def _inputs(self, batch: SequenceMeta) -> dict[int, SequenceMeta]:
+        """Worker → its part of the batch; those of one data-parallel slot have the same."""
+        parts = split_over_ranks(self.call, batch, self.topo.data)
+        metas = [batch.take(part) for part in parts]
+        return {
+            worker: metas[self.topo.coordinate(rank)[1]] for rank, worker in self._worker_of.items()
+        }
+
+    def _requests(
+        self, inputs: Mapping[int, SequenceMeta], step: int
+    ) -> dict[int, Callable[..., RunCall]]:
+        sources = plan_redistribution(
+            consumers={worker: meta.ids for worker, meta in inputs.items()},
+            keys=self.call.input_keys,
+            owners=self._storage.owners,
+            num_bytes=self._storage.num_bytes,
+            host_of=self._host_of,
+        )
+        return {
+            worker: partial(
+                RunCall,
+                call=self.call.name,
+                step=step,
+                meta=meta,
+                sources=sources.get(worker, ()),
+            )
+            for worker, meta in inputs.items()
+        }
+
+    def _host_of(self, worker: int) -> str:
+        return self._workers.records[worker].host
+
+    async def _take_outputs(self, replies: dict[int, CallDone]) -> None:
+        """New keys to the buffer. All ranks of a slot have the same: each is an owner."""
+        for data, head in enumerate(self._heads):
+            meta = replies[head].meta
+            if meta is None:
+                continue
+            for rank in self.topo.slot(data):
+                worker = self._worker_of[rank]
+                if replies[worker].kept:
+                    self._storage.add(meta, worker)
+            await self._buffer.amend_batch(meta)
+
+
+def placement_of(
+    call: MFCDef, shards: tuple[tuple[ModelShardID, int], ...]
+) -> tuple[ProcessTopology, dict[int, int]]:
+    """Topology of a call's model and, for each parallelism rank, the model worker that holds it."""
+    mine = [(shard, worker) for shard, worker in shards if shard.model_name == call.model_name]
+    return mine[0][0].topo, {shard.parallelism_rank: worker for shard, worker in mine}

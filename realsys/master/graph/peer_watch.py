@@ -1,0 +1,88 @@
+"""Tells the master at once when a worker it talks to has ended.
+
+A worker's heartbeat process deletes the worker's key when the worker ends, however it ends, and says how
+in its status. Waiting calls to it then fail within a moment instead of at their deadline. A key that
+*expired* (nobody is left to say anything, or the store was away) is not acted upon here: whether that
+worker is lost is the supervisor's decision.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from realsys.api.errors import RealsysError
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.store import Event, EventKind, NameResolve
+from realsys.runtime.lifecycle import WorkerState
+from realsys.trial.records import WorkerRecord, WorkerStatus, loads
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+
+
+class PeerWatch:
+    """Watches the workers of one attempt on a thread of its own. Use as a context manager.
+
+    Args:
+        token: the attempt's.
+        from_revision: of the store, from before the workers were looked up.
+        on_ended: gets worker and reason; called on the watching thread.
+    """
+
+    def __init__(
+        self,
+        store: NameResolve,
+        keys: TrialKeys,
+        *,
+        token: str,
+        from_revision: int,
+        on_ended: Callable[[str, str], None],
+    ) -> None:
+        self._store, self._keys, self._token = store, keys, token
+        self._from_revision, self._on_ended = from_revision, on_ended
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="peer-watch", daemon=True)
+
+    def __enter__(self) -> PeerWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+
+    def _follow(self) -> None:
+        watched = self._store.watch(
+            self._keys.workers, from_revision=self._from_revision, judges_leases=False
+        )
+        with watched as watch:
+            while not self._ended.is_set():
+                try:
+                    for event in watch.poll(POLL_S):
+                        self._take(event)
+                except RealsysError as error:  # the supervisor sees the worker's end all the same
+                    logger.warning("peers not watched error=%s", error.what)
+                    self._ended.wait(POLL_S)
+
+    def _take(self, event: Event) -> None:
+        if event.kind is not EventKind.DELETE or not event.value:
+            return
+        record = loads(WorkerRecord, event.value, where=event.key)
+        if record.token != self._token:
+            return
+        status = self._status(record.worker)
+        if status is not None and status.state == WorkerState.DONE:
+            return
+        reason = status.reason if status is not None and status.reason else "its process has ended"
+        logger.error("peer ended worker=%s reason=%s", record.worker, reason)
+        self._on_ended(record.worker, reason)
+
+    def _status(self, worker: str) -> WorkerStatus | None:
+        key = f"{self._keys.worker_statuses}/{worker}"
+        try:
+            return loads(WorkerStatus, self._store.get(key).value, where=key)
+        except RealsysError:  # no such key, no answer, or a damaged value
+            return None

@@ -1,0 +1,1 @@
+"""The master's part of asynchronous runs: prompts out, experience in, weights to servers."""

@@ -1,0 +1,221 @@
+"""The master's line to the manager of the generation servers, which may be restarted at any time.
+
+A request that a dead manager did not answer is sent to the next one, and each new manager hears at once
+which weights are the newest. A version is told as soon as there is one, whatever became of the one before:
+one slow server keeps no other from newer weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Self
+
+import msgspec
+
+from realsys.api.errors import RolloutError, WaitTimeout, WorkerLost
+from realsys.runtime.first_error import first_error
+from realsys.transport import rollout_messages as rm
+from realsys.transport.channel import RequestClient, client_context
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.generation_messages import WeightSource
+from realsys.trial.records import WorkerRecord
+
+logger = logging.getLogger(__name__)
+
+MANAGER = "gserver_manager/0"
+FIND_S = 120.0
+FIND_LOOK_S = 3.0
+UPDATE_TIMEOUT_S = 1800.0
+RETRY_S = 0.5
+LOOK_S = 10.0
+NONE_WELL_S = 300.0
+
+
+class ManagerLink:
+    """Use as ``async with``; within one event loop.
+
+    Args:
+        find: blocks until the manager has registered, and returns its record.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[float], WorkerRecord],
+        *,
+        sender: str,
+        trial: str,
+        attempt: int,
+        token: str,
+        keypairs: TrialKeypairs,
+    ) -> None:
+        self._find = find
+        self._who: dict[str, Any] = {
+            "sender": sender,
+            "trial": trial,
+            "attempt": attempt,
+            "token": token,
+            "keypairs": keypairs,
+        }
+        self._context = client_context()
+        self._client: RequestClient | None = None
+        self._record: WorkerRecord | None = None
+        self._connecting = asyncio.Lock()
+        self._source: WeightSource | None = None
+        self._news = asyncio.Condition()
+        self._told: tuple[int, int] | None = None  # version, pid of the manager
+        self._at: rm.ServersAt | None = None
+        self._closing: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._closing is not None:
+            await self._closing
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        self._context.term()
+
+    # ---- weights ----------------------------------------------------------------------------
+
+    async def bring(self, source: WeightSource) -> None:
+        """From now on the servers shall have these weights. Returns at once."""
+        async with self._news:
+            self._source = source
+            self._news.notify_all()
+
+    @property
+    def newest_at_servers(self) -> rm.ServersAt | None:
+        """What the last update that is done said."""
+        return self._at
+
+    async def run(self) -> None:
+        """Tells each new source to the manager, and the newest to each new manager; until cancelled."""
+        async with first_error(), asyncio.TaskGroup() as telling:
+            while True:
+                async with self._news:
+                    try:
+                        async with asyncio.timeout(RETRY_S):
+                            await self._news.wait_for(self._is_news)
+                    except TimeoutError:
+                        continue
+                    source = self._source
+                assert source is not None
+                try:
+                    client, pid = await self._connected()
+                except WaitTimeout as error:
+                    logger.warning("no manager, again soon error=%s", error.what)
+                    continue
+                self._told = (source.version, pid)
+                what = f"weights of version {source.version}"
+                telling.create_task(self._tell(client, source, what), name=what)
+
+    async def _tell(self, client: RequestClient, source: WeightSource, what: str) -> None:
+        """Returns when all servers have them. If it fails, the newest are told again."""
+        body = rm.NewWeights(source=msgspec.msgpack.encode(source))
+        try:
+            self._at = await client.call(body, timeout_s=UPDATE_TIMEOUT_S, what=what)
+        except (WorkerLost, WaitTimeout) as error:
+            logger.warning("manager not reached, again soon error=%s", error.what)
+            await asyncio.sleep(RETRY_S)
+            self._told = None
+
+    async def watch(self) -> None:
+        """Until cancelled. Raises RolloutError when no server has been well for ``NONE_WELL_S``."""
+        well_s, before = time.monotonic(), ""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                view: rm.ManagerView = await self.call(
+                    rm.AskManager(), timeout_s=NONE_WELL_S, what="how the servers do"
+                )
+            except WaitTimeout as error:
+                raise RolloutError(error.what, where=MANAGER, fix=error.fix) from error
+            if view.versions.keys() - view.sick.keys() or not view.sick:
+                well_s = time.monotonic()
+                continue
+            told = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
+            if told != before:
+                logger.warning("no generation server is well why=%s", told)
+            before = told
+            if time.monotonic() - well_s > NONE_WELL_S:
+                raise RolloutError(
+                    f"no generation server has been well for {NONE_WELL_S:g} s: {told}",
+                    where=MANAGER,
+                    fix="see their logs (realsys logs TRIAL generation_server); then realsys resume",
+                )
+
+    def _is_news(self) -> bool:
+        if self._source is None:
+            return False
+        pid = self._record.pid if self._record is not None and self._client is not None else -1
+        return self._told != (self._source.version, pid)
+
+    # ---- calls ------------------------------------------------------------------------------
+
+    async def call(self, body: Any, *, timeout_s: float, what: str) -> Any:
+        """Asks until somebody answers. Raises WaitTimeout."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitTimeout(
+                    f"no {MANAGER} answered {what} in {timeout_s:g} s",
+                    where=MANAGER,
+                    fix=f"see its log: realsys logs TRIAL {MANAGER}",
+                )
+            try:
+                return await self._call_once(body, timeout_s=left, what=what)
+            except WorkerLost as error:
+                logger.warning("manager lost, asking the next error=%s", error.what)
+                await asyncio.sleep(RETRY_S)
+
+    def fail(self, reason: str) -> None:
+        """The manager has ended: calls that wait for it are made again, to the next one."""
+        if self._client is not None:
+            self._client.fail(reason)
+            client, self._client = self._client, None
+            self._closing = asyncio.ensure_future(client.close())
+
+    async def _call_once(self, body: Any, *, timeout_s: float, what: str) -> Any:
+        client, _ = await self._connected()
+        return await client.call(body, timeout_s=timeout_s, what=what)
+
+    async def _connected(self) -> tuple[RequestClient, int]:
+        """The line to the manager that there is, and its pid."""
+        async with self._connecting:
+            client = self._client or await self._connect()
+            return client, self._record.pid if self._record is not None else 0
+
+    async def _connect(self) -> RequestClient:
+        self._record = record = await self._find_other(self._record)
+        self._client = RequestClient(
+            record.control,
+            peer_name=MANAGER,
+            reply_type=rm.FromManager,
+            context=self._context,
+            **self._who,
+        ).open()
+        return self._client
+
+    async def _find_other(self, gone: WorkerRecord | None) -> WorkerRecord:
+        """The manager that has registered, unless it is the one that is gone."""
+        deadline = time.monotonic() + FIND_S
+        while True:
+            # In short looks: a thread can't be cancelled, and the master's end would wait for it.
+            with suppress(WaitTimeout):
+                record = await asyncio.to_thread(self._find, FIND_LOOK_S)
+                if gone is None or (record.pid, record.control) != (gone.pid, gone.control):
+                    return record
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"{MANAGER} did not register in {FIND_S:g} s",
+                    where=MANAGER,
+                    fix=f"see its log: realsys logs TRIAL {MANAGER}",
+                )
+            await asyncio.sleep(RETRY_S)

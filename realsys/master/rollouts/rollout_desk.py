@@ -1,0 +1,402 @@
+"""Prompts out, experience in: the master's side of rollout workers.
+
+Answers their requests, asks the staleness ledger (realsys/rollout/staleness/ledger.py, which decides
+everything) and gives each step its datapoints. Knows metadata only: tensors go from rollout workers to
+model workers. All of it runs in the master's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from realsys.api.errors import InternalError, RolloutError, WaitTimeout
+from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.graph.feeds import Held
+from realsys.master.graph.master_state import Delivered, Rollouts
+from realsys.master.rollouts.routes import Routes
+from realsys.rewards.scores import too_many
+from realsys.rollout.staleness.ledger import StalenessLedger
+from realsys.transport import rollout_messages as rm
+from realsys.worker.live_scaling import Leaving, Scaling
+
+logger = logging.getLogger(__name__)
+
+BATCH_TIMEOUT_S = 4 * 3600.0
+SETUP_TIMEOUT_S = 1800.0
+SAY_EVERY_S = 60.0
+MAX_FAILURES = 5  # of one prompt: then it is not the worker's fault
+
+
+Clear = Callable[[int, Sequence[str]], Awaitable[None]]
+
+
+async def _nothing(worker: int, ids: Sequence[str]) -> None:
+    pass
+
+
+class RolloutDesk:
+    """Where rollout workers get prompts and hand in what they made."""
+
+    def __init__(self) -> None:
+        self._clear: Clear = _nothing
+        self._unused: list[tuple[int, str]] = []
+        self._changed = asyncio.Condition()
+        self._sizes: dict[str, int] = {}
+        self._routes: Routes | None = None
+        self._ledger: StalenessLedger | None = None
+        self._schedule: DataSchedule | None = None
+        self._numbers: dict[str, int] = {}  # id of a datapoint that was given out → its place
+        self._given: dict[int, str] = {}  # its place → the try of it that was given out last
+        self._delivered: dict[int, Delivered] = {}
+        self._failures: Counter[int] = Counter()
+        self._unscored: set[int] = set()  # prompts that got no reward once
+        self._set_aside: list[str] = []  # ids of those that got none twice
+        self._num_kept = 0
+        self._losses: Counter[str] = Counter()  # times that a worker has ended or begun anew
+        self._taken: tuple[int, ...] = ()
+        self._failed: RolloutError | None = None
+        self._stats: list[Mapping[str, float]] = []
+        self._over = False
+        self._scaling: Scaling | None = None
+        self._leaving = Leaving()
+
+    # ---- set-up -----------------------------------------------------------------------------
+
+    async def dataset_size(self, *, timeout_s: float = SETUP_TIMEOUT_S) -> int:
+        """Records in the rollout workers' data set, once the first has said so.
+
+        Raises:
+            WaitTimeout: none has. RolloutError: they have different ones.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self._sizes)
+        except TimeoutError:
+            raise WaitTimeout(
+                f"no rollout worker asked for work in {timeout_s:g} s",
+                where="rollout workers",
+                fix="see their logs: realsys logs TRIAL rollout_worker",
+            ) from None
+        return next(iter(self._sizes.values()))
+
+    async def open(
+        self, ledger: StalenessLedger, schedule: DataSchedule, *, routes: Routes, clear: Clear
+    ) -> None:
+        """From now on prompts are given out.
+
+        Args:
+            clear: lets a model worker forget datapoints that nobody will use.
+        """
+        async with self._changed:
+            self._ledger, self._schedule, self._routes = ledger, schedule, routes
+            for found in self._delivered.values():
+                routes.took(found.number, found.holder)
+            self._clear = clear
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Tells everybody who asks that nothing more will come."""
+        async with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    # ---- requests of rollout workers --------------------------------------------------------
+
+    async def handle(self, request: Any) -> Any:
+        """Answers one request of a rollout worker."""
+        async with self._changed:
+            if isinstance(request, rm.AskPlaces):
+                return await self._ask_places(request)
+            if isinstance(request, rm.TakeWork):
+                return await self._take_work(request)
+            if isinstance(request, rm.Deliver):
+                return self._deliver(request)
+            return self._give_up(request)
+
+    async def _ask_places(self, request: rm.AskPlaces) -> rm.Places:
+        first = next(iter(self._sizes.values()), request.dataset_size)
+        if first != request.dataset_size:
+            raise RolloutError(
+                f"its data set has {request.dataset_size} records, another worker's has {first}",
+                where=request.worker,
+                fix="all rollout workers must see the same files",
+            )
+        self._sizes[request.worker] = request.dataset_size
+        self._changed.notify_all()
+        await self._changed.wait_for(
+            lambda: self._routes is not None and self._routes.is_known(request.worker)
+        )
+        self._lose(request.worker)
+        assert self._routes is not None
+        return self._routes.places(request.worker)
+
+    async def _take_work(self, request: rm.TakeWork) -> rm.Work:
+        tickets: list[rm.Ticket] = []
+        deadline = time.monotonic() + request.wait_s
+        losses = self._losses[request.worker]
+        while not (over := self._over or self._may_leave(request.worker)):
+            if self._losses[request.worker] != losses:
+                break  # whoever asked is gone: what it left is not for it
+            while len(tickets) < request.room and (ticket := self._next_ticket(request.worker)):
+                tickets.append(ticket)
+            left = deadline - time.monotonic()
+            if tickets or left <= 0:
+                break
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
+        return rm.Work(tickets=tuple(tickets), over=over)
+
+    def _next_ticket(self, worker: str) -> rm.Ticket | None:
+        if self._ledger is None or self._schedule is None or self._routes is None:
+            return None
+        if worker in self._leaving:
+            return None
+        offer = self._ledger.offer()
+        if offer is None:
+            return None
+        urgent = offer.target_step == self._ledger.next_step  # the next step can't do without it
+        target = self._routes.target(worker, urgent=urgent)
+        if target is None or self._ledger.admit(worker) is None:
+            return None
+        self._routes.gave(offer.number, worker, target)
+        point = self._schedule.at(offer.number)
+        self._numbers[point.id] = offer.number
+        self._given[offer.number] = rm.sample_id(point.id, offer.tries)
+        return rm.Ticket(
+            id=point.id,
+            index=point.index,
+            tries=offer.tries,
+            min_version=offer.min_version,
+            target=target,
+        )
+
+    def _deliver(self, request: rm.Deliver) -> rm.Verdict:
+        number = self._numbers.get(request.id)
+        sample_id = rm.sample_id(request.id, request.tries)
+        if self._is_kept(sample_id, request.holder):
+            return rm.Verdict(kept=True)  # told twice: its tensors are those that we keep
+        if number is None or self._ledger is None:
+            self._unused.append((request.holder, sample_id))
+            return rm.Verdict(kept=False, why="nobody asked for it")
+        verdict = self._ledger.deliver(
+            number, request.tries, oldest=request.oldest, newest=request.newest
+        )
+        if not verdict.kept:
+            logger.info("delivery refused id=%s why=%s", sample_id, verdict.why)
+            self._unused.append((request.holder, sample_id))
+        elif request.meta.ids != (sample_id,):
+            raise InternalError(
+                f"datapoint {sample_id} came as {request.meta.ids}", where=request.worker
+            )
+        else:
+            self._num_kept += 1
+            if self._routes is not None:
+                self._routes.took(number, request.holder)
+            self._delivered[number] = Delivered(
+                number=number, holder=request.holder, meta=request.meta, stats=request.stats
+            )
+        self._changed.notify_all()
+        return rm.Verdict(kept=verdict.kept, why=verdict.why)
+
+    def _is_kept(self, sample_id: str, holder: int) -> bool:
+        kept = self._delivered.values()
+        return any(d.holder == holder and d.meta.ids == (sample_id,) for d in kept)
+
+    def _give_up(self, request: rm.GiveUp) -> rm.Accepted:
+        number = self._numbers.get(request.id)
+        if number is not None and self._ledger is not None:
+            set_aside = request.unscored and number in self._unscored
+            gone = request.filtered or set_aside
+            done = self._ledger.give_up(number, request.tries, filtered=gone)
+            if not done.kept:  # somebody else has it by now
+                return rm.Accepted()
+            self._left(number, rm.sample_id(request.id, request.tries))
+            if gone:
+                self._stats.append(request.stats)
+                del self._numbers[request.id], self._given[number]
+                if set_aside:
+                    self._put_aside(number, request)
+            else:
+                if request.unscored:
+                    self._unscored.add(number)
+                logger.warning(
+                    "rollout failed id=%s by=%s why=%s", request.id, request.worker, request.why
+                )
+                self._failures[number] += 1
+                if self._failures[number] >= MAX_FAILURES:
+                    self._failed = RolloutError(
+                        f"prompt {request.id} failed {MAX_FAILURES} times: {request.why}",
+                        where=request.worker,
+                        fix="see the rollout workers' logs; then realsys resume",
+                    )
+            self._changed.notify_all()
+        return rm.Accepted()
+
+    def _put_aside(self, number: int, request: rm.GiveUp) -> None:
+        """Its reward was no number for the second time: it is as filtered, and counted."""
+        self._unscored.discard(number)
+        self._set_aside.append(request.id)
+        logger.warning(
+            "record set aside id=%s num=%d why=%s", request.id, len(self._set_aside), request.why
+        )
+        num_aside, num_all = len(self._set_aside), len(self._set_aside) + self._num_kept
+        if self._failed is None and too_many(num_aside, num_all):
+            self._failed = RolloutError(
+                f"{num_aside} of {num_all} records got no reward; the last: {request.why}",
+                where=request.worker,
+                fix="mend the reward rule or the environment; then realsys resume",
+            )
+
+    def _forget_delivered(self, number: int) -> None:
+        old = self._delivered.pop(number)
+        if self._routes is not None:
+            self._routes.left(number)
+        self._unused.append((old.holder, old.meta.ids[0]))
+
+    def _left(self, number: int, sample_id: str) -> None:
+        """A try is over without a delivery. Its tensors may have been put all the same."""
+        if self._routes is not None:
+            if (holder := self._routes.holder(number)) is not None:
+                self._unused.append((holder, sample_id))
+            self._routes.left(number)
+
+    async def lost(self, worker: str) -> None:
+        """A rollout worker has ended: what it was at is given out again."""
+        async with self._changed:
+            self._lose(worker)
+
+    def _lose(self, worker: str) -> None:
+        self._losses[worker] += 1
+        if self._ledger is not None and (numbers := self._ledger.lost(worker)):
+            logger.warning("prompts given out anew worker=%s num=%d", worker, len(numbers))
+            for number in numbers:
+                self._left(number, self._given[number])
+        self._changed.notify_all()
+
+    # ---- workers that come and go -----------------------------------------------------------
+
+    async def scaled(self, scaling: Scaling) -> None:
+        """How the run differs from its plan by now. Call it again and again: time goes on.
+
+        Who is to go gets no more prompts and is sent home when it has none; what it still has when its
+        time is up is given out again.
+        """
+        async with self._changed:
+            if self._routes is not None:
+                for worker, like in scaling.added.items():
+                    self._routes.add(worker, like=like)
+            now_s = time.monotonic()
+            self._leaving.hear(scaling, now_s=now_s)
+            for worker in self._leaving.overdue(now_s=now_s):
+                self._lose(worker)
+            if scaling != self._scaling:
+                self._scaling = scaling
+                self._changed.notify_all()
+
+    def _may_leave(self, worker: str) -> bool:
+        holds = self._ledger is not None and self._ledger.is_holding(worker)
+        return worker in self._leaving and not holds
+
+    # ---- for the steps ----------------------------------------------------------------------
+
+    async def load(self, step: int) -> list[Held]:
+        """The datapoints of step ``step``, in training order; waits until the ledger has a batch.
+
+        Raises:
+            WaitTimeout: says whom it waits for. RolloutError: a prompt failed again and again.
+        """
+        deadline = time.monotonic() + BATCH_TIMEOUT_S
+        async with self._changed:
+            ledger = self._open_ledger()
+            while (numbers := ledger.next_batch()) is None:
+                if self._failed is not None:
+                    raise self._failed
+                if time.monotonic() > deadline:
+                    raise WaitTimeout(
+                        f"no batch for step {step} in {BATCH_TIMEOUT_S:g} s; it waits for "
+                        + "; ".join(map(str, ledger.waits_for()[:5])),
+                        where="rollouts",
+                        fix="see the logs of those workers: realsys logs TRIAL WORKER",
+                    )
+                try:
+                    async with asyncio.timeout(SAY_EVERY_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    logger.info(
+                        "waiting for rollouts step=%d for=%s why_no_more=%s",
+                        step,
+                        "; ".join(map(str, ledger.waits_for()[:5])),
+                        ledger.why_not(),
+                    )
+            for late in ledger.batch_taken(numbers):  # made again
+                self._forget_delivered(late)
+            self._taken = tuple(numbers)
+            batch = [self._delivered[number] for number in numbers]
+            return [(delivered.meta, delivered.holder) for delivered in batch]
+
+    async def trained(self, step: int) -> None:
+        """The step is done: one version more, and room for new prompts."""
+        async with self._changed:
+            self._open_ledger().trained(self._taken)
+            for number in self._taken:
+                delivered = self._delivered.pop(number)
+                self._stats.append(delivered.stats)
+                self._numbers.pop(base_id(delivered.meta.ids[0]), None)
+                self._failures.pop(number, None)
+                self._unscored.discard(number)
+                self._given.pop(number, None)
+                if self._routes is not None:
+                    self._routes.left(number)
+            unused, self._unused = self._unused, []
+            self._changed.notify_all()
+        for holder in sorted({holder for holder, _ in unused}):
+            names = dict.fromkeys(name for at, name in unused if at == holder)
+            await self._clear(holder, list(names))
+
+    def metrics(self) -> dict[str, float]:
+        """Since the last call: means of what rollouts told of themselves, and the ledger's counts."""
+        rows, self._stats = self._stats, []
+        row: dict[str, float] = {f"rollout/{k}": v for k, v in self._open_ledger().counts().items()}
+        if self._set_aside:
+            row["rollout/set_aside"] = len(self._set_aside)
+        for key in sorted({key for stats in rows for key in stats}):
+            values = [stats[key] for stats in rows if key in stats]
+            row[f"rollout/{key}"] = sum(values) / len(values)
+        return row
+
+    def _open_ledger(self) -> StalenessLedger:
+        if self._ledger is None:
+            raise InternalError("no prompts have been given out yet", where="rollouts")
+        return self._ledger
+
+    # ---- for a checkpoint -------------------------------------------------------------------
+
+    def snapshot(self) -> Rollouts:
+        """Between two steps."""
+        return Rollouts(
+            ledger=self._open_ledger().snapshot(),
+            delivered=tuple(self._delivered[number] for number in sorted(self._delivered)),
+            dataset_size=next(iter(self._sizes.values())),
+        )
+
+    def restore(self, rollouts: Rollouts) -> None:
+        """Takes back what ``snapshot`` gave; before ``open``."""
+        self._delivered = {found.number: found for found in rollouts.delivered}
+
+
+def base_id(sample_id: str) -> str:
+    """The datapoint of a sample: without the number of tries."""
+    return sample_id.partition(".")[0]
+
+
+def base_ids(ids: Sequence[str]) -> list[str]:
+    """The datapoints of samples."""
+    return [base_id(name) for name in ids]

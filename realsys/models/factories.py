@@ -1,0 +1,83 @@
+"""The registered model factories: name in an experiment → ``Model`` in a process.
+
+Each takes its own arguments and the company that every model has. What it gives is a source
+(source.py) or a whole module in evaluation mode; sharding, and reading the parts that are needed, is
+the backend's. Modules of data-parallel ranks come out equal, as they are read from one directory or
+made from one seed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import NotRequired, TypedDict, Unpack
+
+from realsys.api.model import Model, ModelName, ParallelGroups, ProcessTopology
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.models.hf import load_tokenizer
+from realsys.models.source import HFSource
+from realsys.models.tiny_llama import build_tiny_llama
+
+_NUM_CORPUS_PROBLEMS = 2000  # enough for a vocabulary of a few hundred tokens
+_CORPUS_SEED = 0  # the tokenizer must not depend on the run's seed
+
+
+class Company(TypedDict):
+    """What the process that makes a model knows about its place."""
+
+    name: ModelName
+    device: str
+    topology: ProcessTopology
+    rank: int
+    groups: ParallelGroups
+    base_seed: int
+    filled: NotRequired[bool]
+
+
+def hf_causal_lm(*, path: str, dtype: str = "float32", **company: Unpack[Company]) -> Model:
+    """The language model and tokenizer in the Hugging Face directory ``path``."""
+    source = HFSource(path, critic=False, dtype=dtype, device=company["device"])
+    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
+
+
+def hf_critic(*, path: str, dtype: str = "float32", **company: Unpack[Company]) -> Model:
+    """A value model: the critic in ``path``, or a language model's body with a head of zeros."""
+    source = HFSource(path, critic=True, dtype=dtype, device=company["device"])
+    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
+
+
+def tiny_llama(
+    *,
+    dtype: str = "float32",
+    seed: int = 1,
+    hidden_size: int = 128,
+    num_layers: int = 3,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    vocab_size: int = 512,
+    **company: Unpack[Company],
+) -> Model:
+    """A small Llama with random weights from ``seed`` and a tokenizer trained on arithmetic."""
+    problems = arithmetic_word_problems(
+        num_problems=_NUM_CORPUS_PROBLEMS, seed=_CORPUS_SEED, split="train"
+    )
+    with tempfile.TemporaryDirectory(prefix="realsys_tiny_llama_") as folder:
+        build_tiny_llama(
+            folder,
+            seed=seed,
+            corpus=[p["prompt"] + p["answer"] for p in problems],
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            vocab_size=vocab_size,
+        )
+        model = hf_causal_lm(path=folder, dtype=dtype, **company)
+        model.module = model.module.load()  # the folder is about to go
+    # The folder's random name would be written into every checkpoint saved from this model.
+    model.tokenizer.name_or_path = model.module.config.name_or_path = "tiny_llama"
+    return model
+
+
+def tokenizer_only(*, path: str, **company: Unpack[Company]) -> Model:
+    """No weights, for rules that score text: ``module`` is None."""
+    return Model(module=None, tokenizer=load_tokenizer(path), dtype="float32", **company)

@@ -1,0 +1,90 @@
+"""A lease of etcd's: granted and judged by the server alone.
+
+For etcd_store.py. No clock of ours ends it: a server that was away gives every lease its whole time anew,
+so that a late renewal may well be in time. When to stop without an answer is the holder's business
+(lease_keeper.py). etcd knows leases of whole seconds, and none shorter than about two election timeouts.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import TYPE_CHECKING
+
+from realsys.api.errors import LeaseLost, StoreUnavailable
+from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_keys import from_etcd, is_under_lease, lease_number, lease_text
+from realsys.name_resolve.etcd.failures import LeaseExists
+from realsys.name_resolve.etcd.transaction import delete_keys
+from realsys.name_resolve.store import MAX_TXN_OPS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_REVOKE_ROUNDS = 100
+
+
+class EtcdLease:
+    """A Lease of an EtcdStore. Costs nothing but its entry in etcd: thousands share one client."""
+
+    def __init__(self, client: EtcdClient, number: int, ttl_s: int) -> None:
+        self._client, self._number, self._ttl_s = client, number, ttl_s
+        self._id = lease_text(number)
+        # Two more tries must fit into the ttl after one that got no answer.
+        self._timeout_s = min(client.call_timeout_s, max(1.0, ttl_s / 3))
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def ttl_s(self) -> float:
+        return float(self._ttl_s)
+
+    def keep_alive(self) -> None:
+        reply = self._client.keep_alive(self._number, timeout_s=self._timeout_s)
+        if reply.TTL <= 0:
+            raise LeaseLost(
+                f"lease {self._id} (ttl {self._ttl_s} s) has ended: it was not renewed in time",
+                where=self._client.where,
+                fix="stop this process's side effects and let it exit; others take it for dead",
+            )
+
+    def revoke(self) -> None:
+        # Its keys go first, by a transaction: one that says to watchers that this is a goodbye.
+        for _ in range(MAX_REVOKE_ROUNDS):
+            keys = self._client.time_to_live(self._number, keys=True).keys
+            if not keys:
+                break
+            self._delete(keys[:MAX_TXN_OPS])
+        try:
+            self._client.revoke(self._number)
+        except LeaseLost:
+            pass
+
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        # Not those that somebody has taken over from us in this moment.
+        ours = [is_under_lease(key, self._number) for key in keys]
+        delete_keys(self._client, [from_etcd(key) for key in keys], ours)
+
+
+def grant(client: EtcdClient, ttl_s: float) -> EtcdLease:
+    """A new lease, of at least ``ttl_s`` seconds."""
+    number = secrets.randbits(62) + 1
+    try:
+        return EtcdLease(client, number, client.grant(number, math.ceil(ttl_s)).TTL)
+    except LeaseExists:  # granted by a first try whose reply was lost
+        reply = client.time_to_live(number)
+        if reply.TTL <= 0:
+            raise StoreUnavailable(
+                "a lease ended before its grant was answered",
+                where=client.where,
+                fix="etcd answers too slowly for leases this short",
+            ) from None
+        return EtcdLease(client, number, reply.grantedTTL)
+
+
+def renewed_ago_s(client: EtcdClient, lease_id: str) -> float | None:
+    """How long ago a lease was renewed, to the second, by the server's clock; None if it has ended."""
+    reply = client.time_to_live(lease_number(lease_id))
+    return None if reply.TTL < 0 else float(max(0, reply.grantedTTL - reply.TTL))

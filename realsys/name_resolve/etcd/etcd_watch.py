@@ -1,0 +1,253 @@
+"""A watch that outlives its connection: begun anew where it broke, told of everything exactly once.
+
+For etcd_store.py. A thread reads etcd's stream and queues events; ``poll`` takes them. When the stream
+breaks, it is opened again, on the next server if need be, from the revision after the last one queued. When
+that revision is no longer kept (compaction), and when a server comes back with older data than we have
+seen, the keys are listed and compared with those known: one PUT for each changed key and a DELETE without
+value for each that went away.
+
+Several prefixes are one watch of etcd's, over the range from the first to the last of them, of which
+the rest is left out here: only within one such watch does etcd keep the order. So name prefixes that stand
+near each other, and not two that have a thousand busy keys between them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from realsys.api.errors import RealsysError, StoreDenied, StoreError, StoreUnavailable
+from realsys.name_resolve.etcd.channels import Stream, Unsure
+from realsys.name_resolve.etcd.deletion_cause import ending_kinds
+from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_keys import below, from_etcd, is_below_any, is_marker, to_etcd
+from realsys.name_resolve.etcd.failures import Compacted, FutureRevision
+from realsys.name_resolve.etcd.listing import entries_under, revisions_under
+from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS, difference
+from realsys.name_resolve.store import Event, EventKind
+
+logger = logging.getLogger(__name__)
+
+PAUSES_S = (
+    0.02,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+)  # before each next try to connect; the last one from then on
+MAX_DENIALS = 3  # an expired login is denied once; a user without permission always
+_DELETE = 1  # etcd's Event.EventType
+
+
+class EtcdWatch:
+    """A Watch of an EtcdStore. ``poll`` is for one thread; ``close`` may come from another."""
+
+    def __init__(
+        self, client: EtcdClient, prefixes: Sequence[str], from_revision: int | None
+    ) -> None:
+        self._client, self._prefixes = client, tuple(sorted(set(prefixes)))
+        self._wanted = frozenset(prefixes)
+        self._range = to_etcd(self._prefixes[0]), max(below(p)[1] for p in self._prefixes)
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._stream: Stream | None = None
+        self._failure: RealsysError | None = None
+        self._closed = self._connected = self._has_begun = False
+        self._num_failed = self._num_denied = 0
+        self._known, self._next = self._first_look(from_revision)
+        self._thread = threading.Thread(
+            target=self._run, name=f"etcd-watch {self._prefixes[0]}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_connected(self) -> bool:
+        """False while events may be waiting at a server that does not answer us."""
+        return self._connected
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._events or self._closed or self._failure, timeout=max(0.0, timeout_s)
+            )
+            if self._closed:
+                return []
+            if not self._events and self._failure is not None:
+                raise self._failure
+            events = list(self._events)
+            self._events.clear()
+            self._changed.notify_all()
+            return events
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed, self._connected = True, False
+            self._changed.notify_all()
+            stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+    def end(self, failure: RealsysError) -> None:
+        """Makes ``poll`` raise, after it has returned what had come."""
+        with self._changed:
+            self._failure = self._failure or failure
+            self._connected = False
+            self._changed.notify_all()
+            stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+    def __iter__(self) -> Iterator[Event]:
+        while not self._closed:
+            yield from self.poll(1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _first_look(self, from_revision: int | None) -> tuple[dict[str, int], int]:
+        """Which keys there are when the watch begins, and its first revision."""
+        if from_revision is None:
+            known, revision = revisions_under(self._client, self._prefixes)
+            return known, revision + 1
+        try:
+            before = from_revision - 1
+            if before < 1:
+                return {}, max(1, from_revision)
+            known, _ = revisions_under(self._client, self._prefixes, revision=before)
+        except Compacted:
+            return {}, from_revision  # the stream will say so too, and all there is is news
+        except FutureRevision:
+            known, _ = revisions_under(self._client, self._prefixes)
+        return known, from_revision
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closed or self._failure is not None
+
+    def _run(self) -> None:
+        while not self._is_over:
+            try:
+                self._follow()
+            except StoreDenied as error:
+                if not self._has_begun:
+                    self.end(error)  # it was never allowed
+                    return
+                self._note_break(error.what)  # it was, and will be again
+            except (Unsure, StoreUnavailable) as error:
+                self._note_break(str(error).partition("\n")[0])
+            except RealsysError as error:
+                self.end(error)
+            except Exception as error:  # a thread that died silently would leave its poller waiting
+                logger.exception("watch failed prefix=%s", self._prefixes[0])
+                self.end(
+                    StoreError(
+                        f"a watch failed: {error!r}",
+                        where=f"{self._prefixes[0]!r} in {self._client.where}",
+                        fix="report this as a bug, with the traceback in this process's log",
+                    )
+                )
+
+    def _note_break(self, why: str) -> None:
+        with self._changed:
+            if self._is_over:
+                return
+            if self._connected:
+                logger.warning("watch interrupted prefix=%s error=%s", self._prefixes[0], why)
+            self._connected = False
+            pause_s = PAUSES_S[min(self._num_failed, len(PAUSES_S) - 1)]
+            self._num_failed += 1
+            self._changed.wait_for(lambda: self._is_over, timeout=pause_s)
+
+    def _follow(self) -> None:
+        """Reads one stream until it breaks, which it says by raising Unsure."""
+        stream = self._client.watch(*self._range, from_revision=self._next)
+        with self._changed:
+            self._stream = stream
+            if self._is_over:
+                stream.cancel()
+                return
+        try:
+            for reply in stream:
+                if reply.canceled:
+                    self._cancelled(stream, reply)
+                    return
+                if reply.created:
+                    self._begun(reply.header.revision)
+                elif reply.events:
+                    self._take(reply.events)
+                if self._is_over:
+                    return
+            raise Unsure("the server ended the watch")
+        finally:
+            stream.cancel()
+
+    def _begun(self, revision: int) -> None:
+        if revision < self._next - 1:
+            # Older than what we have seen. A member that lags behind, or a store that lost data?
+            self._relist(only_if_before=self._next - 1)
+        if self._num_failed:
+            logger.info("watch resumed prefix=%s from_revision=%d", self._prefixes[0], self._next)
+        self._num_failed = self._num_denied = 0
+        self._connected = self._has_begun = True
+
+    def _cancelled(self, stream: Stream, reply: Any) -> None:
+        if reply.compact_revision:
+            logger.warning(
+                "watch fell behind compaction prefix=%s revision=%d going_on=by difference",
+                self._prefixes[0],
+                self._next,
+            )
+            self._relist()
+            return
+        if self._num_denied < MAX_DENIALS:
+            self._num_denied += 1
+            stream.log_in_again()
+            raise Unsure(reply.cancel_reason or "cancelled")
+        raise StoreDenied(
+            f"etcd refuses to let us watch: {reply.cancel_reason or 'permission denied'}",
+            where=f"{self._prefixes} in {self._client.where}",
+            fix="give the user read on its whole prefix: `realsys etcd roles` prints the commands",
+        )
+
+    def _relist(self, *, only_if_before: int | None = None) -> None:
+        entries, revision = entries_under(self._client, self._prefixes)
+        if only_if_before is not None and revision >= only_if_before:
+            return
+        self._queue(difference(self._known, entries, revision=revision), revision + 1)
+
+    def _take(self, changes: Sequence[Any]) -> None:
+        ours = [change for change in changes if self._is_ours(change.kv.key)]
+        kinds = ending_kinds(self._client, [change for change in ours if change.type == _DELETE])
+        events = []
+        for change in ours:
+            key, revision = from_etcd(change.kv.key), change.kv.mod_revision
+            if change.type == _DELETE:
+                kind, value = kinds[key, revision], change.prev_kv.value
+            else:
+                kind, value = EventKind.PUT, change.kv.value
+            events.append(Event(kind=kind, key=key, value=value, revision=revision))
+        self._queue(events, changes[-1].kv.mod_revision + 1)
+
+    def _is_ours(self, key: bytes) -> bool:
+        if is_marker(key):
+            return False
+        return is_below_any(from_etcd(key), self._wanted)
+
+    def _queue(self, events: Sequence[Event], next_revision: int) -> None:
+        for event in events:
+            if event.kind is EventKind.PUT:
+                self._known[event.key] = event.revision
+            else:
+                self._known.pop(event.key, None)
+        with self._changed:
+            self._events.extend(events)
+            self._next = next_revision
+            self._changed.notify_all()
+            # A poller that is slow is waited for; meanwhile etcd keeps what comes.
+            self._changed.wait_for(lambda: len(self._events) < MAX_HISTORY_EVENTS or self._is_over)

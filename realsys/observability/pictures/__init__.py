@@ -1,0 +1,1 @@
+"""Pictures of the dataflow graph and of a step's timeline."""

@@ -1,0 +1,146 @@
+"""report.html: one page that tells a trial's run, made from its folder alone.
+
+Works while the trial runs, after it failed and when it is done; nothing on the page is fetched from
+elsewhere. ``python -m realsys.observability.report.report TRIAL_DIR`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from realsys.api.errors import RealsysError
+from realsys.observability.jsonl import write_error
+from realsys.observability.report import report_details as details
+from realsys.observability.report import report_sections as parts
+from realsys.observability.report.attempt_story import Outcome
+from realsys.observability.report.report_evaluations import evaluations
+from realsys.observability.report.report_page import page, section
+from realsys.observability.report.report_samples import samples
+from realsys.observability.report.trial_story import TrialStory, read_story
+from realsys.trial.records import TrialFiles
+
+
+def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
+    """Writes the page whole (temporary file, rename) and returns its path.
+
+    Args:
+        trial_dir: the trial's folder.
+        output: another place than the trial's ``report.html``.
+    Raises:
+        NoSuchTrial: the folder holds no trial.
+        ClusterError: the page can't be written.
+    """
+    story = read_story(Path(trial_dir).absolute())
+    path = output or TrialFiles(story.root).report
+    _write_whole(path, report_html(story))
+    return path
+
+
+def report_html(story: TrialStory) -> str:
+    """The page."""
+    return page(
+        f"{story.trial} · realsys report",
+        [
+            parts.headline(story),
+            parts.failure_box(story),
+            parts.notes_box(story),
+            parts.curves(story),
+            evaluations(story),
+            samples(story),
+            parts.preparing(story),
+            details.time_spent(story),
+            details.predicted(story),
+            details.dataflow(story),
+            details.settings(story),
+            going_on(story),
+            _footer(story),
+        ],
+    )
+
+
+def going_on(story: TrialStory) -> str:
+    """Commands for what one may want next."""
+    steps = {
+        Outcome.RUNNING: (f"realsys watch {story.trial}", "attach the live view"),
+        Outcome.UNKNOWN: (f"realsys status {story.trial}", "ask how it stands"),
+    }
+    resume = (story.marker.resume if story.marker else "") or f"realsys resume {story.trial}"
+    lines = []
+    if story.outcome in steps:
+        lines.append(steps[story.outcome])
+    elif story.outcome is not Outcome.COMPLETED:
+        lines.append((resume, "go on from the newest whole checkpoint"))
+    if checkpoint := _newest_checkpoint(story):
+        lines.append((str(checkpoint), "newest saved policy: a Hugging Face folder"))
+        lines.append((f"realsys launch ppo-math actor.path={checkpoint}", "train it further"))
+    if story.main.files.tensorboard.is_dir():
+        lines.append((f"tensorboard --logdir {story.main.files.tensorboard}", "all curves"))
+    if story.main.files.timeline.exists():
+        lines.append((str(story.main.files.timeline), "timeline: open it in ui.perfetto.dev"))
+    lines.append((f"realsys logs {story.trial}", "log lines of every worker"))
+    rows = "".join(
+        f"<p><span class='soft small'>{escape(why)}</span><br><code>{escape(command)}</code></p>"
+        for command, why in lines
+    )
+    return section("How to go on", f'<div class="card">{rows}</div>')
+
+
+def _newest_checkpoint(story: TrialStory) -> Path | None:
+    """The newest saved folder of the run's product: its first role, or the only one."""
+    folder = story.main.files.checkpoints
+    if not folder.is_dir():
+        return None
+    roles = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    first = [p for p in roles if p.name in ("actor", "model")] or roles
+    steps = sorted(p for p in first[0].iterdir() if p.name.startswith("step-")) if first else []
+    return steps[-1] if steps else None
+
+
+def _footer(story: TrialStory) -> str:
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    return f"<footer>Written {written} from <code>{escape(str(story.root))}</code>.</footer>"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise write_error(error, path) from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m realsys.observability.report.report",
+        description="Write a trial's report.html from its folder.",
+    )
+    parser.add_argument("trial_dir", type=Path, metavar="TRIAL_DIR")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="default: report.html in the trial's folder"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        path = write_report(given.trial_dir, output=given.output)
+    except RealsysError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""What the report shows first: headline, failure, curves. From the trial's story to HTML.
+
+Every text of the trial is escaped.
+"""
+
+from __future__ import annotations
+
+import time
+from html import escape
+
+from realsys.observability.report.attempt_story import Outcome, without_colours
+from realsys.observability.report.curves import (
+    ACCURACY,
+    LOSS,
+    REWARD,
+    SAVED_ACCURACY,
+    Curve,
+    Table,
+    find,
+    first_and_last,
+    main_curves,
+    other_curves,
+    table,
+)
+from realsys.observability.report.report_page import duration_text, rows_table, section
+from realsys.observability.report.svg_chart import chart, number_text
+from realsys.observability.report.trial_story import TrialStory
+from realsys.observability.timeline import finished_steps, mean_ratio, step_rows
+from realsys.trial.records import Failure
+
+LOG_LINES = 15
+
+BADGE = {
+    Outcome.COMPLETED: "good",
+    Outcome.RUNNING: "info",
+    Outcome.STOPPED: "warn",
+    Outcome.FAILED: "bad",
+    Outcome.LOST: "bad",
+    Outcome.UNKNOWN: "warn",
+}
+
+
+def headline(story: TrialStory) -> str:
+    """Trial, result and the figures that one looks for first."""
+    metrics = table(story.main.all_metrics)
+    figures = [_steps_figure(story), _duration_figure(story)]
+    accuracy = first_and_last(metrics, ACCURACY) or first_and_last(metrics, SAVED_ACCURACY)
+    if ends := accuracy:
+        figures.append(_accuracy_figure(*ends))
+    if ends := first_and_last(metrics, REWARD):
+        change = f"reward, from {number_text(ends[0])}"
+        figures.append((number_text(ends[1]), change))
+    if (ratio := mean_ratio(story.main.events)) is not None:
+        figures.append((f"{ratio * 100:.0f} %", "of step time in model function calls"))
+    cells = "".join(
+        f'<div class="card figure"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
+        for big, small in figures
+    )
+    badge = f'<span class="badge {BADGE[story.outcome]}">{story.outcome.value}</span>'
+    return (
+        f"<header><h1>{escape(story.trial)} {badge}</h1>"
+        f'<p class="soft small">{escape(_origin(story))}</p></header>'
+        f'<div class="figures">{cells}</div>'
+    )
+
+
+def _origin(story: TrialStory) -> str:
+    parts = []
+    if story.record:
+        parts.append(f"launched {_clock(story.record.created_at)} by {story.record.user}")
+        parts.append(f"on {story.record.launch_host}, cluster {story.record.cluster}")
+        if story.record.realsys_version:
+            parts.append(f"realsys {story.record.realsys_version}")
+    if len(story.attempts) > 1:
+        parts.append(f"{len(story.attempts)} attempts")
+    for change in story.record.changes if story.record else ():
+        if change.settings:
+            parts.append(f"{', '.join(change.settings)} changed at attempt {change.from_attempt}")
+    return " · ".join(parts) or str(story.root)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _steps_figure(story: TrialStory) -> tuple[str, str]:
+    done = finished_steps(story.main.events)
+    rows = [row["step"] for row in story.main.metrics]
+    last = max([*done, *rows], default=0)
+    plan = story.main_plan
+    total = plan.config.exp_ctrl.benchmark_steps if plan else None
+    return str(last), f"steps of {total}" if total else "steps"
+
+
+def _duration_figure(story: TrialStory) -> tuple[str, str]:
+    if story.duration_s is None:
+        return "–", "duration"
+    return duration_text(story.duration_s), "duration, all phases"
+
+
+def _accuracy_figure(first: float, last: float) -> tuple[str, str]:
+    points = (last - first) * 100
+    return (
+        f"{last * 100:.1f} %",
+        f"held-out accuracy, {points:+.1f} points from {first * 100:.1f} %",
+    )
+
+
+def failure_box(story: TrialStory) -> str:
+    """Which worker, where, why, its last log lines; nothing when nothing failed."""
+    if story.failure is None:
+        return ""
+    first = story.failure
+    place = f"{first.worker} on {first.host}, process {first.pid}, {_clock(first.at)}"
+    if story.marker:
+        place += f", phase {story.marker.phase}, after step {story.marker.step}"
+    parts = [f"<p><b>{escape(first.worker)}</b> {escape(first.why)}</p>"]
+    parts.append(f'<p class="small soft">{escape(place)}</p>')
+    if first.fix:
+        parts.append(f"<p>What to do: {escape(first.fix)}</p>")
+    if first.log_tail:
+        parts.append(_log(first))
+    if followed := story.marker.other_failures if story.marker else ():
+        others = rows_table(
+            ("worker", "why"), [(escape(f.worker), escape(f.why)) for f in followed]
+        )
+        parts.append(f"<details><summary>{len(followed)} that followed</summary>{others}</details>")
+    return section("What failed first", f'<div class="box bad">{"".join(parts)}</div>')
+
+
+def _log(failure: Failure) -> str:
+    """The last lines in sight, the ones before them folded."""
+    lines = [escape(without_colours(line)) for line in failure.log_tail]
+    earlier, last = lines[:-LOG_LINES], lines[-LOG_LINES:]
+    name = f"Last lines of <code>{escape(failure.log)}</code>" if failure.log else "Last log lines"
+    folded = ""
+    if earlier:
+        before = "\n".join(earlier)
+        folded = f"<details><summary>{len(earlier)} before</summary><pre>{before}</pre></details>"
+    shown = "\n".join(last)
+    return f'<p class="small">{name}</p>{folded}<pre>{shown}</pre>'
+
+
+def notes_box(story: TrialStory) -> str:
+    """Files that could not be read."""
+    if not story.notes:
+        return ""
+    lines = "".join(f"<p>{escape(note)}</p>" for note in story.notes[:10])
+    if len(story.notes) > 10:
+        lines += f"<p>and {len(story.notes) - 10} more</p>"
+    return section("Not readable", f'<div class="box warn small">{lines}</div>')
+
+
+def curves(story: TrialStory) -> str:
+    """The main curves, then every other metric, folded."""
+    metrics = table(story.main.all_metrics)
+    seconds = tuple((int(r["step"]), r["wall_s"]) for r in step_rows(story.main.events))
+    shown = main_curves(metrics, seconds)
+    if not shown and not metrics:
+        return section("Curves", '<p class="empty">No step has finished yet.</p>')
+    others = other_curves(metrics, shown)
+    folded = ""
+    if others:
+        folded = (
+            f"<details><summary>All other metrics ({len(others)})</summary>"
+            f"{_cards(others)}</details>"
+        )
+    return section("Curves", _cards(shown) + folded)
+
+
+def _cards(shown: list[Curve]) -> str:
+    return f'<div class="grid">{"".join(map(_card, shown))}</div>'
+
+
+def _card(curve: Curve) -> str:
+    lasts = []
+    for number, (key, points) in enumerate(curve.series.items()):
+        last = number_text(points[-1][1], percent=curve.percent) if points else ""
+        lasts.append(f'<span><i class="s{number % 3}"></i>{escape(key)} {last}</span>')
+    return (
+        f'<div class="card"><h3>{escape(curve.title)}</h3>{chart(curve)}'
+        f'<div class="legend">{"".join(lasts)}</div></div>'
+    )
+
+
+def preparing(story: TrialStory) -> str:
+    """A small loss curve per phase that made the start; one that was cached says so."""
+    cards = []
+    for phase in story.preparing:
+        metrics = table(phase.metrics)
+        series: Table = find(metrics, LOSS)
+        if series:
+            cards.append(_card(Curve(title=f"{phase.name}: loss", series=series)))
+            continue
+        text = "nothing written yet" if phase.files.root.exists() else "taken from the cache"
+        cards.append(
+            f'<div class="card"><h3>{escape(phase.name)}</h3><p class="empty">{text}</p></div>'
+        )
+    return section("Preparing phases", f'<div class="grid">{"".join(cards)}</div>' if cards else "")

@@ -1,0 +1,1 @@
+"""Bytes on GPUs and hosts, term by term (pure)."""

@@ -1,0 +1,362 @@
+"""Bytes that a copy of a model needs on one GPU, term by term (pure).
+
+What stays: weights, gradients, optimizer, and the whole copy that generation needs of cut weights. What a
+call adds while it runs: activations, logits, cache, layers gathered. Counted are tensors that must be there
+at the same time; a framework's own memory and fragmentation come on top.
+
+Sources: activations counted as in arXiv:2205.05198, section 4, for the tensors of a Llama layer with fused
+attention; in flight in a pipeline (1F1B): arXiv:2104.04473, section 2.2; optimizer sharded over the data
+axis: arXiv:1910.02054, section 5; adapters: arXiv:2106.09685.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from realsys.api.data import logits_at_once
+from realsys.api.model import ModelInterfaceType, ProcessTopology
+from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
+from realsys.weights.layouts.holdings import (
+    FSDP_VOCABULARY,
+    FSDP_WHOLE_BYTES,
+    MEGATRON_VOCABULARY,
+    held_dtype,
+    split_dim,
+)
+
+GiB = 1 << 30
+KNOWN_BACKENDS = ("fsdp", "megatron", "inference")
+_FLOAT32 = 4
+# As realsys/generation says, which no planner imports: torch comes with it.
+READ_TOKENS = 8192
+ROWS_OF_GPU = 1024
+
+Terms = Mapping[str, float]  # what → bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldModel:
+    """A copy as far as its memory goes.
+
+    Attributes:
+        dtype: what it computes in.
+        trained: False for a copy that computes only.
+        averaged: it follows another copy's weights.
+        lora_rank, lora_targets: 0 trains all weights.
+        cpu_offload: shards and optimizer are in CPU memory also while it computes.
+        offload: the whole copy is in CPU memory while it does not compute.
+        max_tokens_per_mb: None has no limit.
+        max_cache_tokens: kept while it generates; None: as many as ``max_tokens_per_mb`` must fit, and on a
+            GPU it takes what is left.
+    """
+
+    shape: ModelShape
+    dtype: str = "float32"
+    backend: str = "fsdp"
+    trained: bool = False
+    averaged: bool = False
+    lora_rank: int = 0
+    lora_targets: Collection[str] = ()
+    recompute: bool = False
+    cpu_offload: bool = False
+    offload: bool = False
+    max_tokens_per_mb: int | None = None
+    max_cache_tokens: int | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Of one number of a weight that computes."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def learning_bytes(self) -> int:
+        """Of one number as it is held where it learns (``held_dtype``); so are its gradient and moments."""
+        return DTYPE_BYTES[
+            held_dtype(
+                self.dtype,
+                self.backend,
+                trained=self.trained,
+                averaged=self.averaged,
+                adapters=self.lora_rank > 0,
+                weight=".lora_A.weight",
+            )
+        ]
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether fsdp casts what it holds as it gathers it."""
+        wider = self.learning_bytes > self.item_bytes
+        return wider and self.backend == "fsdp" and not self.lora_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSizes:
+    """The longest that a step can be: every prompt and answer at its limit.
+
+    ``updates_per_pass`` are the minibatches of a train step.
+    """
+
+    sequences: int
+    prompt_tokens: int
+    answer_tokens: int
+    updates_per_pass: int = 1
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.prompt_tokens + self.answer_tokens
+
+
+# ---- what stays -------------------------------------------------------------------------------------
+
+
+def staying(model: HeldModel, topo: ProcessTopology, stage: int, *, generates: bool) -> Terms:
+    """Bytes of a process of pipeline stage ``stage`` that are there between calls too."""
+    held, trained = held_numbers(model, topo, stage)
+    item, learning, cut = model.item_bytes, model.learning_bytes, is_cut(model, topo)
+    found = {"weights": held * (learning if model.is_cast else item)}
+    if model.lora_rank:
+        found["weights"] += trained * (learning - item)
+    elif learning > item and not model.is_cast:
+        found["average"] = held * learning  # beside what computes
+    if model.trained and model.backend == "megatron":
+        found["gradients"] = trained * _FLOAT32
+        masters = 0 if model.dtype == "float32" else _FLOAT32  # float32 weights are their own
+        found["optimizer"] = trained / topo.data * (masters + 2 * _FLOAT32)
+    elif model.trained:
+        found["gradients"] = trained * learning
+        found["optimizer"] = trained * 2 * learning  # moments
+    if model.cpu_offload:
+        found = dict.fromkeys(found, 0.0)
+    if generates and (cut or model.cpu_offload or model.lora_rank or model.is_cast):
+        found["whole copy"] = model.shape.num_params * item
+    return {what: size for what, size in found.items() if size}
+
+
+def is_cut(model: HeldModel, topo: ProcessTopology) -> bool:
+    """Whether a process holds less than all weights."""
+    sharded = topo.data > 1 and model.backend == "fsdp"
+    return sharded or topo.tensor * topo.pipeline > 1 or model.backend == "megatron"
+
+
+def is_one_piece(model: HeldModel) -> bool:
+    """Whether fsdp gathers the whole model at once (realsys/backends/hf/sharding.py)."""
+    small = model.shape.num_params * model.item_bytes <= FSDP_WHOLE_BYTES
+    return small and not model.cpu_offload
+
+
+def held_numbers(model: HeldModel, topo: ProcessTopology, stage: int) -> tuple[float, float]:
+    """Numbers of weights that a process of a stage holds, and how many of these are trained.
+
+    Adapters count as both; fsdp's shards as equal.
+    """
+    vocabulary = FSDP_VOCABULARY if model.backend == "fsdp" else MEGATRON_VOCABULARY
+    base = adapters = 0.0
+    for weight in _of_stage(model.shape, topo, stage):
+        cut = topo.tensor if split_dim(weight.name, vocabulary) is not None else 1
+        base += weight.numel / cut
+        adapters += _adapter_numbers(model, weight)
+    shards = topo.data if model.backend == "fsdp" else 1
+    if not model.lora_rank:
+        return base / shards, base / shards
+    return (base + adapters) / shards, adapters / shards
+
+
+def _of_stage(shape: ModelShape, topo: ProcessTopology, stage: int) -> list[Weight]:
+    layers = shape.num_layers / topo.pipeline
+    first, last = stage == 0, stage == topo.pipeline - 1
+    found = []
+    for weight in shape.weights():
+        if weight.name.startswith("model.layers."):
+            mine = int(int(weight.name.split(".")[2]) // layers) == stage
+        elif weight.name.startswith("model.embed_tokens."):
+            mine = first or (last and shape.tied_embeddings)
+        else:
+            mine = last
+        if mine:
+            found.append(weight)
+    return found
+
+
+def _adapter_numbers(model: HeldModel, weight: Weight) -> int:
+    module = weight.name.removesuffix(".weight").rpartition(".")[2]
+    fits = len(weight.shape) == 2 and module in model.lora_targets
+    return model.lora_rank * sum(weight.shape) if fits else 0
+
+
+# ---- what a call adds -----------------------------------------------------------------------------------
+
+
+def passing(
+    model: HeldModel,
+    topo: ProcessTopology,
+    stage: int,
+    kind: ModelInterfaceType,
+    sizes: StepSizes,
+) -> Terms:
+    """Bytes of a process of pipeline stage ``stage`` only while a call runs."""
+    if kind is ModelInterfaceType.GENERATE:
+        found = _generation(model, topo, sizes)
+    elif kind is ModelInterfaceType.TRAIN_STEP:
+        found = _training(model, topo, stage, sizes)
+    else:
+        found = _forward(model, topo, stage, sizes)
+    return {what: size for what, size in found.items() if size}
+
+
+def _training(
+    model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
+) -> dict[str, float]:
+    rank_tokens = _tokens_of_a_rank(topo, sizes, parts=sizes.updates_per_pass)
+    tokens = _microbatch_tokens(model, rank_tokens, sizes)
+    # Of a stage's micro-batches, those whose backward pass is still to come.
+    kept = min(tokens * (topo.pipeline - stage), rank_tokens)
+    layer = layer_activation_bytes(model.shape, topo.tensor, model.item_bytes)
+    layers = math.ceil(model.shape.num_layers / topo.pipeline)
+    if model.recompute:  # the input of each layer, and one layer at a time
+        activations = kept * layers * model.shape.hidden_size * model.item_bytes + tokens * layer
+    else:
+        activations = kept * layers * layer
+    found = {
+        "activations": activations,
+        "logits": _logits(model, topo, stage, tokens, sizes, backward=True),
+        "gathered layers": _gathered(model, topo),
+    }
+    if _gathers(model, topo):
+        if is_one_piece(model):  # added up over micro-batches, and reduced with the last
+            _, trained = held_numbers(model, topo, stage)
+            new = model.item_bytes if model.is_cast else 0
+            found["whole gradients"] = trained * topo.data * (model.learning_bytes + new)
+        elif not model.lora_rank:  # as computed, and as they are reduced
+            largest = max(_gathered_numbers(model, topo))
+            found["gradients of a layer"] = largest * (model.item_bytes + model.learning_bytes)
+    return found
+
+
+def _forward(
+    model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
+) -> dict[str, float]:
+    tokens = _microbatch_tokens(model, _tokens_of_a_rank(topo, sizes), sizes)
+    return {
+        "activations": tokens * layer_activation_bytes(model.shape, topo.tensor, model.item_bytes),
+        "logits": _logits(model, topo, stage, tokens, sizes, backward=False),
+        "gathered layers": _gathered(model, topo),
+    }
+
+
+def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> dict[str, float]:
+    """With whole weights: every process answers its share of the prompts, so many rows at a time."""
+    # Backend fsdp answers a slot's prompts on each of its processes, the others deal them.
+    ranks = topo.data if model.backend == "fsdp" else topo.world_size
+    rows = math.ceil(sizes.sequences / ranks)
+    bound = model.max_cache_tokens or model.max_tokens_per_mb
+    tokens = rows * sizes.length
+    if bound is not None:
+        tokens = min(tokens, max(bound, sizes.length))
+        # Rows are admitted by what they hold: more of them while they are short.
+        rows = min(rows, max(1, tokens // (sizes.prompt_tokens + 1)))
+    shape, item = model.shape, model.item_bytes
+    cache = 2 * shape.num_layers * shape.kv_size * item  # keys and values of a token
+    # Texts are read some at a time, into a cache of their own (realsys/generation/decoding/slots.py).
+    read = min(rows * sizes.prompt_tokens, max(READ_TOKENS, sizes.prompt_tokens))
+    layer_twice = 1 + 1 / shape.num_layers  # while the cache grows
+    return {
+        "cache": tokens * cache * layer_twice,
+        "reading prompts": read * (cache + layer_activation_bytes(shape, 1, item)),
+        "logits": min(rows, ROWS_OF_GPU) * shape.vocab_size * (item + 2 * _FLOAT32),
+    }
+
+
+def layer_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:
+    """Bytes a token that one layer keeps for its backward pass.
+
+    Inputs of the two norms in float32, each norm before and after its weight; queries, keys, values,
+    attention's output; gate, up, silu(gate) and their product. The tensor axis cuts all but the norms
+    of the hidden state. Compared with what autograd saves in tests/unit/test_memory.py.
+    """
+    cut = item * (2 * shape.q_size + 2 * shape.kv_size + 4 * shape.intermediate_size)
+    if shape.qk_norm:
+        cut += (_FLOAT32 + item) * (shape.q_size + shape.kv_size)
+    return (2 * _FLOAT32 + 4 * item) * shape.hidden_size + cut / tensor
+
+
+def _logits(
+    model: HeldModel,
+    topo: ProcessTopology,
+    stage: int,
+    tokens: int,
+    sizes: StepSizes,
+    *,
+    backward: bool,
+) -> float:
+    """On the last stage: what logits are made from, and those of one chunk of rows (Predictions)."""
+    if model.shape.critic or stage != topo.pipeline - 1:
+        return 0.0
+    shape, rows = model.shape, min(tokens, logits_at_once(model.shape.vocab_size))
+    if not backward:  # as computed, in float32, by the temperature
+        chunk = rows * shape.vocab_size * 3 * _FLOAT32
+        return chunk + head_states_bytes(model, tokens, tokens)
+    # Also their softmax, what it is multiplied with, and gradients.
+    chunk = rows * shape.vocab_size * 7 * _FLOAT32
+    if (
+        rows < tokens and not model.lora_rank
+    ):  # the head's gradient: of a chunk, and of those before it
+        chunk += 2 * shape.vocab_size * shape.hidden_size * model.item_bytes
+    answers = math.ceil(tokens * sizes.answer_tokens / sizes.length)
+    states = head_states_bytes(model, tokens, answers)
+    return chunk + last_norm_bytes(shape, tokens, model.item_bytes) + 2 * states
+
+
+def last_norm_bytes(shape: ModelShape, tokens: int, item: int) -> int:
+    """What the norm behind the last layer keeps: its input in float32, and that before its weight."""
+    return tokens * shape.hidden_size * (_FLOAT32 + item)
+
+
+def head_states_bytes(model: HeldModel, tokens: int, answers: int) -> int:
+    """Of all tokens, and of those that count: what goes into the head. Logits if they fit into a chunk."""
+    shape = model.shape
+    if tokens <= logits_at_once(shape.vocab_size):
+        return tokens * shape.vocab_size * model.item_bytes
+    return (tokens + answers) * shape.hidden_size * model.item_bytes
+
+
+def _gathered(model: HeldModel, topo: ProcessTopology) -> float:
+    """Two layers, the one used and the next, and all that is in no layer; whole over the data axis.
+
+    Of a small model all weights.
+    """
+    if not _gathers(model, topo):
+        return 0.0
+    if is_one_piece(model):
+        return model.shape.num_params / topo.tensor * model.item_bytes
+    layer, rest = _gathered_numbers(model, topo)
+    return (2 * layer + rest) * model.item_bytes
+
+
+def _gathers(model: HeldModel, topo: ProcessTopology) -> bool:
+    """Whether fsdp makes whole weights of shards; one process does where it casts or offloads them."""
+    return model.backend == "fsdp" and (topo.data > 1 or model.is_cast or model.cpu_offload)
+
+
+def _gathered_numbers(model: HeldModel, topo: ProcessTopology) -> tuple[float, float]:
+    """Numbers of a layer, and of embedding, last norm and head, as the tensor axis cuts them."""
+    layer = rest = 0.0
+    for weight in model.shape.weights():
+        cut = topo.tensor if split_dim(weight.name, FSDP_VOCABULARY) is not None else 1
+        if weight.name.startswith("model.layers.0."):
+            layer += weight.numel / cut
+        elif not weight.name.startswith("model.layers."):
+            rest += weight.numel / cut
+    return layer, rest
+
+
+def _tokens_of_a_rank(topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1) -> int:
+    return math.ceil(sizes.sequences / topo.data / parts) * sizes.length
+
+
+def _microbatch_tokens(model: HeldModel, tokens: int, sizes: StepSizes) -> int:
+    """Largest micro-batch; groups of answers are parted where they don't fit, a sequence never."""
+    limit = model.max_tokens_per_mb
+    return tokens if limit is None else min(tokens, max(limit, sizes.length))

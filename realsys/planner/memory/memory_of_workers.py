@@ -1,0 +1,273 @@
+"""Bytes on every model worker: the copies that it holds, and its most demanding call (pure).
+
+Copies stay side by side on a worker; calls run one at a time there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from realsys.api.dataflow import MFCDef, OffloadHook, averaged_models
+from realsys.api.errors import CheckpointError, ConfigError
+from realsys.api.experiment import ExperimentConfig
+from realsys.api.model import ModelInterfaceType, ModelName, ProcessTopology
+from realsys.api.worker_configs import ModelShard
+from realsys.models.shape import ModelShape, read_shape
+from realsys.planner.allocation import CallAllocation
+from realsys.planner.memory.copy_memory import (
+    KNOWN_BACKENDS,
+    HeldModel,
+    StepSizes,
+    Terms,
+    passing,
+    staying,
+)
+from realsys.planner.placed import allocation_of, tiny_llama_shape
+
+DEFAULT_TOKENS = 256  # of a prompt or answer whose limit the configuration does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerMemory:
+    """One worker's bytes.
+
+    Attributes:
+        copies: copy → what stays of it between calls.
+        calls: call → what it adds while it runs, a copy that comes back from CPU memory included.
+    """
+
+    copies: Mapping[str, Terms] = field(default_factory=dict)
+    calls: Mapping[str, Terms] = field(default_factory=dict)
+
+    @property
+    def staying_bytes(self) -> float:
+        """What is there all the time."""
+        return sum(sum(terms.values()) for terms in self.copies.values())
+
+    @property
+    def peak_call(self) -> str:
+        """The call that adds most; empty without calls."""
+        return max(self.calls, key=lambda name: sum(self.calls[name].values()), default="")
+
+    @property
+    def bytes(self) -> float:
+        """At its peak."""
+        return self.staying_bytes + sum(self.calls.get(self.peak_call, {}).values())
+
+
+def memory_of_workers(
+    calls: Sequence[MFCDef],
+    allocation: Mapping[str, CallAllocation],
+    models: Mapping[str, HeldModel],
+    sizes: StepSizes,
+) -> dict[int, WorkerMemory]:
+    """Model worker → its bytes, for workers that hold weights.
+
+    Args:
+        allocation: name of a call → where it runs. Calls of a role in one place share a copy; the
+            copy that is trained (or the first) is the role's own, others are of backend inference.
+        models: role → its own copy; a role that is missing holds no weights, or none that are known.
+    """
+    copies = copies_of(calls, allocation, models)
+    stay: dict[int, dict[str, Terms]] = {}
+    add: dict[int, dict[str, Terms]] = {}
+    for name, (place, model, mine) in copies.items():
+        generates = any(c.interface_type is ModelInterfaceType.GENERATE for c in mine)
+        stages = [
+            _of_stage(str(name), model, place.topology, stage, mine, sizes, generates)
+            for stage in range(place.topology.pipeline)
+        ]
+        for rank, worker in enumerate(place.workers):
+            terms, by_call = stages[place.topology.coordinate(rank)[0]]
+            if terms:
+                stay.setdefault(worker, {})[str(name)] = terms
+            add.setdefault(worker, {}).update(by_call)
+    return {
+        worker: WorkerMemory(copies=stay.get(worker, {}), calls=add.get(worker, {}))
+        for worker in sorted({*stay, *add})
+    }
+
+
+def _of_stage(
+    name: str,
+    model: HeldModel,
+    topo: ProcessTopology,
+    stage: int,
+    calls: Sequence[MFCDef],
+    sizes: StepSizes,
+    generates: bool,
+) -> tuple[Terms, dict[str, Terms]]:
+    """Of one process: what stays of the copy, and what each call adds."""
+    terms = staying(model, topo, stage, generates=generates)
+    back = {f"{what} of {name}": n for what, n in terms.items()} if model.offload else {}
+    added: dict[str, Terms] = {
+        c.name: {**back, **passing(model, topo, stage, c.interface_type, sizes)} for c in calls
+    }
+    return ({} if model.offload else terms), added
+
+
+_Copy = tuple[CallAllocation, HeldModel, list[MFCDef]]
+
+
+def copies_of(
+    calls: Sequence[MFCDef],
+    allocation: Mapping[str, CallAllocation],
+    models: Mapping[str, HeldModel],
+) -> dict[ModelName, _Copy]:
+    """Every copy: where it is, what it is, and the calls that run on it."""
+    found: dict[ModelName, _Copy] = {}
+    for call in sorted(calls, key=lambda c: not c.is_train):  # the trained copy is number 0
+        model, place = models.get(call.role), allocation.get(call.name)
+        if model is None or place is None or model.backend not in KNOWN_BACKENDS:
+            continue
+        same = [n for n, (p, _, _) in found.items() if n.role == call.role and p == place]
+        if not same:
+            number = sum(n.role == call.role for n in found)
+            if number:
+                model = replace(
+                    model,
+                    backend="inference",
+                    trained=False,
+                    averaged=False,
+                    recompute=False,
+                    cpu_offload=False,
+                )
+            same = [ModelName(call.role, number)]
+            found[same[0]] = (place, model, [])
+        found[same[0]][2].append(call)
+    return found
+
+
+# ---- from an experiment's configuration ------------------------------------------------------------------
+
+
+def memory_of_experiment(
+    config: ExperimentConfig, made_before: ModelShape | None = None
+) -> dict[int, WorkerMemory]:
+    """Model worker → its bytes, as far as the sizes of the models are known.
+
+    Args:
+        made_before: sizes of the model that an earlier phase makes; its directory may not exist yet.
+    """
+    models, sizes = held_models(config, model_shapes(config, made_before)), step_sizes(config)
+    found = memory_of_workers(config.model_rpcs, allocation_of(config), models, sizes)
+    return {
+        worker: replace(
+            memory, calls={**memory.calls, **_evaluations(config, worker, models, sizes)}
+        )
+        for worker, memory in found.items()
+    }
+
+
+def _evaluations(
+    config: ExperimentConfig, worker: int, models: Mapping[str, HeldModel], sizes: StepSizes
+) -> dict[str, Terms]:
+    """What answers to held-out questions add on a worker: whole weights, and the cache of their rows."""
+    found: dict[str, Terms] = {}
+    for shard in config.model_worker[worker].shards:
+        name, data = shard.id.model_name, shard.eval_dataset
+        answers = any(
+            c.role == name.role and "gen" in c.interface_impl.args for c in config.model_rpcs
+        )
+        if data is None or not answers or name.role not in models:
+            continue
+        model, topo = models[name.role], shard.id.topo
+        generates = any(
+            c.model_name == name and c.interface_type is ModelInterfaceType.GENERATE
+            for c in config.model_rpcs
+        )
+        stage = topo.coordinate(shard.id.parallelism_rank)[0]
+        questions = int(data.args.get("eval_size") or shard.eval_bs)
+        asked = replace(sizes, sequences=min(questions, shard.eval_bs * topo.data))
+        terms = passing(model, topo, stage, ModelInterfaceType.GENERATE, asked)
+        copied = staying(model, topo, stage, generates=True).get("whole copy", 0.0)
+        if copied and not generates:  # else it is there anyway
+            terms = {**terms, "whole copy": copied}
+        found[f"evaluation of {name}"] = terms
+    return found
+
+
+def model_shapes(
+    config: ExperimentConfig, made_before: ModelShape | None = None
+) -> dict[str, ModelShape]:
+    """Role → sizes of its model; roles without weights, or of unknown sizes, are left out."""
+    found: dict[str, ModelShape] = {}
+    for role, shard in _own_shards(config).items():
+        kind, args = shard.model.type_, shard.model.args
+        critic = kind == "hf_critic"
+        if kind == "tiny_llama":
+            found[role] = tiny_llama_shape(args)
+        elif kind in ("hf_causal_lm", "hf_critic"):
+            try:
+                found[role] = read_shape(str(args.get("path")), critic=critic)
+            except CheckpointError:
+                if made_before is not None:
+                    found[role] = made_before.as_critic() if critic else made_before
+            except ConfigError:
+                continue
+    return found
+
+
+def held_models(config: ExperimentConfig, shapes: Mapping[str, ModelShape]) -> dict[str, HeldModel]:
+    """Role → its own copy, as configured, for roles whose sizes are known."""
+    trained = {call.role for call in config.model_rpcs if call.is_train}
+    return {
+        role: _held(role, shard, shapes[role], config, trained=role in trained)
+        for role, shard in _own_shards(config).items()
+        if role in shapes
+    }
+
+
+def _own_shards(config: ExperimentConfig) -> dict[str, ModelShard]:
+    """A shard of each role's copy 0."""
+    own: dict[str, ModelShard] = {}
+    for worker in config.model_worker:
+        for shard in worker.shards:
+            if shard.id.model_name.replica_id == 0:
+                own.setdefault(shard.id.model_name.role, shard)
+    return own
+
+
+def _held(
+    role: str, shard: ModelShard, shape: ModelShape, config: ExperimentConfig, *, trained: bool
+) -> HeldModel:
+    args, calls = shard.backend.args, [c for c in config.model_rpcs if c.role == role]
+    lora = args.get("lora") or {}
+    limits = [c.mb_spec.max_tokens_per_mb for c in calls]
+    return HeldModel(
+        shape=shape,
+        dtype=shard.model.args.get("dtype", "float32"),
+        backend=shard.backend.type_,
+        trained=trained,
+        averaged=shard.id.model_name in averaged_models(config.model_rpcs),
+        lora_rank=lora.get("rank", 0),
+        lora_targets=tuple(lora.get("target_modules", ())),
+        recompute=bool(args.get("recompute")),
+        cpu_offload=bool(args.get("cpu_offload")),
+        offload=any(isinstance(hook, OffloadHook) for c in calls for hook in c.post_hooks),
+        max_tokens_per_mb=None if None in limits else max(n for n in limits if n is not None),
+        max_cache_tokens=max((c.mb_spec.max_cache_tokens or 0 for c in calls), default=0) or None,
+    )
+
+
+def step_sizes(config: ExperimentConfig) -> StepSizes:
+    """The longest step that the configuration allows."""
+    args: dict[str, Any] = {}
+    for call in config.model_rpcs:
+        args = {**call.interface_impl.args, **args}
+    data: dict[str, Any] = {}
+    # Where servers sample, rollout workers have the questions.
+    given = [w.datasets for w in config.model_worker[:1]]
+    given += [w.datasets for w in config.rollout_worker[:1]]
+    for dataset in (dataset for datasets in given for dataset in datasets):
+        data = {**dataset.args, **data}
+    gen = args.get("gen") or {}
+    answer = gen.get("max_new_tokens") or data.get("max_answer_len") or DEFAULT_TOKENS
+    return StepSizes(
+        sequences=config.model_rpcs[0].n_seqs * int(args.get("group_size", 1)),
+        prompt_tokens=int(data.get("max_prompt_len", DEFAULT_TOKENS)),
+        answer_tokens=int(answer),
+        updates_per_pass=int(args.get("ppo_n_minibatches", 1)),
+    )

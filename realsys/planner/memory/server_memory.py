@@ -1,0 +1,158 @@
+"""Bytes of generation servers and of evaluators: on their GPUs, and on their hosts (pure).
+
+An embedded server has the weights, new ones beside them while they come (or those in host memory, see
+``EmbeddedSettings.staging``), what is remembered of prompts, and a cache that takes what is left.
+SGLang and vLLM divide their GPUs themselves: only that the weights fit is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from realsys.api.errors import CheckpointError, ConfigError
+from realsys.api.experiment import ExperimentConfig
+from realsys.api.model import ModelInterfaceType, ProcessTopology
+from realsys.api.worker_configs import Evaluator, GenerationServer
+from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
+from realsys.models.shape import DTYPE_BYTES, ModelShape, read_shape
+from realsys.planner.memory.copy_memory import ROWS_OF_GPU, HeldModel, StepSizes, Terms, passing
+from realsys.planner.memory.host_memory import PROCESS_BYTES
+from realsys.planner.memory.memory_of_workers import model_shapes, step_sizes
+
+_ONE = ProcessTopology()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMemory:
+    """What one of them needs.
+
+    Attributes:
+        what: it is, in a word or two.
+        terms: of each of its GPUs; of the cache, the least that it can do with.
+        cache_token: bytes of one token in the cache; 0: the engine divides its GPU itself.
+        longest: tokens of the longest prompt and answer.
+        host: bytes of host memory beside its GPUs.
+    """
+
+    what: str
+    terms: Terms
+    cache_token: float = 0.0
+    longest: int = 0
+    host: Terms = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> float:
+        """At the least."""
+        return sum(self.terms.values())
+
+    def tokens_beside(self, usable: float) -> int:
+        """Tokens that the cache has room for on a GPU."""
+        rest = usable - self.bytes + self.terms.get("cache", 0.0)
+        return int(max(0.0, rest) / self.cache_token) if self.cache_token else 0
+
+
+def memory_of_server(
+    config: ExperimentConfig, usable: float | None = None, made_before: ModelShape | None = None
+) -> ServerMemory | None:
+    """Of each generation server with a GPU; None: there is none, or the model's sizes are not known.
+
+    Args:
+        usable: bytes of a GPU; None: not known.
+        made_before: sizes of the model that an earlier phase makes.
+    """
+    if not config.generation_server:
+        return None
+    server = config.generation_server[0]
+    shape = _shape_of(server.model_path, made_before)
+    if shape is None:
+        return None
+    sizes = step_sizes(config)
+    if server.backend_type != "embedded":
+        return _fronted(server, shape)
+    return _embedded(server.backend_args, shape, sizes, usable)
+
+
+def _fronted(server: GenerationServer, shape: ModelShape) -> ServerMemory:
+    weights = shape.num_params * 2.0
+    return ServerMemory(
+        what=server.backend_type,
+        terms={"weights": weights / server.tp_size},
+        host={"process": float(server.tp_size * PROCESS_BYTES), "new weights": weights},
+    )
+
+
+def _embedded(
+    args: Mapping[str, Any], shape: ModelShape, sizes: StepSizes, usable: float | None
+) -> ServerMemory:
+    settings = EmbeddedSettings.from_args({"dtype": "bfloat16", **args})
+    model = HeldModel(
+        shape=shape, dtype=settings.dtype, backend="inference", max_cache_tokens=sizes.length
+    )
+    weights = float(shape.num_params * model.item_bytes)
+    row = shape.vocab_size * (model.item_bytes + 2 * 4)
+    call = passing(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
+    token = call["cache"] / min(sizes.sequences * sizes.length, sizes.length)
+    terms = {
+        "weights": weights,
+        "prefixes": float(settings.prefix_bytes),
+        "reading prompts": call["reading prompts"],
+        "logits": float(min(settings.max_running, ROWS_OF_GPU) * row),
+        "cache": token * max(sizes.length, settings.max_tokens or 0),
+    }
+    if settings.quantize != "none":
+        terms["weights of eight bits"] = weights / model.item_bytes
+    server = ServerMemory(what="embedded", terms=terms, cache_token=token, longest=sizes.length)
+    staging = settings.staging
+    if staging == "auto" and usable is not None:
+        beside = server.tokens_beside(usable - weights)
+        staging = "gpu" if stages_on_gpu(beside, settings.max_tokens or sizes.length) else "host"
+    if staging != "host":
+        terms["new weights"] = weights
+    return ServerMemory(
+        what="embedded" if staging != "host" else "embedded, new weights in host memory",
+        terms=terms,
+        cache_token=token,
+        longest=sizes.length,
+        host={"process": float(PROCESS_BYTES), "new weights": weights},
+    )
+
+
+def memory_of_evaluator(
+    config: ExperimentConfig, made_before: ModelShape | None = None
+) -> ServerMemory | None:
+    """Of the evaluator of checkpoints, if it has a GPU; as ``memory_of_server``."""
+    if not config.evaluator:
+        return None
+    evaluator: Evaluator = config.evaluator[0]
+    shape = model_shapes(config, made_before).get(evaluator.role)
+    if shape is None:
+        return None
+    sizes, bound = step_sizes(config), evaluator.mb_spec
+    model = HeldModel(
+        shape=shape,
+        dtype=evaluator.dtype,
+        backend="inference",
+        max_cache_tokens=bound.max_cache_tokens or sizes.length,
+    )
+    call = passing(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
+    held = max(sizes.length, min(bound.max_cache_tokens or 0, sizes.sequences * sizes.length))
+    weights = float(shape.num_params * model.item_bytes)
+    largest = max(weight.numel for weight in shape.weights())
+    return ServerMemory(
+        what="saved model",
+        terms={"weights": weights, **call},
+        cache_token=call["cache"] / held,
+        longest=sizes.length,
+        host={"process": float(PROCESS_BYTES), "loading": 2.0 * largest * DTYPE_BYTES["float32"]},
+    )
+
+
+def _shape_of(path: str, made_before: ModelShape | None) -> ModelShape | None:
+    try:
+        return read_shape(path, critic=False)
+    except CheckpointError:
+        return made_before
+    except ConfigError:
+        return None

@@ -1,0 +1,1 @@
+"""Search for the placement with the shortest predicted step."""

@@ -1,0 +1,261 @@
+"""Searches a place for every call that makes a step as short as the costs allow (pure but for the clock).
+
+After ReaL (arXiv:2406.14088): a plan gives each call a mesh and a layout, a simulation judges it. First a
+seeded local search from plain plans; then, where the space is small enough, branch and bound goes over all
+of it, so that what is found is the best there is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from realsys.api.dataflow import DataflowGraph, MFCDef
+from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.planner.allocation import CallAllocation
+from realsys.planner.meshes import Degrees, leftmost, places
+from realsys.planner.search.branch_and_bound import EPSILON, BranchAndBound
+from realsys.planner.search.plan_judge import Judge
+from realsys.planner.time.costs import Allocation, Costs
+
+BytesPerWorker = Callable[[Allocation], Mapping[int, float]]
+MiB = 1 << 20
+LARGE = 1e11  # plans: branch and bound will hardly end
+TOO_LARGE = 1e12  # seconds: no step takes so long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a plan must keep to.
+
+    Attributes:
+        num_workers: model workers (GPUs) that there are.
+        degrees: per role, the largest degrees; a role that is not named: those of ``""``.
+        refusal: (call, place) → why the model, batch or backend can't be cut so; None: it can.
+        memory_bytes: of one worker; None: not looked at.
+        bytes_per_worker: what an allocation needs on each worker.
+    """
+
+    num_workers: int
+    degrees: Mapping[str, Degrees]
+    refusal: Callable[[MFCDef, CallAllocation], str | None] = lambda call, place: None
+    memory_bytes: float | None = None
+    bytes_per_worker: BytesPerWorker = lambda allocation: {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The best plan that was found.
+
+    ``exact``: no plan of the space is better. ``evaluated``: plans that were simulated.
+    """
+
+    allocation: Mapping[str, CallAllocation]
+    step_s: float
+    exact: bool
+    evaluated: int
+    plans: float
+    seconds: float
+
+
+def search(
+    graph: DataflowGraph,
+    costs: Costs,
+    limits: Limits,
+    *,
+    ahead: Sequence[str] = (),
+    deadline_s: float = 10.0,
+    seed: int = 1,
+    slack: float = 0.0,
+) -> Found:
+    """The plan of the shortest step.
+
+    Args:
+        ahead: calls that run a step ahead, see ``simulate``.
+        deadline_s: after so long the best plan so far is taken, and ``exact`` says no.
+        slack: a plan of fewer places may take longer by this share of the best one's time.
+    Raises:
+        ConfigErrors: no plan keeps to the limits; says which limit binds.
+    """
+    began = time.monotonic()
+    options = options_of(graph, limits)
+    judge = Judge(graph, costs, options, num_workers=limits.num_workers, ahead=ahead)
+
+    def over(choice: Sequence[int]) -> float:
+        """By which share of the limit the fullest worker is too full; 0 when none is."""
+        if limits.memory_bytes is None:
+            return 0.0
+        needs = limits.bytes_per_worker(judge.allocation(choice))
+        return max(0.0, max(needs.values(), default=0.0) / limits.memory_bytes - 1)
+
+    plans = math.prod(len(each) for each in options)
+    local = _LocalSearch(judge, over, random.Random(seed))
+    # The larger the space, the less is to be had from going through it.
+    best = local.run(began + deadline_s * (0.5 if plans < LARGE else 0.9))
+    exact = BranchAndBound(judge, lambda choice: over(choice) == 0)
+    best, complete = exact.run(best, until=began + deadline_s)
+    if best is None:
+        raise _too_large(limits, local.least_over)
+    best = local.simplest(best, longest_s=judge.step_s(best) * (1 + slack) + 1e-9)
+    return Found(
+        allocation=leftmost(judge.allocation(best), limits.num_workers),
+        step_s=judge.step_s(best),
+        exact=complete,
+        evaluated=judge.evaluated,
+        plans=plans,
+        seconds=time.monotonic() - began,
+    )
+
+
+def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation]]:
+    """Per call, in the graph's order, the places that the limits allow it.
+
+    Raises:
+        ConfigErrors: every call that has none, with the rules that leave none.
+    """
+    problems: list[ConfigError] = []
+    found = []
+    for call in graph.nodes:
+        degrees = limits.degrees.get(call.role) or limits.degrees.get("", Degrees())
+        every = places(limits.num_workers, degrees)
+        reasons = [limits.refusal(call, place) for place in every]
+        allowed = [p for p, reason in zip(every, reasons, strict=True) if reason is None]
+        if not allowed:
+            counts = Counter(reason for reason in reasons if reason)
+            why = "; ".join(
+                f"{reason} ({n} of {len(every)})" for reason, n in counts.most_common(3)
+            )
+            problems.append(
+                ConfigError(
+                    f"no layout of {call.name} is possible on {limits.num_workers} GPUs: "
+                    + (why or "no layout has so small degrees"),
+                    where=f"plan search, {call.name}",
+                    fix="change the batch, the model or the number of GPUs, or allow more axes",
+                )
+            )
+        found.append(allowed)
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    return found
+
+
+class _LocalSearch:
+    """Plain plans first, each improved call by call; then from the best, shaken.
+
+    A plan that is too large counts as longer than any that fits, the longer the larger it is.
+    """
+
+    def __init__(
+        self, judge: Judge, over: Callable[[Sequence[int]], float], draw: random.Random
+    ) -> None:
+        self._judge, self._over, self._draw = judge, over, draw
+        self._sizes = [len(options) for options in judge.options]
+        self.least_over = math.inf
+
+    def run(self, until: float) -> list[int] | None:
+        """The best plan that was met; None when none fits."""
+        best, best_value = None, math.inf
+        starts = self._plain_plans()
+        quiet = 0
+        while time.monotonic() < until and quiet < 4 * len(self._sizes) + 8:
+            if starts:
+                plan = self._descend(starts.pop(), until)
+            else:
+                assert best is not None  # there is a plain plan
+                plan = self._descend(self._shaken(best), until)
+            quiet += not starts
+            value = self._value(plan)
+            if value < best_value - EPSILON:
+                best, best_value, quiet = plan, value, 0
+        return best if best_value < TOO_LARGE else None
+
+    def simplest(self, plan: list[int], *, longest_s: float) -> list[int]:
+        """A plan of fewer places, and fewer weight movements, that is no longer than that."""
+        plan, better = list(plan), True
+        while better:
+            better = False
+            places = dict.fromkeys(self._judge.options[i][o] for i, o in enumerate(plan))
+            for group in self._judge.groups():
+                for place in places:
+                    moved = self._at(plan, group, place)
+                    if (
+                        moved is not None
+                        and self._judge.parts(moved) < self._judge.parts(plan)
+                        and self._value(moved) <= longest_s
+                    ):
+                        plan, better = moved, True
+        return plan
+
+    def _value(self, plan: Sequence[int], below: float = math.inf) -> float:
+        """Seconds a step, more than any where it is too large; infinite where it is not below."""
+        step_s = self._judge.step_s(plan)
+        if step_s >= below - EPSILON:
+            return math.inf
+        over = self._over(plan)
+        self.least_over = min(self.least_over, over)
+        return step_s if not over else TOO_LARGE * (1 + over)
+
+    def _plain_plans(self) -> list[list[int]]:
+        """All calls at one place, as far as they may be there; the most promising last."""
+        every = dict.fromkeys(place for each in self._judge.options for place in each)
+        plans = []
+        for place in every:
+            plan = [
+                each.index(place) if place in each else self._cheapest(i)
+                for i, each in enumerate(self._judge.options)
+            ]
+            plans.append((self._judge.step_s(plan), plan))
+        plans.sort(key=lambda pair: -pair[0])
+        return [plan for _, plan in plans[-12:]]
+
+    def _cheapest(self, call: int) -> int:
+        return min(range(self._sizes[call]), key=lambda o: self._judge.own_s[call][o])
+
+    def _descend(self, plan: list[int], until: float) -> list[int]:
+        """Moves single calls, and all calls of a role, while that helps."""
+        plan, value = list(plan), self._value(plan)
+        better = True
+        while better and time.monotonic() < until:
+            better = False
+            for group in self._judge.groups():
+                for option in self._draw.sample(
+                    range(self._sizes[group[0]]), self._sizes[group[0]]
+                ):
+                    moved = self._at(plan, group, self._judge.options[group[0]][option])
+                    if moved is None or moved == plan:
+                        continue
+                    found = self._value(moved, below=value)
+                    if found < value:
+                        plan, value, better = moved, found, True
+        return plan
+
+    def _at(self, plan: list[int], group: Sequence[int], place: CallAllocation) -> list[int] | None:
+        """The plan with these calls at ``place``; None where one of them can't be there."""
+        moved = list(plan)
+        for call in group:
+            index = self._judge.index_of[call].get(place)
+            if index is None:
+                return None
+            moved[call] = index
+        return moved
+
+    def _shaken(self, plan: list[int]) -> list[int]:
+        shaken = list(plan)
+        for call in self._draw.sample(range(len(plan)), min(len(plan), self._draw.choice((2, 3)))):
+            shaken[call] = self._draw.randrange(self._sizes[call])
+        return shaken
+
+
+def _too_large(limits: Limits, least_over: float) -> ConfigError:
+    """Memory is what binds: how much the leanest plan would need."""
+    limit = limits.memory_bytes or 0.0
+    return ConfigError(
+        f"no plan on {limits.num_workers} GPUs fits into {limit / MiB:,.0f} MiB a GPU; the least "
+        f"that was found needs {limit * (1 + least_over) / MiB:,.0f} MiB",
+        where="plan search, memory",
+        fix="use more or larger GPUs, lower max_tokens_per_mb, or set recompute=true or offload=true",
+    )

@@ -1,0 +1,118 @@
+"""What a simulated run tells: the critical path, idle workers, bubbles (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from realsys.planner.time.simulated_timeline import Span, Timeline, Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathPart:
+    """A stretch of the critical path: what ran, and how long nothing else could have shortened it."""
+
+    name: str
+    step: int
+    worker: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A timeline in numbers.
+
+    Attributes:
+        step_s: seconds a step, wall_s: from its first request to its last reply.
+        call_s: per call, from its first worker's start to its last worker's end, mean over steps.
+        path: the critical path through the last step, first part first.
+        idle: per worker, the share of the time in which it neither computes nor moves weights.
+        bubbles_s: per worker, seconds a step in which it is idle, waits for peers in a call included.
+    """
+
+    step_s: float
+    wall_s: float
+    call_s: Mapping[str, float]
+    path: tuple[PathPart, ...]
+    idle: tuple[float, ...]
+    bubbles_s: tuple[float, ...]
+
+    @property
+    def mean_idle(self) -> float:
+        """Idle share of all workers together."""
+        return sum(self.idle) / len(self.idle)
+
+
+def figures(timeline: Timeline) -> Figures:
+    """The numbers of a timeline."""
+    steps, total = len(timeline.step_ends), timeline.step_ends[-1]
+    busy = [0.0] * timeline.num_workers
+    lasts: dict[tuple[str, int], list[float]] = {}
+    for span in timeline.spans:
+        busy[span.worker] += span.end - span.busy_from
+        if span.kind == "call":
+            known = lasts.setdefault((span.name, span.step), [span.start, span.end])
+            known[0], known[1] = min(known[0], span.start), max(known[1], span.end)
+    calls: dict[str, list[float]] = {}
+    for (name, _), (start, end) in lasts.items():
+        calls.setdefault(name, []).append(end - start)
+    return Figures(
+        step_s=timeline.step_s,
+        wall_s=timeline.wall_s,
+        call_s={name: sum(each) / len(each) for name, each in calls.items()},
+        path=critical_path(timeline),
+        idle=tuple(1 - b / total if total else 0.0 for b in busy),
+        bubbles_s=tuple((total - b) / steps for b in busy),
+    )
+
+
+def critical_path(timeline: Timeline) -> tuple[PathPart, ...]:
+    """From what ended the last step back to the step's beginning, each part the cause of the next.
+
+    What lies between two parts (messages, the master) belongs to neither.
+    """
+    last_step = len(timeline.step_ends)
+    begin = timeline.step_starts[-1]
+    index = _ender(timeline.spans, last_step)
+    found: list[PathPart] = []
+    while index >= 0:
+        span = timeline.spans[index]
+        if span.end <= begin:
+            break
+        found.append(
+            PathPart(
+                name=span.name,
+                step=span.step,
+                worker=span.worker,
+                seconds=span.end - max(span.busy_from, begin),
+            )
+        )
+        index = span.cause
+    return tuple(reversed(found))
+
+
+def _ender(spans: Sequence[Span], step: int) -> int:
+    own = [i for i, s in enumerate(spans) if s.step == step]
+    return max(own, key=lambda i: (spans[i].end, -i))
+
+
+def longest_chain(works: Sequence[Work], parents: Mapping[str, frozenset[str]]) -> float:
+    """Seconds of the graph's longest chain: a step's least time, were there workers without end."""
+    ends: dict[str, float] = {}
+    for work in works:  # the graph's order is not always topological
+        _chain_end(work.call, {w.call: w for w in works}, parents, ends)
+    return max(ends.values())
+
+
+def _chain_end(
+    name: str,
+    works: Mapping[str, Work],
+    parents: Mapping[str, frozenset[str]],
+    ends: dict[str, float],
+) -> float:
+    if name not in ends:
+        work = works[name]
+        moves = sum(m.seconds for m in (*work.before, *work.after))
+        starts = [_chain_end(p, works, parents, ends) for p in parents[name]]
+        ends[name] = max(starts, default=0.0) + work.own_s + moves
+    return ends[name]

@@ -1,0 +1,232 @@
+"""Plays steps of a dataflow graph in virtual time: who computes what, when, and what it waits for.
+
+The rules are those of the run (realsys/master/graph/function_executor.py, model_workers.py): a call is
+issued as soon as its inputs are complete, calls that are ready together in the order of the graph; a call
+is numbered together with the weight movements of its hooks; every worker runs its requests one at a time in
+the order of their numbers. So a request's start is known when it is issued, and one pass over the issues in
+order of time is enough.
+
+Numbers in, spans out. Where the seconds come from is costs.py's business.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from realsys.api.errors import InternalError
+from realsys.planner.time.simulated_timeline import (
+    Movement,
+    Overheads,
+    Span,
+    SpanKind,
+    Timeline,
+    Work,
+)
+
+
+@dataclass
+class _Simulation:
+    """The state of one pass."""
+
+    works: Sequence[Work]
+    parents: Mapping[str, frozenset[str]]
+    overheads: Overheads
+    free: list[float]
+    last: list[int]  # per worker, its latest span
+    spans: list[Span] = field(default_factory=list)
+    # (when, index in works): of one step at a time
+    issues: list[tuple[float, int]] = field(default_factory=list)
+    loaded: dict[int, _Moment] = field(default_factory=dict)
+    finished: dict[tuple[int, str], _Moment] = field(default_factory=dict)
+    trained: dict[str, int] = field(default_factory=dict)  # role → train steps issued
+    copied: dict[str, int] = field(default_factory=dict)  # movement → of which of these
+
+
+_Moment = tuple[float, int]  # when, and the span that ended then
+
+
+def simulate(
+    works: Sequence[Work],
+    parents: Mapping[str, frozenset[str]],
+    *,
+    num_workers: int,
+    steps: int = 1,
+    ahead: Collection[str] = (),
+    overheads: Overheads | None = None,
+) -> Timeline:
+    """Plays ``steps`` steps.
+
+    Args:
+        works: every call of the graph, in its order.
+        parents: call → calls whose outputs it reads (``DataflowGraph.parents``).
+        ahead: source calls that are issued a step ahead, before the rest of the step before
+            (``max_staleness=1``).
+    Raises:
+        InternalError: a call that can never start, or a worker that is not there.
+    """
+    for work in works:
+        if not work.workers or max(work.workers) >= num_workers:
+            raise InternalError(
+                f"{work.call} runs on {work.workers} of {num_workers}", where="simulate"
+            )
+    state = _Simulation(
+        works,
+        parents,
+        overheads or Overheads(),
+        free=[0.0] * num_workers,
+        last=[-1] * num_workers,
+    )
+    starts: list[float] = []
+    ends: list[float] = []
+    opening: _Moment = (0.0, -1)
+    for step in range(1, steps + 1):
+        starts.append(opening[0])
+        open_ = opening
+        for begun in (step, step + 1) if ahead else (step,):
+            if begun <= steps and begun not in state.loaded:
+                open_ = max(open_, _begin(state, begun, opening, ahead))
+        ended = _run_rest(state, step, open_ if ahead else opening)
+        ends.append(ended[0])
+        opening = (ended[0] + state.overheads.step_s, ended[1])
+    return Timeline(tuple(state.spans), tuple(starts), tuple(ends), num_workers)
+
+
+def _begin(state: _Simulation, step: int, at: _Moment, ahead: Collection[str]) -> _Moment:
+    """Loads a step's records and issues its calls that run ahead; when that is done."""
+    sources = [i for i, w in enumerate(state.works) if not state.parents[w.call]]
+    state.loaded[step] = at
+    if state.overheads.load_s:
+        load = Movement(
+            name="load", workers=state.works[sources[0]].workers, seconds=state.overheads.load_s
+        )
+        state.loaded[step] = _move(state, load, step, *at, kind="load")
+    for index in sources:
+        if state.works[index].call in ahead:
+            _issue(state, state.works[index], step, state.loaded[step])
+    return state.loaded[step]
+
+
+def _run_rest(state: _Simulation, step: int, opening: _Moment) -> _Moment:
+    """Issues the step's other calls in order of time; when the last reply is there."""
+    for index, work in enumerate(state.works):
+        if (step, work.call) not in state.finished:
+            _push_if_ready(state, step, index, opening)
+    while state.issues:
+        _, index = heapq.heappop(state.issues)
+        work = state.works[index]
+        _issue(state, work, step, max(_inputs(state, step, work) or opening, opening))
+        for child, other in enumerate(state.works):
+            if work.call in state.parents[other.call]:
+                _push_if_ready(state, step, child, opening)
+    if missing := [w.call for w in state.works if (step, w.call) not in state.finished]:
+        raise InternalError(f"{missing} never start", where="simulate")
+    return max(state.finished[step, work.call] for work in state.works)
+
+
+def _push_if_ready(state: _Simulation, step: int, index: int, opening: _Moment) -> None:
+    inputs = _inputs(state, step, state.works[index])
+    if inputs is not None:
+        heapq.heappush(state.issues, (max(inputs[0], opening[0]), index))
+
+
+def _inputs(state: _Simulation, step: int, work: Work) -> _Moment | None:
+    """When a call's inputs are complete; None while that is unknown."""
+    parents = state.parents[work.call]
+    known = [state.finished[step, p] for p in parents if (step, p) in state.finished]
+    if not parents:
+        return state.loaded[step]
+    return max(known) if len(known) == len(parents) else None
+
+
+def _issue(state: _Simulation, work: Work, step: int, at: _Moment) -> None:
+    """Puts a call with its movements at the end of its workers' queues."""
+    half = state.overheads.call_s / 2
+    moment = (at[0] + half, at[1])
+    for movement in work.before:
+        moment = _copy(state, movement, step, moment)
+    moment = _compute(state, work, step, *moment)
+    if work.trains:
+        state.trained[work.trains] = state.trained.get(work.trains, 0) + 1
+    for movement in work.after:
+        moment = _copy(state, movement, step, moment)
+    state.finished[step, work.call] = (moment[0] + half, moment[1])
+
+
+def _copy(state: _Simulation, movement: Movement, step: int, at: _Moment) -> _Moment:
+    """A movement, unless its copy is that of the newest weights already."""
+    if movement.role:
+        version = state.trained.get(movement.role, 0)
+        if state.copied.get(movement.name) == version:
+            return at
+        state.copied[movement.name] = version
+    return _move(state, movement, step, *at)
+
+
+def _compute(state: _Simulation, work: Work, step: int, issued: float, cause: int) -> _Moment:
+    starts = {w: max(issued, state.free[w]) for w in work.workers}
+    together = max(starts.values())
+    latest = max(work.workers, key=lambda w: starts[w])
+    latest_cause = state.last[latest] if starts[latest] > issued else cause
+    first = len(state.spans)
+    for worker, start in starts.items():
+        own_cause = state.last[worker] if start > issued else cause
+        begin = together if work.together else start
+        state.spans.append(
+            Span(
+                step,
+                work.call,
+                "call",
+                worker,
+                issued,
+                start,
+                begin,
+                begin + work.own_s,
+                latest_cause if work.together else own_cause,
+            )
+        )
+    return _occupy(state, first)
+
+
+def _move(
+    state: _Simulation,
+    movement: Movement,
+    step: int,
+    issued: float,
+    cause: int,
+    *,
+    kind: SpanKind = "realloc",
+) -> _Moment:
+    begin = issued
+    for worker in movement.workers:
+        if state.free[worker] > begin:
+            begin, cause = state.free[worker], state.last[worker]
+    first = len(state.spans)
+    for worker in movement.workers:
+        start = max(issued, state.free[worker])
+        state.spans.append(
+            Span(
+                step,
+                movement.name,
+                kind,
+                worker,
+                issued,
+                start,
+                begin,
+                begin + movement.seconds,
+                cause,
+            )
+        )
+    return _occupy(state, first)
+
+
+def _occupy(state: _Simulation, first: int) -> _Moment:
+    """The spans from ``first`` on take their workers; (end of the last, its index)."""
+    done, index = -1.0, first
+    for i in range(first, len(state.spans)):
+        span = state.spans[i]
+        state.free[span.worker], state.last[span.worker] = span.end, i
+        if span.end > done:
+            done, index = span.end, i
+    return done, index

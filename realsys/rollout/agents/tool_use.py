@@ -1,0 +1,75 @@
+"""Calls of a tool inside one answer: the environment's words stand where the call was written."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api.agent import Agent, Ask, Environment, Trajectory
+from realsys.api.errors import ConfigError
+from realsys.rollout.agents.answer_text import inline, said
+from realsys.rollout.agents.transcript import Transcript
+
+CALL = r"<<[^<>=]*=?>>"  # of the calculator
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolUse(Agent):
+    """Lets the policy write until it calls a tool, shows it the result, and lets it go on.
+
+    What it wrote behind a call is thrown away: it was written without the result. What is kept is still
+    a sample of the policy, as each token was drawn before anything behind it.
+
+    Args:
+        call: regular expression of a call.
+        max_turns: pieces that an answer may consist of.
+    """
+
+    call: str = CALL
+    max_turns: int = 16
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.call)
+        except re.error as error:
+            raise ConfigError(
+                f"call is no regular expression: {error}", where="agent tool_use", fix="correct it"
+            ) from error
+        if self.max_turns < 1:
+            raise ConfigError(
+                f"max_turns is {self.max_turns}", where="agent tool_use", fix="use 1 or more"
+            )
+
+    async def run(
+        self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
+    ) -> Trajectory:
+        transcript, reward, turns = Transcript(prompt), 0.0, 0
+        info: Mapping[str, float] = {}
+        for turn in range(1, self.max_turns + 1):
+            answer = await ask(transcript.tokens, None)
+            kept = len(answer.tokens)
+            if turns and answer.is_none:
+                break  # the model is full
+            turns = turn
+            kept = self._up_to_call(answer.tokens, tokenizer)
+            transcript.answered(answer, keep=kept)
+            observation = await environment.step(said(tokenizer, answer.tokens[:kept]))
+            reward, info = reward + observation.reward, observation.info
+            if observation.done or turn == self.max_turns:
+                break
+            transcript.observed(inline(tokenizer, observation.text))
+        truncated = kept < len(answer.tokens) or not answer.stopped
+        stats = {"turns": float(turns), **info}
+        return transcript.trajectory(reward=reward, truncated=truncated, stats=stats)
+
+    def _up_to_call(self, tokens: Sequence[int], tokenizer: Any) -> int:
+        """How many tokens there are up to the end of the first call; all if there is none."""
+
+        def has_call(count: int) -> bool:
+            return re.search(self.call, said(tokenizer, tokens[:count])) is not None
+
+        # Longer beginnings hold every call of shorter ones: the first that holds one can be bisected.
+        return min(bisect_left(range(len(tokens) + 1), True, key=has_call), len(tokens))

@@ -1,0 +1,1 @@
+"""Which prompts are generated when, and which answers are trained on: pure decisions."""

@@ -1,0 +1,300 @@
+"""Answers of the policy, as agents ask for them: through the manager, from whichever server it names.
+
+What happens behind one question (chunks, weight updates that interrupt it, servers that break or are too
+old) is nobody else's business: tokens that are there are kept, and another server goes on. What requests
+look like is chunks.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from realsys.api.agent import Answer
+from realsys.api.errors import RealsysError, RemoteError, WaitTimeout, WorkerLost
+from realsys.generation.engine.sampling import row_seed
+from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
+from realsys.rollout.worker.peers import Peer
+from realsys.rollout.worker.servers import ServerClients, server_name
+from realsys.runtime.progress import tick
+from realsys.transport.generation_messages import (
+    Finish,
+    GenerateRequest,
+    GenerateResult,
+    GenerationClient,
+)
+from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseServer
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 5.0  # the manager holds a question for so long
+GRACE_S = 3.0  # so much later without a reply, it is looked up anew: it may have been restarted
+DONE_S = 2.0
+CALL_BACK_S = 5.0  # in which a server that is told to stop says what it has
+MAX_REFUSALS = 10  # of one answer in a row; the pauses between them add up to some 11 s
+_PAUSES_S = (0.1, 2.0)  # first and longest, after a server that gave nothing
+
+
+@dataclass(kw_only=True)
+class AskedFor:
+    """What it took to get the answers of one episode."""
+
+    requests: int = 0
+    broken: int = 0
+    servers: set[int] = field(default_factory=set)
+
+
+class PolicyCaller:
+    """What all episodes of a worker share. ``worker`` is its name."""
+
+    def __init__(
+        self, *, worker: str, manager: Peer, clients: ServerClients, settings: AnswerSettings
+    ) -> None:
+        self.worker, self.manager, self.clients = worker, manager, clients
+        self.settings = settings
+        self._told_of_room = False
+
+    def came_short(self, server: int, prompt: int, count: int, asked: int) -> None:
+        """An episode's first answer found no room: ``max_new_tokens`` is not the limit. Told once."""
+        if not self._told_of_room:
+            self._told_of_room = True
+            logger.warning(
+                "answers end early: %s had room for %d tokens behind a prompt of %d, not for %d; "
+                "lower ppo.gen.max_new_tokens, or give the server more",
+                server_name(server),
+                count,
+                prompt,
+                asked,
+            )
+
+    def ask_for(self, ticket: Ticket, index: int) -> EpisodeAsk:
+        """The ``Ask`` of the ticket's episode ``index`` (from 0 in its group)."""
+        return EpisodeAsk(self, ticket, index)
+
+
+class EpisodeAsk:
+    """An ``Ask`` (realsys.api.agent). The t-th question of an episode draws with a seed of its own; that of
+    the first is the synchronous path's, so that both paths give the same answer."""
+
+    def __init__(self, caller: PolicyCaller, ticket: Ticket, index: int) -> None:
+        self._caller, self._ticket, self._index = caller, ticket, index
+        self._turn = 0
+        self.took = AskedFor()
+
+    async def __call__(self, tokens: Sequence[int], limit: int | None = None) -> Answer:
+        """The policy's answer to ``tokens``.
+
+        Raises:
+            WaitTimeout: it was not whole in ``timeout_s``; says what it waited for.
+            RemoteError: servers refused ``MAX_REFUSALS`` times in a row. DataError: it can't be answered.
+        """
+        settings = self._caller.settings
+        turn, self._turn = self._turn, self._turn + 1
+        part = PartialAnswer(
+            prompt=tuple(tokens),
+            limit=settings.limit(limit),
+            seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
+        )
+        answering = _Answering(self._caller, self._ticket, part, self.took, is_first=not turn)
+        name = f"{self._ticket.id}.{self._ticket.tries}.{self._index}.{turn}"
+        number = 0
+        while not part.ended:
+            # A rid of its own for each request: a former one may still run on a server that broke.
+            await answering.once(next_request(part, settings, rid=f"{name}.{number}"))
+            number += 1
+            tick()
+        return part.answer()
+
+
+def next_look_s(left_s: float, *, whole_s: float) -> float:
+    """How long to wait for a server before it is asked whether it is well (pure): half of what is left,
+    so that one that hangs leaves time to try another; the rest when little is left.
+
+    >>> [next_look_s(left_s, whole_s=600) for left_s in (600, 300, 40, 30)]
+    [300.0, 150.0, 20.0, 30]
+    """
+    return left_s / 2 if left_s > whole_s / 16 else left_s
+
+
+class _Answering:
+    """The requests of one answer, one after the other, and how patient we still are.
+
+    Args:
+        is_first: of its episode.
+    """
+
+    def __init__(
+        self,
+        caller: PolicyCaller,
+        ticket: Ticket,
+        part: PartialAnswer,
+        took: AskedFor,
+        *,
+        is_first: bool,
+    ) -> None:
+        self._caller, self._ticket, self._part, self._took = caller, ticket, part, took
+        self._is_first = is_first
+        self._clock = asyncio.get_running_loop().time
+        self._ends_s = self._clock() + caller.settings.timeout_s
+        self._former = -1
+        self._refusals = self._fruitless = 0
+        self._trouble = ""
+        self._is_well = True  # the server of the newest request
+
+    @property
+    def _left_s(self) -> float:
+        return self._ends_s - self._clock()
+
+    async def once(self, request: GenerateRequest) -> None:
+        """Has a server carry out ``request`` and keeps what comes of it."""
+        use = await self._server(request)
+        self._took.requests += 1
+        self._took.servers.add(use.server)
+        done = DoneWith(rid=request.rid, server=use.server)
+        try:
+            result = await self._result(request, use)
+            done = structs.replace(done, num_new_tokens=len(result.output_ids))
+        except (WaitTimeout, WorkerLost, RemoteError) as error:
+            # At our own deadline nothing is known against the server.
+            late = isinstance(error, WaitTimeout) and self._left_s <= 0
+            done = structs.replace(done, broken=not late, why=error.what)
+            self._count_trouble(error)
+            self._former = -1
+        else:
+            is_first = self._is_first and not self._part.tokens
+            asked, count = request.sampling.max_new_tokens, len(result.output_ids)
+            self._part.take(result, asked=asked)
+            if is_first and result.finish is Finish.LENGTH and count < asked:
+                self._caller.came_short(use.server, len(request.input_ids), count, asked)
+            self._former, self._refusals = (use.server if self._is_well else -1), 0
+            self._fruitless = 0 if result.output_ids else self._fruitless + 1
+        finally:  # also when this episode is cancelled: the manager counts what a server has
+            await self._tell(done)
+        if self._left_s <= 0 and not self._part.ended:
+            raise self._late(f"{server_name(use.server)} was still at it")
+        if self._fruitless and not self._part.ended:
+            first, longest = _PAUSES_S
+            pause_s = min(longest, first * 2 ** (self._fruitless - 1))
+            await asyncio.sleep(max(0.0, min(pause_s, self._left_s)))
+
+    async def _result(self, request: GenerateRequest, use: UseServer) -> GenerateResult:
+        async with self._caller.clients.using(use) as client:
+            result = await self._watched(client, request, use)
+        fits = self._is_first and not self._part.tokens  # a later one may find the model full
+        if fault := fault_of(
+            result, request, min_version=self._ticket.min_version, must_answer=fits
+        ):
+            raise RemoteError(
+                f"{server_name(use.server)} gave nothing that can be used: {fault}",
+                where=use.url,
+                fix=f"look at the log of {server_name(use.server)}",
+            )
+        return result
+
+    async def _watched(
+        self, client: GenerationClient, request: GenerateRequest, use: UseServer
+    ) -> GenerateResult:
+        """The server may take all the time there is, as long as it is well. Else, and at the deadline,
+        it is told to stop, and what it has by then counts.
+
+        Raises:
+            WaitTimeout: it does not even say what it has.
+        """
+        settings, clients, self._is_well = self._caller.settings, self._caller.clients, True
+        call = asyncio.create_task(
+            client.generate(request, timeout_s=self._left_s + CALL_BACK_S), name=request.rid
+        )
+        try:
+            while True:
+                look_s = max(next_look_s(self._left_s, whole_s=settings.timeout_s), 0.0)
+                await asyncio.wait({call}, timeout=look_s)
+                if call.done():
+                    return call.result()
+                if (left_s := self._left_s) <= 0:
+                    break
+                self._is_well = await clients.is_well(use, client, within_s=left_s / 2)
+                if not self._is_well:
+                    break
+            with suppress(TimeoutError, RealsysError):
+                async with asyncio.timeout(CALL_BACK_S):
+                    await client.abort(request.rid)
+                    await asyncio.wait({call})
+            if call.done() and (self._is_well or call.result().output_ids):
+                return call.result()
+            name = server_name(use.server)
+            why = "it does not say what it has" if self._is_well else "it fails a health check"
+            raise WaitTimeout(
+                f"no answer from {name}, and {why}", where=use.url, fix=f"look at the log of {name}"
+            )
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+
+    def _count_trouble(self, error: RealsysError) -> None:
+        self._took.broken += 1
+        self._fruitless += 1
+        self._trouble = error.what
+        logger.warning("request broke id=%s error=%s", self._ticket.id, error.what)
+        if isinstance(error, RemoteError):
+            self._refusals += 1
+            if self._refusals >= MAX_REFUSALS:
+                raise error
+
+    async def _server(self, request: GenerateRequest) -> UseServer:
+        """The server that is to have ``request``, from the manager."""
+        try:
+            why = "it did not say why"
+            while (left_s := self._left_s) > 0:
+                use = await self._question(request, left_s)
+                if use.url:
+                    return use
+                why = use.why or why
+                tick()
+            raise self._late(f"waited for a server from {self._caller.manager.name}: {why}")
+        except BaseException:  # we are given up, or cancelled: a server found now would be lost
+            await self._tell(DoneWith(rid=request.rid, server=-1))
+            raise
+
+    async def _question(self, request: GenerateRequest, left_s: float) -> UseServer:
+        ask = AskServer(
+            worker=self._caller.worker,
+            rid=request.rid,
+            group=self._ticket.id,
+            num_tokens=len(request.input_ids) + request.sampling.max_new_tokens,
+            min_version=self._ticket.min_version,
+            server=self._former,
+            wait_s=min(ASK_S, left_s),
+        )
+        try:
+            use: UseServer = await self._caller.manager.call(
+                ask,
+                what="a question for a server",
+                timeout_s=left_s + GRACE_S,  # at the very end it still says what it waited for
+                try_s=ASK_S + GRACE_S,
+            )
+        except WaitTimeout as error:
+            raise self._late(error.what) from error
+        return use
+
+    async def _tell(self, done: DoneWith) -> None:
+        """A manager that does not hear it counts anew after its restart."""
+        try:
+            await self._caller.manager.call(done, what="the end of a request", timeout_s=DONE_S)
+        except RealsysError as error:
+            logger.info("manager not told rid=%s error=%s", done.rid, error.what)
+
+    def _late(self, why: str) -> WaitTimeout:
+        part = self._part
+        before = f"; before that: {self._trouble}" if self._trouble else ""
+        return WaitTimeout(
+            f"{len(part.tokens)} of at most {part.limit} tokens of an answer to {self._ticket.id} came in "
+            f"{self._caller.settings.timeout_s:g} s; {why}{before}",
+            where=self._caller.worker,
+            fix="see the logs of those named; raise rollout_request_timeout if they are only slow",
+        )

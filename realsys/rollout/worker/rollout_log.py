@@ -1,0 +1,96 @@
+"""What became of each ticket: one line in the worker's own file, texts of a few among them.
+
+``rollouts/<worker's index>.jsonl`` in the attempt's rows: a file a process, as each has one writer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from realsys.observability.jsonl import JsonlAppender
+from realsys.rollout.worker.group import Group
+from realsys.transport.rollout_messages import Ticket
+from realsys.trial.records import PhaseFiles
+
+FOLDER = "rollouts"
+
+
+class Outcome(StrEnum):
+    """What became of a ticket."""
+
+    KEPT = "kept"
+    REFUSED = "refused"  # the master did not want it any more
+    FILTERED = "filtered"
+    FAILED = "failed"
+    UNSCORED = "unscored"  # it got no reward; the second time the record is set aside
+
+
+def rollouts_file(files: PhaseFiles, *, attempt: int, index: int) -> Path:
+    """The file of ``rollout_worker/index`` in an attempt."""
+    return files.rows_of(attempt).root / FOLDER / f"{index}.jsonl"
+
+
+class RolloutLog:
+    """Appends lines.
+
+    Args:
+        texts: groups for each newest version whose texts are written.
+    """
+
+    def __init__(self, path: Path, *, tokenizer: Any, texts: int) -> None:
+        self._file = JsonlAppender(path)
+        self._tokenizer, self._texts = tokenizer, texts
+        self._written: Counter[int] = Counter()  # version → groups with texts
+
+    def note(
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        *,
+        seconds: float,
+        why: str = "",
+        group: Group | None = None,
+    ) -> None:
+        """Writes what became of ``ticket``. ``group``: what was made, unless it failed."""
+        row: dict[str, Any] = {
+            "id": ticket.id,
+            "index": ticket.index,
+            "tries": ticket.tries,
+            "outcome": outcome.value,
+            "at": round(time.time(), 3),
+            "seconds": round(seconds, 3),
+        }
+        if why:
+            row["why"] = why
+        if group is not None:
+            row |= {
+                "rewards": list(group.rewards),
+                "prompt_length": group.prompt_length,
+                "answer_lengths": list(group.answer_lengths),
+                "truncated": sum(t.truncated for t in group.trajectories),
+                "oldest": group.oldest,
+                "newest": group.newest,
+                "requests": group.took.requests,
+                "broken": group.took.broken,
+                "servers": sorted(group.took.servers),
+            }
+            if self._written[group.newest] < self._texts:
+                self._written[group.newest] += 1
+                row["texts"] = self._texts_of(group)
+        self._file.append(row)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _texts_of(self, group: Group) -> dict[str, Any]:
+        """The prompt, and all that followed it, with special tokens: what the policy was shown."""
+        first, split = group.trajectories[0].tokens, group.prompt_length
+        return {
+            "prompt": self._tokenizer.decode(list(first[:split])),
+            "answers": [self._tokenizer.decode(list(t.tokens[split:])) for t in group.trajectories],
+        }

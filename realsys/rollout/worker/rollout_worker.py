@@ -1,0 +1,229 @@
+"""The loop of a rollout worker: takes tickets from the master, works on several, delivers the results.
+
+    master ── tickets ──▶ RolloutLoop ── GroupRunner.run ──▶ tensors to a model worker, metadata to master
+
+What one ticket takes is group.py's; whether a prompt is tried again after a failure is the master's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+from realsys.api.errors import ClusterError, RealsysError, RewardError
+from realsys.data.sequence_sample import SequenceSample
+from realsys.rollout.worker.group import Group, GroupRunner
+from realsys.rollout.worker.peers import Peer
+from realsys.rollout.worker.rollout_log import Outcome, RolloutLog
+from realsys.runtime.first_error import first_error
+from realsys.runtime.progress import tick
+from realsys.transport.rollout_messages import (
+    AskPlaces,
+    Deliver,
+    GiveUp,
+    Places,
+    TakeWork,
+    Ticket,
+    Verdict,
+    Work,
+)
+
+logger = logging.getLogger(__name__)
+
+Put = Callable[[int, SequenceSample], Awaitable[None]]
+SETUP_S = 3600.0  # models are loaded, and a checkpoint is read
+MASTER_S = 300.0  # the master may be writing a checkpoint
+POLL_S = 5.0  # so long the master holds a question for work; the loop ticks as often
+_IDLE_S = 0.05  # between two answers without work that came at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutLimits:
+    """How much at a time, and which groups count. Fields as in ``RolloutWorker``."""
+
+    max_concurrent_rollouts: int = 16
+    success_rate_lb: float | None = None
+    success_rate_ub: float | None = None
+
+    def why_filtered(self, rewards: tuple[float, ...]) -> str:
+        """Why a group with these rewards is not trained on; empty: it is (dynamic sampling)."""
+        rate = fmean(rewards)
+        if self.success_rate_lb is not None and rate < self.success_rate_lb:
+            return f"its mean reward {rate:g} is below {self.success_rate_lb:g}"
+        if self.success_rate_ub is not None and rate > self.success_rate_ub:
+            return f"its mean reward {rate:g} is above {self.success_rate_ub:g}"
+        return ""
+
+
+class RolloutLoop:
+    """One rollout worker's work. ``run`` once.
+
+    Args:
+        connect: tensor servers' endpoints → what gives a sample to a model worker by its index.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        master: Peer,
+        groups: GroupRunner,
+        connect: Callable[[tuple[str, ...]], Put],
+        log: RolloutLog,
+        limits: RolloutLimits,
+    ) -> None:
+        self.name, self._master, self._groups = name, master, groups
+        self._connect, self._log, self._limits = connect, log, limits
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Returns when the master said that the run is over; what is in the making then is dropped.
+
+        Raises:
+            WaitTimeout: the master does not answer.
+        """
+        places = await self._places()
+        put = self._connect(places.endpoints)
+        async with first_error(), asyncio.TaskGroup() as tasks:
+            while True:
+                room = await self._room()
+                work = await self._take(room)
+                for ticket in work.tickets:
+                    task = tasks.create_task(
+                        self._one(ticket, places.holders[ticket.target], put), name=ticket.id
+                    )
+                    self._running.add(task)
+                    task.add_done_callback(self._running.discard)
+                if work.over:
+                    break
+            logger.info("work over dropped=%d", len(self._running))
+            for task in tuple(self._running):
+                task.cancel()
+
+    async def _places(self) -> Places:
+        """Where results go. The master answers when everything is set up."""
+        ask = AskPlaces(worker=self.name, dataset_size=len(self._groups.dataset))
+        call = self._master.call(ask, what="the first question", timeout_s=SETUP_S)
+        async with first_error(), asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(call, name="first question")
+            while not asking.done():
+                tick()
+                await asyncio.wait({asking}, timeout=POLL_S)
+        places: Places = asking.result()
+        if not places.holders:
+            raise ClusterError(
+                "no model worker takes trajectories",
+                where=self._master.name,
+                fix="report this as a bug",
+            )
+        return places
+
+    async def _room(self) -> int:
+        """How many tickets more may be worked on; waits for one to end where there are enough."""
+        limit = self._limits.max_concurrent_rollouts
+        while len(self._running) >= limit:
+            tick()
+            await asyncio.wait(self._running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        return limit - len(self._running)
+
+    async def _take(self, room: int) -> Work:
+        tick()
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        work: Work = await self._master.call(
+            TakeWork(worker=self.name, room=room, wait_s=POLL_S),
+            what="a question for work",
+            timeout_s=MASTER_S,
+        )
+        if not work.tickets and not work.over and clock() - began_s < _IDLE_S:
+            await asyncio.sleep(_IDLE_S)
+        return work
+
+    # ---- one ticket ---------------------------------------------------------------------------
+
+    async def _one(self, ticket: Ticket, holder: int, put: Put) -> None:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        group: Group | None = None
+        try:
+            group = await self._groups.run(ticket)
+            if why := self._limits.why_filtered(group.rewards):
+                outcome = Outcome.FILTERED
+            else:
+                await put(holder, group.sample)
+        except Exception as error:  # of agents, environments, servers: the prompt is tried again
+            outcome, why = Outcome.FAILED, _first_line(error)
+            with_trace = not isinstance(error, RealsysError)  # ours say where and why themselves
+            if isinstance(error, RewardError):
+                outcome, why = Outcome.UNSCORED, f"{why} ({error.where})"
+                with_trace = ticket.tries == 0
+            text = "rollout failed id=%s tries=%d why=%s"
+            logger.warning(text, ticket.id, ticket.tries, why, exc_info=with_trace)
+        else:
+            if not why:
+                outcome, why = await self._deliver(ticket, holder, group, clock() - began_s)
+        if outcome in (Outcome.FILTERED, Outcome.FAILED, Outcome.UNSCORED):
+            await self._give_up(ticket, outcome, why, group, clock() - began_s)
+        self._log.note(ticket, outcome, why=why, group=group, seconds=clock() - began_s)
+        tick()
+
+    async def _deliver(
+        self, ticket: Ticket, holder: int, group: Group, seconds: float
+    ) -> tuple[Outcome, str]:
+        deliver = Deliver(
+            worker=self.name,
+            id=ticket.id,
+            tries=ticket.tries,
+            holder=holder,
+            meta=group.sample.meta,
+            oldest=group.oldest,
+            newest=group.newest,
+            stats=stats_of(group, seconds=seconds),
+        )
+        verdict: Verdict = await self._master.call(
+            deliver, what=f"the delivery of {ticket.id}", timeout_s=MASTER_S
+        )
+        if not verdict.kept:
+            logger.info("delivery refused id=%s why=%s", ticket.id, verdict.why)
+        return (Outcome.KEPT if verdict.kept else Outcome.REFUSED), verdict.why
+
+    async def _give_up(
+        self, ticket: Ticket, outcome: Outcome, why: str, group: Group | None, seconds: float
+    ) -> None:
+        give_up = GiveUp(
+            worker=self.name,
+            id=ticket.id,
+            tries=ticket.tries,
+            why=why,
+            filtered=outcome is Outcome.FILTERED,
+            unscored=outcome is Outcome.UNSCORED,
+            stats=stats_of(group, seconds=seconds) if group is not None else {},
+        )
+        await self._master.call(give_up, what=f"giving up {ticket.id}", timeout_s=MASTER_S)
+
+
+def stats_of(group: Group, *, seconds: float) -> dict[str, float]:
+    """Figures of a group for the metrics: means over its episodes, and what it took."""
+    kept = {name for t in group.trajectories for name in t.stats}
+    own = {
+        f"agent/{name}": fmean(t.stats[name] for t in group.trajectories if name in t.stats)
+        for name in sorted(kept)
+    }
+    return {
+        **own,
+        "seconds": seconds,
+        "reward": fmean(group.rewards),
+        "answer_length": fmean(group.answer_lengths),
+        "truncated": fmean(t.truncated for t in group.trajectories),
+        "requests": float(group.took.requests),
+        "broken_requests": float(group.took.broken),
+        "lag_in_group": float(group.newest - group.oldest),
+    }
+
+
+def _first_line(error: Exception) -> str:
+    text = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0][:500]

@@ -1,0 +1,96 @@
+"""The episodes of a prompt as one datapoint (pure): checked, then packed as a backend packs its answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from realsys.api.agent import Trajectory
+from realsys.api.errors import DataError
+from realsys.data.answers_layout import INPUT, AnswerRow, answers_sample
+from realsys.data.sequence_sample import SequenceSample
+
+REWARDS, VERSIONS = "rewards", "packed_versions"
+
+
+def fault_of(trajectory: Trajectory, prompt: Sequence[int]) -> str:
+    """What is wrong with an agent's trajectory; empty: nothing."""
+    t, count = trajectory, len(trajectory.tokens)
+    for name in ("from_policy", "logprobs", "versions"):
+        if len(getattr(t, name)) != count:
+            return f"it has {count} tokens and {len(getattr(t, name))} entries in {name}"
+    if t.tokens[: len(prompt)] != tuple(prompt):
+        return "it does not begin with the prompt"
+    if any(t.from_policy[: len(prompt)]):
+        return "it says that the policy wrote the prompt"
+    if not any(t.from_policy):
+        return "the policy wrote nothing of it"
+    if not math.isfinite(t.reward):
+        return f"its reward is {t.reward}"
+    for place, by_policy in enumerate(t.from_policy):
+        if by_policy and (t.versions[place] < 0 or not math.isfinite(t.logprobs[place])):
+            return (
+                f"token {place} is the policy's, with version {t.versions[place]} and "
+                f"log-prob {t.logprobs[place]}"
+            )
+        if not by_policy and (t.versions[place], t.logprobs[place]) != (-1, 0.0):
+            return f"token {place} is not the policy's, and has a version or a log-prob"
+    return ""
+
+
+def check(trajectory: Trajectory, prompt: Sequence[int], *, agent: str) -> None:
+    """Raises DataError, naming the agent, if the trajectory can't be trained on."""
+    if fault := fault_of(trajectory, prompt):
+        raise DataError(
+            f"a trajectory can't be used: {fault}",
+            where=f"agent {agent!r}",
+            fix="see docs/adding_an_agent.md for what a trajectory must be",
+        )
+
+
+def versions_of(trajectories: Sequence[Trajectory]) -> tuple[int, int]:
+    """Oldest and newest version of the weights that wrote them."""
+    versions = [
+        v for t in trajectories for v, p in zip(t.versions, t.from_policy, strict=True) if p
+    ]
+    return min(versions), max(versions)
+
+
+def trajectories_sample(
+    id_: str, trajectories: Sequence[Trajectory], *, metadata: Mapping[str, Any]
+) -> SequenceSample:
+    """One id with its group, as ``PipelinableEngine.generate`` packs answers, and two keys more:
+    ``rewards`` (float32, one a sequence) and ``packed_versions`` (int64; -1 where not the policy's).
+
+    Observations are packed as prompt: ``prompt_mask`` is True on everything that the policy did not
+    write.
+
+    Args:
+        metadata: of this id, one value a name.
+    """
+    rows = [
+        AnswerRow(
+            tokens=torch.tensor(t.tokens, dtype=torch.int64),
+            is_prompt=~torch.tensor(t.from_policy, dtype=torch.bool),
+            logprobs=torch.tensor(t.logprobs, dtype=torch.float32),
+        )
+        for t in trajectories
+    ]
+    truncated = torch.tensor([t.truncated for t in trajectories], dtype=torch.bool)
+    answers = answers_sample(
+        [id_], [rows], truncated, metadata={name: [value] for name, value in metadata.items()}
+    )
+    more = SequenceSample.from_tensors(
+        [id_],
+        {REWARDS: [[1] * len(rows)], VERSIONS: answers.meta.seqlens[INPUT]},
+        {
+            REWARDS: torch.tensor([t.reward for t in trajectories], dtype=torch.float32),
+            VERSIONS: torch.tensor(
+                [version for t in trajectories for version in t.versions], dtype=torch.int64
+            ),
+        },
+    )
+    return answers.update(more)

@@ -1,0 +1,1 @@
+"""What processes of every kind share: system calls, ties to a parent, exit codes, progress, lifecycle."""

@@ -1,0 +1,89 @@
+"""Commands to a worker: what one looks like, and which a worker takes in which state (pure).
+
+A command is JSON at the key ``command/<type>/<index>``; the worker's heartbeat process takes it away and
+hands it on. The answer is the worker's status: ``last_command`` is the command's id once it took effect,
+or with ``command_refused`` once it was refused.
+
+=========== =====================================================================================
+configure   ``args`` ``log_level``: debug, info, warning or error
+pause       waits before its next request; while one runs: after it
+resume      goes on; ``start`` is another word for it
+interrupt   gives up what waits and leaves after the current request (exit code STOPPED)
+exit        the same, as if the master had said it (exit code DONE)
+dump        stacks of all threads into the attempt's folder, whatever the worker is at
+=========== =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from realsys.runtime.lifecycle import FINAL, WorkerState
+from realsys.trial.records import loads
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Verb(StrEnum):
+    """What can be asked of a worker."""
+
+    CONFIGURE = "configure"
+    START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
+    INTERRUPT = "interrupt"
+    EXIT = "exit"
+    DUMP = "dump"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Name-resolution value of a command. ``attempt`` and ``token`` say which incarnation is meant."""
+
+    id: str
+    verb: Verb
+    by: str
+    at: float
+    attempt: int
+    token: str
+    args: Mapping[str, str] = field(default_factory=dict)
+
+
+S, V = WorkerState, Verb
+_ALIVE = frozenset(WorkerState) - FINAL
+
+ALLOWED: dict[Verb, frozenset[WorkerState]] = {
+    V.CONFIGURE: _ALIVE,
+    V.PAUSE: frozenset({S.READY, S.RUNNING, S.PAUSED}),
+    V.START: frozenset({S.READY, S.RUNNING, S.PAUSED}),
+    V.RESUME: frozenset({S.READY, S.RUNNING, S.PAUSED}),
+    V.INTERRUPT: frozenset({S.READY, S.RUNNING, S.PAUSED}),
+    V.EXIT: frozenset({S.READY, S.RUNNING, S.PAUSED}),
+    V.DUMP: _ALIVE,
+}
+
+
+def parse_command(data: bytes, *, where: str) -> Command:
+    """Raises TrialError when it is none."""
+    return loads(Command, data, where=where)
+
+
+def refusal(command: Command, *, attempt: int, token: str, state: WorkerState) -> str:
+    """Why a worker refuses the command; "" when it takes it."""
+    if (command.attempt, command.token) != (attempt, token):
+        return f"it is for attempt {command.attempt}, this is attempt {attempt}"
+    if state not in ALLOWED[command.verb]:
+        return f"a worker that is {state} can't take {command.verb}"
+    if command.verb is Verb.CONFIGURE and (bad := _bad_args(command.args)):
+        return bad
+    return ""
+
+
+def _bad_args(args: Mapping[str, str]) -> str:
+    if unknown := sorted(set(args) - {"log_level"}):
+        return f"nothing called {unknown[0]!r} can be configured, only log_level"
+    if args.get("log_level") not in LOG_LEVELS:
+        return f"log_level is {args.get('log_level')!r}, not one of {', '.join(LOG_LEVELS)}"
+    return ""

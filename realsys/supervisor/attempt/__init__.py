@@ -1,0 +1,1 @@
+"""Taking the next attempt of a trial, and learning that it is to stop."""

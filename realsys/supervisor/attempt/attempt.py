@@ -1,0 +1,285 @@
+"""Takes the next attempt of a trial: at most one incarnation runs, and each can be told apart.
+
+The number is taken twice: by making the attempt's folder, which one process can do, and by a
+compare-and-set on the trial's ``attempt`` key. The folder decides where each attempt has a store of its
+own, the key decides for everything that is published. The record carries a random token that whatever
+this incarnation writes repeats, and the folder its own keys for sockets: an older one's open no door.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from realsys.api.errors import KeyNotFound, StoreError, TrialError, TrialIsLive
+from realsys.name_resolve.fence import AttemptFence
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.lease_judge import MANY_TTL_S
+from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.store import Compare, Entry, NameResolve, Put
+from realsys.transport.curve_keys import TrialKeypairs
+from realsys.trial.records import (
+    AttemptFiles,
+    AttemptRecord,
+    ExitMarker,
+    TrialFiles,
+    TrialRecord,
+    dumps,
+    is_alive,
+    loads,
+    process_start,
+    read_record,
+    turn_link,
+    write_record,
+)
+
+logger = logging.getLogger(__name__)
+
+LEASE_SLACK_S = 5.0
+MOST_AT_ONCE = 100  # keys of one transaction
+PATIENCE_S = 60.0  # with a store that is away when a job starts
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Where the supervisor runs, as far as Slurm tells it.
+
+    Attributes:
+        job_id: Slurm's (``123``, ``123_4`` in an array), or of submitit's local executor.
+        restart_count: how often Slurm has requeued it. The same job id with another count is another
+            incarnation of the same request, so the former one is over, or cut off and fenced.
+        nodes: hostlist of its nodes; empty on one machine.
+    """
+
+    job_id: str = ""
+    restart_count: int = 0
+    nodes: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Job:
+        """Of the batch step that this process is."""
+        array = environ.get("SLURM_ARRAY_JOB_ID")
+        job_id = environ.get("SLURM_JOB_ID") or environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
+        if array:
+            job_id = f"{array}_{environ['SLURM_ARRAY_TASK_ID']}"
+        size = int(environ.get("SLURM_HET_SIZE") or 1)
+        groups = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{i}", "") for i in range(size)]
+        nodes = (
+            ",".join(filter(None, groups)) if size > 1 else environ.get("SLURM_JOB_NODELIST", "")
+        )
+        return cls(
+            job_id=job_id, restart_count=int(environ.get("SLURM_RESTART_COUNT") or 0), nodes=nodes
+        )
+
+
+def take_attempt(
+    files: TrialFiles,
+    store: NameResolve,
+    keys: TrialKeys,
+    *,
+    job: Job,
+    former: Callable[[AttemptFiles], NameResolve | None] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> tuple[AttemptRecord, AttemptFiles]:
+    """Takes attempt n + 1 and makes its folder.
+
+    An attempt of another host that has left no exit marker is given the time that its workers' leases
+    take to end. A key that can't be understood is overwritten: the folder says how far the trial is. So
+    is one of a trial of this name that was removed, whose other keys are cleared.
+
+    Args:
+        patience_s: with a store that does not answer.
+        former: the store in which an earlier attempt's workers are registered, where it is another
+            one (closed here); it may return None when that one is gone.
+    Raises:
+        TrialIsLive: attempt n still runs, or somebody else took n + 1 at the same moment.
+    """
+    insist = partial(patiently, timeout_s=patience_s, what="taking the attempt")
+    before = insist(lambda: _before(files, store, keys))
+    if (previous := before.attempt) is not None:
+        found = former(files.attempt(previous.number)) if former else store
+        try:
+            _refuse_if_live(files, previous, job, found, keys)
+        finally:
+            if found is not None and found is not store:
+                found.close()
+    record = AttemptRecord(
+        number=before.next_number,
+        token=secrets.token_hex(16),
+        host=socket.gethostname(),
+        supervisor_pid=os.getpid(),
+        supervisor_start=process_start(os.getpid()) or 0,
+        started_at=time.time(),
+        job_id=job.job_id,
+        restart_count=job.restart_count,
+        nodes=job.nodes,
+    )
+    attempt = _claim_folder(files, record)
+    if not insist(lambda: _put(store, keys, before.compare, record)):
+        shutil.rmtree(attempt.root)
+        raise _taken(files, record.number)
+    turn_link(files.latest, str(attempt.root.relative_to(files.root)))
+    fence = AttemptFence(store, keys, record)  # a newer one may take over in this moment
+    left = insist(lambda: _left_behind(store, keys, all_of_it=before.is_of_removed_trial))
+    for start in range(0, len(left), MOST_AT_ONCE):
+        page = left[start : start + MOST_AT_ONCE]
+        insist(partial(fence.write, [], deletes=page))
+    logger.info("attempt taken number=%d host=%s pid=%d", record.number, record.host, os.getpid())
+    return record, attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """What folder and store tell of earlier attempts.
+
+    Attributes:
+        compare: holds while the attempt's key is as it was seen.
+        is_of_removed_trial: the key is one of an earlier trial of the same name.
+    """
+
+    attempt: AttemptRecord | None
+    next_number: int
+    compare: Compare
+    is_of_removed_trial: bool = False
+
+
+def _before(files: TrialFiles, store: NameResolve, keys: TrialKeys) -> _Before:
+    old = files.all_attempts()
+    number = old[-1].number + 1 if old else 1
+    newest = read_record(AttemptRecord, old[-1].record) if old else None
+    try:
+        entry = store.get(keys.attempt)
+    except KeyNotFound:  # the store may be younger than the trial
+        return _Before(attempt=newest, next_number=number, compare=Compare.absent(keys.attempt))
+    compare, told = Compare.at_revision(keys.attempt, entry.revision), _understood(entry)
+    if told is None or (newest is not None and told.number < newest.number):
+        return _Before(attempt=newest, next_number=number, compare=compare)
+    removed = is_of_removed_trial(files, told)
+    next_number = number if removed else told.number + 1
+    return _Before(
+        attempt=told, next_number=next_number, compare=compare, is_of_removed_trial=removed
+    )
+
+
+def is_of_removed_trial(files: TrialFiles, told: AttemptRecord) -> bool:
+    """Whether an attempt that the store knows is older than this trial: a trial of this name was there
+    before, and its folder was removed."""
+    trial = read_record(TrialRecord, files.record)
+    return trial is not None and told.started_at < trial.created_at
+
+
+def _understood(entry: Entry) -> AttemptRecord | None:
+    try:
+        return loads(AttemptRecord, entry.value, where=entry.key)
+    except TrialError as error:
+        logger.error("a damaged key is overwritten why=%s", error.what)
+        return None
+
+
+def _put(store: NameResolve, keys: TrialKeys, compare: Compare, record: AttemptRecord) -> bool:
+    """The attempt key becomes ours; also true when a try whose answer was lost did it."""
+    value = dumps(record)
+    if store.transaction([compare], puts=[Put(keys.attempt, value)]):
+        return True
+    return store.get(keys.attempt).value == value
+
+
+def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
+    """Makes the attempt's folder whole beside its place, then renames it there: one process can, and
+    whoever sees the folder sees who has it."""
+    files.attempts.mkdir(exist_ok=True)
+    made = AttemptFiles(files.attempts / f".{record.number:04d}.{record.token}")
+    for folder in (made.logs, made.last_words):
+        folder.mkdir(parents=True)
+    for folder in (made.secrets, made.history):  # each row of the history has the token
+        folder.mkdir(mode=0o700)
+    TrialKeypairs.create(made.curve_keys)
+    write_record(made.record, record)
+    attempt = files.attempt(record.number)
+    try:
+        os.rename(made.root, attempt.root)
+    except OSError as error:
+        shutil.rmtree(made.root)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise _taken(files, record.number) from None
+    return attempt
+
+
+def _taken(files: TrialFiles, number: int) -> TrialIsLive:
+    return TrialIsLive(
+        f"somebody else took attempt {number} at the same moment",
+        where=str(files.root),
+        fix="look at it: realsys status",
+    )
+
+
+def _refuse_if_live(
+    files: TrialFiles,
+    previous: AttemptRecord,
+    job: Job,
+    store: NameResolve | None,
+    keys: TrialKeys,
+) -> None:
+    if read_record(ExitMarker, files.attempt(previous.number).exit) is not None:
+        return
+    former = (previous.job_id, previous.restart_count)
+    if job.job_id == previous.job_id and (job.job_id, job.restart_count) != former:
+        return  # Slurm requeued us: it runs one incarnation, and the token fences a cut-off one
+    if socket.gethostname() == previous.host:
+        live = is_alive(previous.supervisor_pid, previous.supervisor_start)
+    else:
+        live = store is not None and not _leases_end(
+            store, keys, timeout_s=MANY_TTL_S + LEASE_SLACK_S
+        )
+    if live:
+        raise TrialIsLive(
+            f"attempt {previous.number} runs as pid {previous.supervisor_pid} on {previous.host}",
+            where=str(files.root),
+            fix="watch it (realsys watch) or end it first (realsys stop)",
+        )
+
+
+def _leases_end(store: NameResolve, keys: TrialKeys, *, timeout_s: float) -> bool:
+    """Waits until no worker holds a lease; False when some still do after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while patiently(
+        lambda: store.find_subtree(keys.workers), timeout_s=PATIENCE_S, what="leases to end"
+    ):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _left_behind(store: NameResolve, keys: TrialKeys, *, all_of_it: bool) -> list[str]:
+    """Keys that earlier attempts left; ``all_of_it``: those that outlive an attempt as well."""
+    if all_of_it:
+        logger.warning("keys of a removed trial of this name are cleared root=%s", keys.root)
+        return [key for key in store.find_subtree(keys.root) if key != keys.attempt]
+    told = (
+        *(keys.workers, keys.worker_statuses, keys.commands, keys.progress, keys.stop, keys.done),
+        *(keys.scaling, keys.components, keys.component_order, keys.component_reports),
+    )
+    return [key for prefix in told for key in store.find_subtree(prefix)]
+
+
+def end_attempt(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:
+    """Says that the attempt is over: whoever of it lives on somewhere must exit. Best effort."""
+    ended = dumps(replace(record, ended_at=time.time()))
+    try:
+        store.transaction(
+            [Compare.holds(keys.attempt, dumps(record))], puts=[Put(keys.attempt, ended)]
+        )
+    except StoreError as error:
+        logger.warning("the attempt's end is not told error=%s", error.what)

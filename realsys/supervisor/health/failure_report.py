@@ -1,0 +1,169 @@
+"""Why workers ended or stand still: one Failure a worker, from all that is known of it.
+
+For supervisor.py. A worker's own last words come first, then how its parent saw it end, then what the
+one who started it was told (srun, the kernel's count of memory kills), then what its lease and its
+heartbeat process said. Which of several failures was first is decided in first_failure.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from realsys.runtime import worker_exit_codes
+from realsys.runtime.oom_evidence import memory_fix
+from realsys.slurm.srun_messages import what_to_do
+from realsys.supervisor.health.first_failure import (
+    NCCL_ENDED_IT,
+    describe_exit,
+    log_tail,
+    watchdog_words,
+)
+from realsys.supervisor.steps.steps import Task
+from realsys.trial.records import (
+    AttemptFiles,
+    AttemptRecord,
+    Failure,
+    WorkerRecord,
+    WorkerStatus,
+    read_record,
+)
+
+STALLED = "Stalled"
+WATCHDOG_LINES = 200  # its words stand before a page of C++ frames
+# What the main thread's innermost frames look like while a rank waits for its peers.
+_WAITS = ("distributed", "process_group", "all_reduce", "all_gather", "broadcast", "barrier")
+
+
+@dataclass(frozen=True)
+class FailureReporter:
+    """Writes Failures for one attempt."""
+
+    attempt: AttemptRecord
+    files: AttemptFiles
+
+    def of_task(self, task: Task, known: WorkerRecord | None) -> Failure:
+        """Of a worker that has ended, or whose lease has."""
+        words = read_record(Failure, self.files.words(task.worker))
+        return self._failure(
+            task,
+            known,
+            why=words.why if words is not None else self._why(task),
+            at=words.at if words is not None else (task.ended_at or time.time()),
+            kind=words.kind if words is not None else "",
+            fix=words.fix if words is not None else what_to_do(task.hint) or self._memory_fix(task),
+            resume_with=words.resume_with if words is not None else "",
+        )
+
+    def _why(self, task: Task) -> str:
+        why = _why(task)
+        if task.poll() == -signal.SIGABRT and (log := self._log_of(task.worker)):
+            said = watchdog_words(log_tail(log, lines=WATCHDOG_LINES))
+            why += f": {NCCL_ENDED_IT}: {said}" if said else ""
+        return why
+
+    def _memory_fix(self, task: Task) -> str:
+        worker_type = task.worker.partition("/")[0]
+        trial = "/".join(self.files.root.parts[-4:-2])
+        return memory_fix(task.hint, worker_type, on_slurm=bool(self.attempt.nodes), trial=trial)
+
+    def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
+        """Of a worker that lives and does not get on."""
+        if not status.stalled_s:
+            return self._failure(
+                task,
+                known,
+                why="does not answer: other workers stand still and wait for it",
+                at=time.time(),
+                kind=STALLED,
+                fix=f"stacks of all workers: {self.files.stacks}",
+            )
+        doing = f" in {status.mfc}" if status.mfc else ""
+        where = f", {status.stalled_where}" if status.stalled_where else ""
+        return self._failure(
+            task,
+            known,
+            why=f"stands still: no progress for {status.stalled_s:.0f} s{doing} "
+            f"of step {status.step}{where}",
+            at=time.time() - status.stalled_s,
+            kind=STALLED,
+            fix=f"stacks of all workers: {self.files.stacks}; a step may really take this long: raise "
+            "REALSYS_STALL_FLOOR_S",
+        )
+
+    def _failure(
+        self,
+        task: Task,
+        known: WorkerRecord | None,
+        *,
+        why: str,
+        at: float,
+        kind: str,
+        fix: str,
+        resume_with: str = "",
+    ) -> Failure:
+        log = self._log_of(task.worker)
+        return Failure(
+            worker=task.worker,
+            host=task.host or (known.host if known else "") or self.attempt.host,
+            pid=task.pid or (known.pid if known else 0),
+            why=why,
+            at=at,
+            kind=kind,
+            fix=fix,
+            log=str(log or ""),
+            log_tail=log_tail(log) if log else (),
+            resume_with=resume_with,
+        )
+
+    def _log_of(self, worker: str) -> Path | None:
+        """The worker's own; that of the srun which was to start it, where it never came so far; None."""
+        kind, _, index = worker.partition("/")
+        of_srun = [self.files.logs / f"srun-{kind}.log"]
+        of_srun += sorted(self.files.logs.glob(f"srun-{kind}-{index}-*.log"), reverse=True)
+        found = (log for log in (self.files.log(worker), *of_srun) if log.exists())
+        return next(found, None)
+
+
+def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:
+    """Of all workers, given that some stand still: those that do not just wait for another one. Pure.
+
+    One rank that hangs stops all that share a collective with it: those stand in the collective, or wait
+    for a peer's tensors, and say so. Who waits for a peer accuses that peer. When all stand in
+    collectives, all are named.
+    """
+    stalled = {worker: status for worker, status in statuses.items() if status.stalled_s > 0}
+    ends = {_end_of_chain(worker, statuses) for worker in stalled}
+    own = [w for w in ends if w not in stalled or not is_in_collective(stalled[w])]
+    found = own or list(stalled)
+    return sorted(found, key=lambda worker: (-statuses[worker].stalled_s, worker))
+
+
+def _end_of_chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> str:
+    seen = {worker}
+    while (other := statuses[worker].waits_for.partition(": ")[0]) in statuses:
+        if other in seen:
+            return worker
+        seen.add(other)
+        worker = other
+    return worker
+
+
+def is_in_collective(status: WorkerStatus) -> bool:
+    """Whether the worker stands where a rank waits for its peers."""
+    where = status.stalled_where.lower()
+    return any(word in where for word in _WAITS)
+
+
+def _why(task: Task) -> str:
+    returncode = task.poll()
+    if returncode is None:
+        return "its lease has ended: its node is lost or cut off, or it stands still"
+    if returncode == worker_exit_codes.NOT_STARTED:
+        return f"was not started: {task.hint}"
+    if returncode == worker_exit_codes.DONE:
+        return "ended with exit code 0 before its work was done: code in it, or in a library, exits"
+    return describe_exit(returncode) + (f" ({task.hint})" if task.hint else "")

@@ -1,0 +1,102 @@
+"""Which worker failed first, and what it takes to say so (pure but for reading log tails).
+
+A failure seldom stays alone: its peers time out, lose their socket or are ended by us. Those are
+*secondary*: errors that only say that somebody else was missing. The first failure is the earliest
+primary one; without any, the earliest of all.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from realsys.runtime import worker_exit_codes
+from realsys.trial.records import Failure
+
+SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
+# In the words of gloo and NCCL: a process of the same collective went away, or did not come.
+LOST_PEER = (
+    "gloo/transport/",
+    "ncclRemoteError",
+    "remote process exited",
+    "Watchdog caught collective operation timeout",
+)
+# Last lines of a process that NCCL's watchdog, in torch, has ended by SIGABRT: it leaves no last words.
+_WATCHDOG = "Process group watchdog thread terminated"
+_BY_A_SOCKET = ("Connection closed by remote peer", "Connection reset by peer")
+_BY_ANOTHER_RANK = "dump signal from another rank"
+MAX_SAID_CHARS = 200
+NCCL_ENDED_IT = "NCCL's watchdog ended it, since another worker was missing"
+TAIL_LINES = 15
+TAIL_BYTES = 16_384
+
+
+def describe_exit(returncode: int) -> str:
+    """A sentence for a process's end: exit code or signal, with what that usually means."""
+    if returncode < 0:
+        number = -returncode
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        hints = {
+            "SIGKILL": "by hand, or by the kernel when memory ran out (see dmesg)",
+            "SIGSEGV": "a crash in native code",
+            "SIGBUS": "shared memory or a mapped file ran out",
+            "SIGABRT": "a native library gave up",
+        }
+        hint = hints.get(name)
+        told = name if name.endswith(f" {number}") else f"{name} (signal {number})"
+        return f"killed by {told}" + (f": {hint}" if hint else "")
+    meanings = {
+        worker_exit_codes.FENCED: "its lease could not be renewed in time, so it stopped itself",
+        worker_exit_codes.ORPHANED: "the workers it depends on were gone",
+    }
+    return f"exited with code {returncode}" + (
+        f": {meanings[returncode]}" if returncode in meanings else ""
+    )
+
+
+def watchdog_words(log_lines: Sequence[str]) -> str:
+    """What NCCL's watchdog said of a missing peer before it ended its process; "" if it did not."""
+    told: tuple[str, ...] = (*LOST_PEER[1:], _BY_ANOTHER_RANK)
+    if any(_WATCHDOG in line for line in log_lines):
+        told += _BY_A_SOCKET
+    for line in log_lines:
+        if starts := [line.find(words) for words in told if words in line]:
+            return line[min(starts) :].strip()[:MAX_SAID_CHARS]
+    return ""
+
+
+def is_secondary(failure: Failure) -> bool:
+    """True for a failure that only says that another worker was missing."""
+    told = (*LOST_PEER, NCCL_ENDED_IT, "workers it depends on were gone")
+    return failure.kind in SECONDARY_KINDS or any(words in failure.why for words in told)
+
+
+def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[Failure, ...]]:
+    """(the first failure, the others in time order)."""
+    judged = (replace(failure, secondary=is_secondary(failure)) for failure in failures)
+    ordered = sorted(judged, key=lambda f: (f.secondary, f.at))
+    if not ordered:
+        return None, ()
+    return ordered[0], tuple(sorted(ordered[1:], key=lambda f: f.at))
+
+
+def log_tail(path: Path, *, lines: int = TAIL_LINES) -> tuple[str, ...]:
+    """The last lines of a log; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ()
+    return tuple(text.splitlines()[-lines:])
+
+
+def failure_summary(failures: Sequence[Failure]) -> str:
+    """One line for the log: who and why."""
+    return "; ".join(f"{f.worker}: {f.why.splitlines()[0]}" for f in failures if f.why)

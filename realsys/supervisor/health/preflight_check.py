@@ -1,0 +1,200 @@
+"""The check of a job's nodes and GPUs before its workers start, where the plan asks for one.
+
+Slurm has given the nodes, and a job that runs can't exchange one; so a run that is not to begin on a node
+that is ill ends here, with the node as its first failure. What leaves lost nodes out then leaves these out,
+too: the job's requeue, or `realsys resume --exclude`, which the status names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from realsys.api.plan import JobComponent, LaunchPlan, StepPlan
+from realsys.slurm.hostlist import compress
+from realsys.slurm.preflight.drive import examine, place_of
+from realsys.slurm.preflight.node_verdicts import Check, judge, to_leave_out
+from realsys.slurm.preflight.rounds import Wanted, program
+from realsys.slurm.step_command import het_group, step_environment
+from realsys.supervisor.steps.slurm_steps import component_nodes
+from realsys.supervisor.steps.step_numbers import note_steps, skip_former_numbers
+from realsys.trial.records import (
+    AttemptFiles,
+    AttemptRecord,
+    Failure,
+    PreflightRecord,
+    TrialFiles,
+    read_record,
+    write_record,
+)
+from realsys.worker.environment import read_exports, worker_environment
+
+logger = logging.getLogger(__name__)
+
+CPU_PROCESSES = 2  # a node, where the plan uses no GPUs
+_OF_LIBRARIES = (
+    "NCCL_",
+    "GLOO_",
+    "UCX_",
+    "FI_",
+    "TORCH_",
+    "CUDA_",
+)  # that a launching shell had set
+
+
+def preflight(
+    plan: LaunchPlan,
+    attempt: AttemptRecord,
+    files: TrialFiles,
+    attempt_files: AttemptFiles,
+    goes_on: Callable[[], bool],
+) -> list[Failure]:
+    """Why the run must not begin; empty where it may, or nobody wants to know.
+
+    Args:
+        goes_on: asked all the time; False: somebody wants the run to stop.
+    """
+    if plan.job is None or plan.job.preflight == "off":
+        return []
+    began = time.time()
+    skip_former_numbers(attempt_files, _known(plan))
+    checks: list[Check] = []
+    nodes: list[str] = []
+    for index, held in enumerate(component_nodes(plan.job, dict(os.environ))):
+        steps = [s for p in plan.phases for s in p.steps if s.component == index]
+        component = plan.job.components[index]
+        logger.info("preflight begins nodes=%s mode=%s", compress(held), plan.job.preflight)
+        checks += _checks(plan, component, steps, held, files, attempt_files, goes_on)
+        nodes += held
+        if not goes_on():
+            return []
+    ill = to_leave_out(checks, nodes)
+    for check in checks:
+        level = logging.INFO if check.ok else logging.WARNING
+        word = {True: "ok", False: "bad", None: "not checked"}[check.ok]
+        logger.log(level, "preflight check=%r %s: %s", check.name, word, check.what)
+    took_s = time.time() - began
+    told = tuple(asdict(check) for check in checks)
+    mode = plan.job.preflight
+    record = PreflightRecord(mode=mode, at=began, seconds=took_s, checks=told, ill=ill)
+    write_record(attempt_files.preflight, record)
+    logger.info("preflight done seconds=%.0f ill=%s", took_s, compress(sorted(ill)) or "none")
+    if mode != "stop":
+        return []
+    return failures(
+        checks, ill, plan.trial, host=attempt.host, former=_formerly_ill(files, attempt)
+    )
+
+
+def failures(
+    checks: Iterable[Check],
+    ill: Mapping[str, str],
+    trial: str,
+    *,
+    host: str,
+    former: Iterable[str],
+) -> list[Failure]:
+    """One for each node that is ill; where that is no node of its own, one for each check (pure).
+
+    Args:
+        host: of the supervisor.
+        former: nodes that earlier attempts found ill. One that comes again was not left out, so the job is
+            not requeued because of it: it would go round for ever.
+    """
+    now = time.time()
+    hosts = compress(sorted(ill))
+    again = set(ill) & set(former)
+    found = [
+        Failure(
+            worker="preflight",
+            host=node,
+            pid=0,
+            why=f"{why} ({'found again by' if again else 'failed'} the preflight)",
+            at=now,
+            kind="Preflight",
+            fix=f"realsys resume {trial} --exclude {hosts}",
+        )
+        for node, why in sorted(ill.items())
+    ]
+    if found:
+        return found
+    return [
+        Failure(
+            worker="preflight",
+            host=host,
+            pid=0,
+            why=f"{check.name}: {check.what} (the preflight)",
+            at=now,
+            kind="Preflight",
+            fix=f"{check.fix}; to run all the same: realsys resume {trial} --preflight warn",
+        )
+        for check in checks
+        if check.ok is False
+    ]
+
+
+def _checks(
+    plan: LaunchPlan,
+    component: JobComponent,
+    steps: Sequence[StepPlan],
+    nodes: Sequence[str],
+    files: TrialFiles,
+    attempt_files: AttemptFiles,
+    goes_on: Callable[[], bool],
+) -> list[Check]:
+    """Of the nodes of one component."""
+    gpus = component.gpus_per_node
+    step = max(steps, key=lambda s: s.gpus_per_task)
+    low, _, high = (plan.cluster.port_range or "").partition("-")
+    taken_over = read_exports(files.task_environment)
+    of_libraries = {n: v for n, v in taken_over.items() if n.startswith(_OF_LIBRARIES)}
+    wanted = Wanted(
+        nodes=tuple(nodes),
+        device="cuda" if gpus else "cpu",
+        processes=gpus or CPU_PROCESSES,
+        gpus=gpus,
+        gpu_type=component.gpu_type,
+        lock=str(attempt_files.root / "preflight.lock"),
+        interface=plan.cluster.interface or "",
+        ports=(int(low), int(high)) if high else None,
+        environment={**of_libraries, **plan.cluster.env_vars},
+    )
+    place = place_of(
+        plan.cluster,
+        step.container_image,
+        gpu=gpus > 0,
+        python=sys.executable,
+        in_shell=False,  # the batch script has done that
+        options=het_group(plan.job, step),
+    )
+    known = _known(plan)
+    environ = {**step_environment(known), **worker_environment(plan, known, step.worker_type)}
+    text = program()
+
+    def note(argv: list[str]) -> None:
+        short = [
+            "(realsys/slurm/preflight/node_program.py)" if word == text else word for word in argv
+        ]
+        note_steps(attempt_files, [{"phase": "", "step": "preflight", "argv": short}])
+
+    seen = examine(wanted, place, environ, goes_on=goes_on, note=note)
+    return judge(wanted, seen)
+
+
+def _known(plan: LaunchPlan) -> dict[str, str]:
+    """Our environment without secrets."""
+    return {n: value for n, value in os.environ.items() if n not in plan.cluster.secrets}
+
+
+def _formerly_ill(files: TrialFiles, attempt: AttemptRecord) -> set[str]:
+    """Nodes that earlier attempts of this trial found ill."""
+    found: set[str] = set()
+    for former in files.all_attempts():
+        if former.number < attempt.number:
+            record = read_record(PreflightRecord, former.preflight)
+            found |= set(record.ill) if record is not None else set()
+    return found

@@ -1,0 +1,1 @@
+"""The name-resolution store of an attempt: the site's, or an etcd that the job starts for itself."""

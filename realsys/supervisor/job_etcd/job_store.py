@@ -1,0 +1,187 @@
+"""The store of an attempt from its supervisor's side: the site's, or an etcd that it starts for itself.
+
+For supervisor_main.py. A job's own etcd lives on the supervisor's node, on its local disk, and ends with
+it; how to enter it is written into the attempt's folder for everybody else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from realsys.api.errors import StoreUnavailable
+from realsys.api.plan import LaunchPlan
+from realsys.name_resolve.file.commit_log import file_system_of
+from realsys.name_resolve.open import open_store
+from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.store import NameResolve
+from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
+from realsys.trial.records import AttemptFiles
+from realsys.worker.network import allow_many_files, entrance_address, ports
+
+if TYPE_CHECKING:
+    from realsys.supervisor.job_etcd.certificates import CertificateWatch
+    from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+PREFIX = "realsys-etcd-"
+NEW_S = 60.0
+# Between two starts of a server that ends again and again; one that lived for a minute begins anew.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0
+# etcd syncs each write and locks its files: it must not sit on what other hosts share.
+_SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
+
+
+@dataclass
+class JobStore:
+    """The open store, and the server behind it where it is ours."""
+
+    store: NameResolve
+    server: PrivateEtcd | None = None
+    certificates: CertificateWatch | None = None
+    _folder: Path | None = None
+    _lock_fd: int = -1  # of the folder: says to other supervisors that it is in use
+    _pause_s: float = 0.0  # after the last start of our server
+    _next_start_s: float = float("-inf")
+
+    @classmethod
+    def open(cls, plan: LaunchPlan, nodes: str, *, was_open_before: bool = False) -> JobStore:
+        """Opens the store, after starting it if it is the job's own.
+
+        Args:
+            was_open_before: by an earlier attempt: one that does not answer, or does not let us in, is
+                away, and is waited for as long as in a run. Else it may well be a mistake.
+        Raises:
+            ClusterError: etcd is not installed here or does not start.
+            StoreUnavailable: the site's does not answer, or does not let us in.
+        """
+        if not has_job_etcd(plan):
+            patience_s = float(plan.cluster.store_patience_seconds)
+            store = patiently(
+                lambda: open_trial_store(plan, None),
+                timeout_s=patience_s if was_open_before else START_TIMEOUT_S,
+                what="opening it",
+                when_denied=was_open_before,
+            )
+            return cls(store, certificates=_watch_certificates(plan))
+        from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
+
+        place = _local_place()
+        _remove_left_over(place)
+        allow_many_files()  # Slurm hands on the submitting shell's limit; a connection a worker and more
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        try:
+            server = PrivateEtcd.start(
+                folder,
+                host=entrance_address(plan.cluster, nodes),
+                timeout_s=START_TIMEOUT_S,
+                ports=ports(plan.cluster),
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        try:
+            store = open_store(server.url, access=server.access)
+        except BaseException:
+            server.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        logger.info("own etcd started at=%s folder=%s", server.url, folder)
+        return cls(store, server, _folder=folder, _lock_fd=lock_fd)
+
+    def tell(self, attempt: AttemptFiles) -> None:
+        """Writes down how to enter it, for the attempt's workers and for status."""
+        if self.server is not None:
+            self.server.access.to_file(attempt.etcd_access)
+
+    def look_after(self) -> None:
+        """Starts our server again if it has ended: Slurm's signals may reach every process of a job.
+        Its data stay, and leases begin anew. From the main thread, with which the server dies. One that
+        ends again at once (a full disk, its port taken) is started less and less often; the run goes on
+        without it as long as without any store."""
+        now_s = time.monotonic()
+        if self.server is None or now_s < self._next_start_s:
+            return
+        if (code := self.server.poll()) is None:
+            return
+        soon = now_s - self._next_start_s < STEADY_S
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if soon else FIRST_PAUSE_S
+        self._next_start_s = now_s + self._pause_s
+        said = self.server.log_tail(3)
+        logger.error("own etcd ended code=%d; starting it again; it said:\n%s", code, said)
+        self.server.restart()
+
+    def close(self) -> None:
+        """Closes the store and ends the server."""
+        if self.certificates is not None:
+            self.certificates.stop()
+        self.store.close()
+        if self.server is not None:
+            self.server.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock_fd)
+
+
+def _watch_certificates(plan: LaunchPlan) -> CertificateWatch | None:
+    """Of the site's etcd, where it is entered by TLS."""
+    if not plan.name_resolve_url.startswith("etcd://"):
+        return None
+    from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
+    from realsys.supervisor.job_etcd.certificates import CertificateWatch
+
+    access = EtcdAccess.from_spec(endpoints_of(plan.name_resolve_url), plan.cluster.etcd)
+    return CertificateWatch(access).start() if access.is_encrypted else None
+
+
+def _local_place() -> Path:
+    places = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")]
+    local = [p for p in places if p.is_dir() and not file_system_of(p).startswith(_SHARED)]
+    return (local or places)[0]
+
+
+def _remove_left_over(place: Path) -> None:
+    """Folders of supervisors of ours that were killed: the kernel has freed their locks. A pid would not
+    do, since a container with the same /tmp has other ones."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another one tidies up too, or it is not ours, or it is in use
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(fd)
+                is_new = time.time() - found.st_mtime < NEW_S  # and perhaps not locked yet
+                if found.st_uid == os.geteuid() and not is_new:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+def former_store(
+    plan: LaunchPlan, store: NameResolve
+) -> Callable[[AttemptFiles], NameResolve | None]:
+    """The store that an earlier attempt's workers registered in; None when it is gone with that job."""
+
+    def find(attempt: AttemptFiles) -> NameResolve | None:
+        if not has_job_etcd(plan):
+            return store
+        try:
+            found = open_trial_store(plan, attempt)
+            found.revision()
+        except StoreUnavailable:
+            return None
+        return found
+
+    return find

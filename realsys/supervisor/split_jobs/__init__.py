@@ -1,0 +1,1 @@
+"""A trial whose groups sit in several Slurm jobs (layout split): how the jobs coordinate."""

@@ -1,0 +1,219 @@
+"""What the jobs of a trial say to each other when its groups sit in several of them (layout split).
+
+Records of three keys, and what follows from them (pure). The supervisor is component 0; an agent
+(component_agent.py) stands in for it in each other job. Every record repeats the attempt's number and
+token, so that an older incarnation's words move nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from realsys.api.errors import ClusterError
+from realsys.api.plan import JobPlan
+from realsys.supervisor.steps.steps import Task
+from realsys.trial.records import AttemptRecord
+
+MAX_REPORTED = 1000  # ends told one by one, so that a report stays far below a value's limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentRecord:
+    """Key ``component/<i>``, under a lease: this job is here.
+
+    Attributes:
+        agent: random, of this process: a job that Slurm restarted is somebody else.
+        nodes: hostlist.
+        leaving: why the job is about to end, "" while nothing says so.
+        leaving_grace_s: how long it has from then on.
+    """
+
+    index: int
+    agent: str
+    job_id: str
+    host: str
+    nodes: str
+    attempt: int
+    token: str
+    leaving: str = ""
+    leaving_grace_s: float = 0.0
+
+
+class Action(StrEnum):
+    """What the supervisor orders."""
+
+    START = "start"  # the phase's steps
+    END = "end"  # what still runs of them
+    LEAVE = "leave"  # end them, and the job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Key ``component_order``: the newest order replaces the one before.
+
+    Attributes:
+        sequence: the phases that this attempt has started, counted from 1: an END means that one.
+        agents: ``ComponentRecord.agent`` of those that the attempt began with, by component.
+    """
+
+    attempt: int
+    token: str
+    sequence: int
+    action: Action
+    phase: str = ""
+    agents: Mapping[str, str] = field(default_factory=dict)
+
+    def is_for(self, record: ComponentRecord) -> bool:
+        """False for another attempt's order, and for one given before ``record``'s agent came."""
+        same = (self.attempt, self.token) == (record.attempt, record.token)
+        return same and self.agents.get(str(record.index), record.agent) == record.agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEnd:
+    """How a task of another component ended."""
+
+    returncode: int
+    host: str = ""
+    pid: int = 0
+    ended_at: float | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Why a component could not start its steps."""
+
+    what: str
+    where: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Key ``component_report/<i>``: how the component's tasks of a phase stand.
+
+    Attributes:
+        sequence: the order's.
+        ended: worker → its end; only of those worth telling (``report_of``).
+        rest: return code of all tasks that ``ended`` does not name; None while one of them runs.
+    """
+
+    attempt: int
+    token: str
+    agent: str
+    component: int
+    sequence: int
+    ended: Mapping[str, TaskEnd] = field(default_factory=dict)
+    rest: int | None = None
+    problem: Problem | None = None
+
+    def end_of(self, worker: str) -> TaskEnd | None:
+        """How ``worker`` ended; None while it runs."""
+        if worker in self.ended:
+            return self.ended[worker]
+        return None if self.rest is None else TaskEnd(returncode=self.rest)
+
+
+def report_of(
+    record: ComponentRecord,
+    sequence: int,
+    tasks: Sequence[Task],
+    problem: Problem | None = None,
+    *,
+    most: int = MAX_REPORTED,
+) -> Report:
+    """The report on ``tasks``.
+
+    Failures come first. Of more tasks than ``most``, those that ended well are told by ``rest`` alone,
+    once all have ended; a failure beyond ``most`` gives ``rest`` its code.
+    """
+    codes = [(task, task.poll()) for task in tasks]
+    bad = [(t, code) for t, code in codes if code]
+    good = [(t, code) for t, code in codes if code == 0 and len(tasks) <= most]
+    bad.sort(key=lambda item: item[0].ended_at or 0.0)
+    told = (bad + good)[:most]
+    untold = bad[most:]
+    over = all(code is not None for _, code in codes)
+    return Report(
+        attempt=record.attempt,
+        token=record.token,
+        agent=record.agent,
+        component=record.index,
+        sequence=sequence,
+        ended={t.worker: _end(t, code) for t, code in told if code is not None},
+        rest=(untold[0][1] if untold else 0) if over else None,
+        problem=problem,
+    )
+
+
+def _end(task: Task, code: int) -> TaskEnd:
+    return TaskEnd(
+        returncode=code, host=task.host, pid=task.pid, ended_at=task.ended_at, hint=task.hint
+    )
+
+
+def is_joinable(
+    attempt: AttemptRecord | None, supervisor: ComponentRecord | None, *, number: int
+) -> bool:
+    """True when attempt ``number`` is there and its supervisor is, too."""
+    if attempt is None or supervisor is None or attempt.number != number:
+        return False
+    return (supervisor.attempt, supervisor.token) == (attempt.number, attempt.token)
+
+
+@dataclass
+class Presence:
+    """Tells a key that is gone from one that is away for a moment.
+
+    A lease that its holder lost and took again leaves a gap, and a store that does not answer says
+    nothing: only answers count.
+    """
+
+    slack_s: float
+    _absent_since: float | None = None
+
+    def is_gone(self, there: bool | None, *, now_s: float) -> bool:
+        """Whether it has been away for longer than ``slack_s``. ``there`` is None for no answer."""
+        if there is not False:
+            self._absent_since = None
+            return False
+        if self._absent_since is None:
+            self._absent_since = now_s
+        return now_s - self._absent_since > self.slack_s
+
+
+def named(job: JobPlan, index: int, job_id: str) -> str:
+    """``job 123 of component rollout``."""
+    return f"job {job_id or '(unknown)'} of component {job.components[index].name}"
+
+
+def not_there(
+    job: JobPlan,
+    missing: Iterable[int],
+    job_ids: Sequence[str],
+    *,
+    waited_s: float,
+    trial: str,
+) -> ClusterError:
+    """The error when components have not come by the deadline.
+
+    Args:
+        job_ids: of all components, in order; empty where it is not known.
+    """
+    told, types = [], []
+    for index in missing:
+        job_id = job_ids[index] if index < len(job_ids) else ""
+        kinds = ", ".join(kind.value for kind in job.components[index].worker_types)
+        told.append(f"{named(job, index, job_id)} ({kinds})")
+        types.append(job_id)
+    asked = ",".join(filter(None, types))
+    look = f"see why they wait (squeue --start -j {asked}), then " if asked else ""
+    return ClusterError(
+        f"not all jobs of the trial were running after {waited_s:g} s; missing: {'; '.join(told)}",
+        where=f"{trial}, layout split, {len(job.components)} jobs that start apart",
+        fix=f"{look}`realsys resume {trial}`; or raise slurm.rendezvous_seconds in the cluster spec, "
+        "or use layout het, whose parts start together",
+    )

@@ -1,0 +1,207 @@
+"""The supervisor's life, on a laptop and on a cluster's first node. job_entry.py calls ``supervise``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from realsys.api.errors import RealsysError
+from realsys.api.plan import JobPlan, LaunchPlan, Layout, read_plan
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.observability.worker_logs import configure_logging
+from realsys.runtime.parent_death import die_with_parent
+from realsys.slurm.lost_nodes import lost_nodes
+from realsys.supervisor.attempt.attempt import Job, end_attempt, take_attempt
+from realsys.supervisor.health.preflight_check import preflight
+from realsys.supervisor.health.requeue_elsewhere import leave_out
+from realsys.supervisor.job_etcd.job_store import JobStore, former_store
+from realsys.supervisor.signals import (
+    cancel_job,
+    is_cancelled,
+    listen_to_signals,
+    requeue_job,
+)
+from realsys.supervisor.split_jobs.component_board import ComponentBoard
+from realsys.supervisor.split_jobs.split_steps import SplitSteps
+from realsys.supervisor.steps.local_steps import LocalSteps
+from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
+from realsys.supervisor.steps.steps import Steps
+from realsys.supervisor.supervisor import Supervisor
+from realsys.trial.records import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
+from realsys.worker.requeued import linger, newer_attempt_of_same_job
+from realsys.worker.runner import trial_keys
+
+logger = logging.getLogger(__name__)
+
+KEEPSAKES_TIMEOUT_S = 120
+
+
+def supervise(trial_dir: str, plan_hash: str) -> int:
+    """Runs one attempt of the trial in ``trial_dir``. Returns 0 when it completed, else 1.
+
+    Raises:
+        ConfigError: the plan was changed. TrialIsLive: an attempt runs already.
+    """
+    files = TrialFiles(Path(trial_dir))
+    plan = read_plan(files.plan, expected_hash=plan_hash)
+    if plan.job is None:  # Slurm ends a batch script and its steps together; a laptop does not
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    job = Job.from_environment(os.environ)
+    opened = JobStore.open(plan, job.nodes, was_open_before=bool(files.all_attempts()))
+    keys = trial_keys(plan)
+    try:
+        return _supervise(plan, plan_hash, files, job, opened, keys)
+    finally:
+        opened.close()
+
+
+def _supervise(
+    plan: LaunchPlan,
+    plan_hash: str,
+    files: TrialFiles,
+    job: Job,
+    opened: JobStore,
+    keys: TrialKeys,
+) -> int:
+    store = opened.store
+    record, attempt_files = take_attempt(
+        files,
+        store,
+        keys,
+        job=job,
+        former=former_store(plan, store),
+        patience_s=float(plan.cluster.store_patience_seconds),
+    )
+    opened.tell(attempt_files)
+    log_to(attempt_files.log("supervisor"), "supervisor")
+    board = ComponentBoard(record, store, keys, job.nodes)
+    steps = make_steps(plan, plan_hash, files, attempt_files, board)
+    supervisor = Supervisor(
+        plan,
+        plan_hash,
+        record,
+        files,
+        attempt_files,
+        store,
+        keys,
+        steps,
+        opened.look_after,
+        functools.partial(preflight, plan, record, files, attempt_files),
+    )
+    try:
+        requeue = listen_to_signals(supervisor, plan)
+        supervisor.keep_room()
+        marker = _run(supervisor, attempt_files, plan, record.number)
+        end_attempt(store, keys, record)
+        supervisor.give_room()
+        write_record(attempt_files.exit, marker)
+        logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+        lost = _leave_out_lost_nodes(plan, job, marker)
+        if newer_attempt_of_same_job(files, record.number) is not None:
+            logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
+            linger()
+    finally:
+        if isinstance(steps, SplitSteps):
+            steps.close()  # whatever happened: the other jobs hold nodes
+    comes_back = (marker.result is Result.STOPPED and requeue.is_set()) or lost
+    # First: what Slurm leaves may be over before a picture is drawn. The next incarnation draws them.
+    if not (comes_back and requeue_job(job.job_id)):
+        _write_keepsakes(files)
+        if plan.job is not None and _is_stopped_by_somebody(marker, supervisor, plan.job):
+            cancel_job(job.job_id)
+    if plan.job is not None and marker.result is not Result.COMPLETED:
+        raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
+    return 0 if marker.result is Result.COMPLETED else 1
+
+
+def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> bool:
+    """Whether the attempt lost nodes and goes on by itself; its job's next start is to take others."""
+    if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
+        return False
+    lost = lost_nodes(marker, job.nodes)
+    if lost and plan.job.layout is Layout.SINGLE:
+        leave_out(job.job_id, lost, plan.job.components[0].nodes)
+    return bool(lost)
+
+
+def _is_stopped_by_somebody(marker: ExitMarker, supervisor: Supervisor, job: JobPlan) -> bool:
+    """Not by Slurm, as far as is known: a SIGTERM may be a preemption, after which Slurm requeues it."""
+    by = supervisor.stop_watch.asked_by
+    if marker.result is not Result.STOPPED or (job.requeue and by.startswith("Slurm (")):
+        return False
+    return is_cancelled(by)
+
+
+def make_steps(
+    plan: LaunchPlan,
+    plan_hash: str,
+    files: TrialFiles,
+    attempt_files: AttemptFiles,
+    board: ComponentBoard,
+) -> Steps:
+    """How this attempt's workers are started. Opens the board where other jobs look at it."""
+    if plan.job is None:
+        return LocalSteps(plan, plan_hash, attempt_files)
+    nodes = component_nodes(plan.job, dict(os.environ))
+    steps = SlurmSteps(plan, plan_hash, attempt_files, dict(enumerate(nodes)))
+    if plan.job.layout is not Layout.SPLIT:
+        return steps
+    return SplitSteps(plan, files, attempt_files, board.open(), steps)
+
+
+def _run(
+    supervisor: Supervisor, attempt_files: AttemptFiles, plan: LaunchPlan, number: int
+) -> ExitMarker:
+    """The marker of a run, also when the supervisor itself fails: an attempt always says its end."""
+    from realsys.trial.records import Failure
+
+    try:
+        return supervisor.run()
+    except Exception as error:  # outermost frame: told in the marker, with the traceback in the log
+        logger.exception("supervisor failed")
+        why = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
+        failure = Failure(
+            worker="supervisor",
+            host=supervisor.attempt.host,
+            pid=os.getpid(),
+            why=why,
+            at=time.time(),
+            kind=type(error).__name__,
+            fix=getattr(error, "fix", ""),
+            log=str(attempt_files.log("supervisor")),
+        )
+        return ExitMarker(
+            result=Result.FAILED,
+            attempt=number,
+            ended_at=time.time(),
+            phase=plan.phases[-1].name,
+            first_failure=failure,
+            resume=f"realsys resume {plan.trial}",
+        )
+
+
+def _write_keepsakes(files: TrialFiles) -> None:
+    """Report and pictures, by a process of their own: drawing must not hurt the run's result."""
+    argv = [sys.executable, "-m", "realsys.observability.report.artifacts", str(files.root)]
+    try:
+        subprocess.run(argv, check=True, timeout=KEEPSAKES_TIMEOUT_S, capture_output=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        detail = getattr(error, "stderr", b"") or b""
+        logger.warning("keepsakes not written error=%s %s", error, detail.decode()[-500:])
+
+
+def log_to(path: Path, worker: str) -> None:
+    """From now on this process and what it starts write to ``path``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    configure_logging(worker)

@@ -1,0 +1,217 @@
+"""A copy of the code in the trial's folder, so that editing the checkout can't change a queued trial.
+
+Copied are the files that git knows or would add (for an installed package without git: its sources)
+and the user's ``--import`` files. The revision, and the difference to it, are kept beside. A trial on
+this machine starts at once and runs the code as it is.
+"""
+
+from __future__ import annotations
+
+import compileall
+import functools
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from realsys.api.plan import LaunchPlan
+from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
+
+PACKAGES = ("realsys", "launcher", "experiments", "cluster_specs")
+RUN_PACKAGES = ("realsys", "experiments")  # what a run computes depends on
+SOURCE_ENDINGS = (".py", ".yaml", ".yml", ".typed")
+MAX_FILE_BYTES = 10 << 20  # no checkpoint that somebody left in the checkout
+GIT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """``snapshot.json``."""
+
+    root: str
+    revision: str  # empty outside git, or where git refuses
+    changed: bool | None  # the copy differs from the revision: see dirty.diff; None: not known
+    files: int
+    taken_at: float
+    left_out: tuple[str, ...] = ()  # larger than MAX_FILE_BYTES
+    problem: str = ""  # why git does not say which code this is
+
+
+def code_root() -> Path:
+    """The folder that holds our packages: a checkout, or site-packages."""
+    return Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Which code a checkout holds, as git says. ``changed`` None: not known."""
+
+    revision: str = ""
+    changed: bool | None = None
+    problem: str = ""  # why not; empty outside git, where there is nothing to know
+
+
+def provenance(root: Path | None = None) -> Provenance:
+    """Of the checkout; git refuses to speak of one that belongs to somebody else."""
+    root = root or code_root()
+    if not (root / ".git").exists():
+        return Provenance()
+    name, why = _git(root, "rev-parse", "--short=12", "HEAD")
+    if name is None:
+        return Provenance(problem=why)
+    status, why = _git(root, "status", "--porcelain")
+    changed = None if status is None else bool(status.strip())
+    return Provenance(revision=name.strip(), changed=changed, problem=why)
+
+
+def revision(root: Path | None = None) -> str:
+    """``9fceb02d0ae5``, with ``+`` where the checkout has changes and ``?`` where it may have; empty
+    outside git, or where git refuses."""
+    found = provenance(root)
+    return found.revision + {True: "+", False: "", None: "?" * bool(found.revision)}[found.changed]
+
+
+@functools.cache
+def code_digest(imports: tuple[str, ...] = (), root: Path | None = None) -> str:
+    """16 hex digits of the code that workers run: our sources and ``--import`` files, as they are now."""
+    root = root or code_root()
+    ours = sorted(p for package in RUN_PACKAGES for p in (root / package).rglob("*.py"))
+    named = [(str(path.relative_to(root)), path) for path in ours]
+    named += [(Path(name).name, Path(name)) for name in imports if name.endswith(".py")]
+    digest = hashlib.sha256()
+    for name, path in named:
+        with suppress(OSError):  # one that has gone is told by its import
+            digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def other_code(files: TrialFiles, plan: LaunchPlan) -> str:
+    """That a resume would run other code than the launch did; empty where it runs a copy, or the same."""
+    record = read_record(TrialRecord, files.record)
+    if plan.snapshot or record is None or not record.code:
+        return ""
+    if code_digest(plan.imports) == record.code:
+        return ""
+    return (
+        "the code has changed since the trial was launched: what it computes from here on may differ, and "
+        "no record says how. To compare runs, launch a new trial"
+    )
+
+
+def provenance_remark(files: TrialFiles) -> str:
+    """That nobody will be able to say which code a trial's copy is; empty where git does."""
+    taken = read_record(Snapshot, files.snapshot)
+    if taken is None or not taken.problem:
+        return ""
+    return (
+        f"git does not say which revision the copied code is, or whether it was changed: {taken.problem} "
+        f"({files.snapshot} says so)"
+    )
+
+
+def snapshot_imports(imports: Sequence[str], trial_dir: Path) -> tuple[str, ...]:
+    """``--import`` entries as the workers of a trial with a snapshot will import them."""
+    code = TrialFiles(trial_dir).code
+    return tuple(str(code / "imports" / Path(n).name) if n.endswith(".py") else n for n in imports)
+
+
+def take_snapshot(
+    files: TrialFiles, imports: Iterable[str], *, root: Path | None = None
+) -> Snapshot:
+    """Copies the code into ``files.code``, replacing an earlier copy.
+
+    Args:
+        imports: files that were imported by the launch, where they are now.
+    Raises:
+        OSError: the copy can't be written.
+    """
+    root = root or code_root()
+    copied, left_out = 0, []
+    shutil.rmtree(files.code, ignore_errors=True)
+    files.code.mkdir(mode=0o700)  # it may hold what lay about in the checkout
+    for name in _listed(root):
+        source = root / name
+        if not source.is_file():
+            continue  # deleted, and not committed yet
+        if source.stat().st_size > MAX_FILE_BYTES:
+            left_out.append(name)
+            continue
+        target = files.code / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+        copied += 1
+        if source.suffix == ".py" and name.startswith("realsys/"):
+            _copy_compiled(source, target)
+    # Compiled once, here: else every task does it, on a file system that they share. What was compiled in
+    # the checkout already, and is not older than its source, is taken over.
+    compileall.compile_dir(files.code / "realsys", quiet=2)
+    for path in imports:
+        if path.endswith(".py"):
+            (files.code / "imports").mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, files.code / "imports" / Path(path).name)
+    found = provenance(root)
+    problem = found.problem
+    if found.changed:
+        diff, why = _git(root, "diff", "HEAD")
+        problem = problem or why
+        if diff is not None:
+            (files.root / "dirty.diff").write_text(diff, encoding="utf-8", errors="surrogateescape")
+    taken = Snapshot(
+        root=str(root),
+        revision=found.revision,
+        changed=found.changed,
+        files=copied,
+        taken_at=time.time(),
+        left_out=tuple(left_out),
+        problem=problem,
+    )
+    write_record(files.snapshot, taken)
+    return taken
+
+
+def _copy_compiled(source: Path, target: Path) -> None:
+    """What Python keeps of a compiled source names its age and size, and the copy has these, too."""
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    if compiled.is_file():
+        copy = Path(importlib.util.cache_from_source(str(target)))
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(compiled, copy)
+
+
+def _listed(root: Path) -> Iterator[str]:
+    """Files to copy, relative to ``root``."""
+    if (root / ".git").exists():
+        listing, _ = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        if listing:
+            yield from filter(None, listing.split("\0"))
+            return
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in SOURCE_ENDINGS:
+                yield str(path.relative_to(root))
+
+
+def _git(root: Path, *words: str) -> tuple[str | None, str]:
+    """(git's answer, ""), or (None, why there is none)."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words],
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=GIT_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None, "there is no program git"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"git {words[0]} fails: {error}"
+    if done.returncode == 0:
+        return done.stdout, ""
+    said = next((line for line in done.stderr.splitlines() if line.strip()), "")
+    return None, f"git {words[0]}: {said.strip()[:300] or f'exit {done.returncode}'}"

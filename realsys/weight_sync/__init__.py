@@ -1,1 +1,0 @@
-"""Weights on their way from trainers to generation servers: versioned, in pieces, checked."""

@@ -1,0 +1,1 @@
+"""What every process of a model copy holds, as boxes of each weight (pure)."""

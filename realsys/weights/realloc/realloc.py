@@ -1,0 +1,234 @@
+"""Carries a plan out: weights of one copy of a model become those of another one.
+
+All workers of both copies call ``run`` with the same plan. What a worker has in both copies is copied
+without a buffer; all else goes in buckets, of which one is filled while another flies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+
+from realsys.api.errors import ConfigError, InternalError
+from realsys.weights.realloc.buckets import Piece, cut_into_buckets, rounds
+from realsys.weights.realloc.links import Link, Receive, Send
+from realsys.weights.realloc.realloc_plan import ReallocPlan
+from realsys.weights.realloc.views import (
+    Move,
+    Views,
+    check_lossless,
+    copy_within,
+    moves_of,
+    own_memory,
+    pack,
+    places_of,
+    unpack,
+)
+
+WORKED_OUT_AT_ONCE = 64  # messages of a pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReallocReport:
+    """What one worker did: bytes in the source copy's dtype, and wall time."""
+
+    bytes_sent: int
+    bytes_received: int
+    bytes_copied: int
+    seconds: float
+
+
+def report_of(plan: ReallocPlan, worker: int, *, seconds: float) -> ReallocReport:
+    """What ``worker`` has moved once it has done its part of ``plan``."""
+    return ReallocReport(
+        bytes_sent=sum(map(plan.num_bytes, plan.sends(worker).values())),
+        bytes_received=sum(map(plan.num_bytes, plan.receives(worker).values())),
+        bytes_copied=plan.num_bytes(plan.copies.get(worker, ())),
+        seconds=seconds,
+    )
+
+
+class Reallocator:
+    """Moves weights to and from this worker.
+
+    Args:
+        link: None where nothing ever leaves this worker.
+    """
+
+    def __init__(self, worker: int, link: Link | None = None) -> None:
+        self.worker, self._link = worker, link
+        self._broken = ""
+        self._worked_out: _WorkedOut = {}
+
+    def run(
+        self,
+        plan: ReallocPlan,
+        source_views: Views | None,
+        target_views: Views | None,
+        eta: float = 1.0,
+    ) -> ReallocReport:
+        """Blocks until this worker's part is done. Bit-exact for ``eta`` = 1 and equal dtypes.
+
+        Tell the target's engine afterwards (``weights_changed``).
+
+        Args:
+            source_views, target_views: what this worker holds of each copy; None: nothing.
+            eta: target ← eta · source + (1 − eta) · target.
+        Raises:
+            WaitTimeout, WorkerLost: a peer did not do its part; names it. InternalError: a former
+                transfer failed, or views do not fit the plan.
+        """
+        if not 0 < eta <= 1:
+            raise ConfigError(
+                f"eta is {eta}", where="Reallocator.run", fix="use a number in (0, 1]"
+            )
+        if self._broken:  # what is left of that transfer would be taken for weights
+            raise InternalError(
+                f"an earlier transfer failed half way: {self._broken}",
+                where=f"weight reallocation, model_worker/{self.worker}",
+                fix="start a new attempt",
+            )
+        began_s = time.perf_counter()
+        try:
+            with torch.no_grad():
+                _Transfer(
+                    self.worker,
+                    self._link,
+                    plan,
+                    source_views,
+                    target_views,
+                    eta,
+                    self._worked_out,
+                ).run()
+        except BaseException as error:
+            self._broken = str(error) or type(error).__name__
+            raise
+        return report_of(plan, self.worker, seconds=time.perf_counter() - began_s)
+
+
+class _Message(NamedTuple):
+    """One bucket on one end: what is copied, and how it goes. ``receive.into``: sent or got unpacked."""
+
+    moves: list[Move]
+    receive: Receive
+
+
+class _Known(NamedTuple):
+    """Messages of a pair, worked out for these views. ``plan`` is kept so that its id stays its own."""
+
+    plan: ReallocPlan
+    views: Hashable
+    messages: list[_Message]
+
+
+_WorkedOut = dict[tuple[int, int, int, bool], _Known]
+
+
+class _Transfer:
+    """One run of a plan on one worker."""
+
+    def __init__(
+        self,
+        worker: int,
+        link: Link | None,
+        plan: ReallocPlan,
+        source: Views | None,
+        target: Views | None,
+        eta: float,
+        worked_out: _WorkedOut,
+    ) -> None:
+        self.worker, self._plan, self._eta = worker, plan, eta
+        self._worked_out = worked_out
+        self._source, self._target = source or {}, target or {}
+        self._sends, self._receives = plan.sends(worker), plan.receives(worker)
+        self._maybe_link = link
+
+    @property
+    def _link(self) -> Link:
+        if self._maybe_link is None:
+            raise InternalError(
+                f"weights must come from or go to model_worker/"
+                f"{min([*self._sends, *self._receives])}, and there is no link",
+                where=f"weight reallocation, model_worker/{self.worker}",
+            )
+        return self._maybe_link
+
+    def run(self) -> None:
+        if self._sends or self._receives:
+            self._link.connect(self._sends, self._receives)
+        outgoing = {peer: self._messages(self.worker, peer) for peer in self._sends}
+        incoming = {peer: self._messages(peer, self.worker) for peer in self._receives}
+        own = iter(self._plan.copies.get(self.worker, ()))
+        for sends, receives, arrivals in rounds(outgoing, incoming):
+            self._link.post(
+                {peer: self._filled(peer, message) for peer, message in sends.items()},
+                {peer: message.receive for peer, message in receives.items()},
+            )
+            self._copy_own(own)  # while the first messages fly
+            self._take_in(arrivals)
+        self._copy_own(own)
+        if self._sends or self._receives:
+            self._link.drain()
+
+    def _messages(self, sender: int, receiver: int) -> Iterator[_Message]:
+        """Those of the last run of the plan, if weights are where they were then; else worked out anew."""
+        key = (id(self._plan), sender, receiver, self._eta == 1.0)
+        views = places_of(self._source if sender == self.worker else self._target)
+        known = self._worked_out.get(key)
+        if known is not None and known.views == views:
+            yield from known.messages
+            return
+        made = []
+        for message in self._new_messages(sender, receiver):
+            made.append(message)
+            yield message
+        self._worked_out[key] = _Known(self._plan, views, made)
+
+    def _new_messages(self, sender: int, receiver: int) -> Iterator[_Message]:
+        """Worked out some at a time: the copying between drives all else out of the processor's caches."""
+        crowd, alone = self._plan.crowd(sender, receiver), self._link.alone_bytes(sender, receiver)
+        buckets = cut_into_buckets(
+            self._plan.streams[sender, receiver],
+            self._plan.dtypes,
+            max_bytes=self._link.bucket_bytes(sender, receiver, crowd),
+            alone_bytes=alone,
+        )
+        is_sender = sender == self.worker
+        views = self._source if is_sender else self._target
+        while batch := list(islice(buckets, WORKED_OUT_AT_ONCE)):
+            found = []
+            for bucket in batch:
+                moves = moves_of(views, bucket, self._plan.dtypes)
+                if is_sender:
+                    names = {piece.name for piece in bucket.pieces}
+                    check_lossless(views, names, self._plan.dtypes, self._plan.rounded)
+                may_skip_buffer = alone is not None and (is_sender or self._eta == 1.0)
+                own = own_memory(moves, bucket.num_bytes) if may_skip_buffer else None
+                if own is not None and not self._link.takes(own):
+                    own = None
+                found.append(_Message(moves, Receive(bucket.num_bytes, bucket.tag, own)))
+            yield from found
+
+    def _filled(self, peer: int, message: _Message) -> Send:
+        buffer = message.receive.into
+        if buffer is None:
+            buffer = self._link.out_buffer(peer, message.receive.num_bytes)
+            pack(message.moves, buffer)
+        return Send(buffer, message.receive.tag)
+
+    def _take_in(self, messages: Mapping[int, _Message]) -> None:
+        if not messages:
+            return
+        receives = {peer: message.receive for peer, message in messages.items()}
+        for peer, buffer in self._link.arrivals(receives):
+            if receives[peer].into is None:
+                unpack(messages[peer].moves, buffer, self._eta)
+
+    def _copy_own(self, pieces: Iterator[Piece]) -> None:
+        for piece in pieces:
+            copy_within(self._source, self._target, piece, self._eta)

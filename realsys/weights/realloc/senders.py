@@ -1,0 +1,115 @@
+"""Which holder of a region sends it to whom, so that the busiest sender has little to do (pure).
+
+Demands are grouped by the set of workers that could serve them. Small sets first, each group is dealt so
+that the members' totals become as equal as they can. Where the sets are nested or disjoint, which those of
+regular layouts are, no other choice has a less busy sender (up to one row, or one slice too small to cut).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from realsys.weights.layouts.boxes import Box
+
+Workers = tuple[int, ...]
+
+
+class Demand(NamedTuple):
+    """A worker needs a region that it does not hold itself. Sorts by needer, then in the weights' order."""
+
+    needer: int
+    order: int  # of the weight in the model
+    box: Box
+    num_bytes: int
+
+
+def deal(
+    groups: Mapping[Workers, list[Demand]], *, min_cut_bytes: int
+) -> Iterator[tuple[int, Demand]]:
+    """Every demand exactly once, whole or in parts, each with a sender of its group.
+
+    Args:
+        groups: workers that hold a region (ascending) → the demands they can serve.
+        min_cut_bytes: smaller demands are not split between senders.
+    """
+    load: dict[int, int] = {}
+    for holders in sorted(groups, key=lambda h: (len(h), h)):
+        # By needer: each then gets its regions from few senders.
+        demands = sorted(groups[holders])
+        quotas = _even_quotas(holders, load, sum(d.num_bytes for d in demands))
+        for sender, demand in _deal_group(demands, quotas, min_cut_bytes):
+            load[sender] = load.get(sender, 0) + demand.num_bytes
+            yield sender, demand
+
+
+def busiest_bound(totals: Mapping[Workers, int]) -> int:
+    """No choice of senders lets the busiest one send fewer bytes than this.
+
+    All demands that only members of a set can serve are at best shared evenly among them.
+
+    Args:
+        totals: workers that hold regions → bytes of the demands that they can serve.
+    """
+    sets = {frozenset(holders): num_bytes for holders, num_bytes in totals.items()}
+    bounds = (
+        -(-sum(n for inner, n in sets.items() if inner <= outer) // len(outer)) for outer in sets
+    )
+    return max(bounds, default=0)
+
+
+def _even_quotas(
+    holders: Workers, load: Mapping[int, int], num_bytes: int
+) -> list[tuple[int, int]]:
+    """(sender, bytes to add): the least busy are filled up to a common level."""
+    by_load = sorted(load.get(h, 0) for h in holders)
+    level, left = by_load[0], num_bytes
+    for count, upper in enumerate([*by_load[1:], None], 1):
+        step = left if upper is None else (upper - level) * count
+        if step >= left:
+            level += -(-left // count)  # rounded up: the last one may get a little less
+            break
+        level, left = upper or 0, left - step
+    return [(h, level - load.get(h, 0)) for h in holders if level > load.get(h, 0)]
+
+
+def _deal_group(
+    demands: Sequence[Demand], quotas: Sequence[tuple[int, int]], min_cut_bytes: int
+) -> Iterator[tuple[int, Demand]]:
+    """Runs of demands to each sender until its quota is full; what crosses the border is cut."""
+    senders = iter(quotas)
+    sender, left = next(senders)
+    num_later = len(quotas) - 1
+    for demand in demands:
+        rest: Demand | None = demand
+        while rest is not None:
+            if num_later and rest.num_bytes > left:
+                head, rest = _split(rest, left, min_cut_bytes)
+            else:
+                head, rest = rest, None
+            if head is not None:
+                yield sender, head
+                left -= head.num_bytes
+            if rest is not None:
+                sender, quota = next(senders)
+                left, num_later = left + quota, num_later - 1  # what is short or over goes on
+
+
+def _split(
+    demand: Demand, num_bytes: int, min_cut_bytes: int
+) -> tuple[Demand | None, Demand | None]:
+    """About the first ``num_bytes`` of a demand, by rows, and what is left of it."""
+    rows = demand.box.shape[0] if demand.box.shape else 1
+    row_bytes = demand.num_bytes // rows
+    count = max(0, min(rows, num_bytes // row_bytes))
+    if demand.num_bytes < min_cut_bytes:
+        count = rows if 2 * num_bytes >= demand.num_bytes else 0
+    if count in (0, rows):
+        return (demand, None) if count else (None, demand)
+    start, stop = demand.box.start[0], demand.box.stop[0]
+    head = demand.box.with_range(0, start, start + count)
+    tail = demand.box.with_range(0, start + count, stop)
+    return (
+        demand._replace(box=head, num_bytes=count * row_bytes),
+        demand._replace(box=tail, num_bytes=(rows - count) * row_bytes),
+    )

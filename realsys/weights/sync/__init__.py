@@ -1,0 +1,1 @@
+"""Weights from trainers to generation servers: versioned, in buckets, checked."""
