@@ -15,9 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from realsys.rollout.simulation.lengths import Lengths
-from realsys.rollout.simulation.simulate_rollouts import Outcome, Setting, simulate
+from realsys.rollout.simulation.simulate_rollouts import (
+    SimulationOutcome,
+    SimulationSettings,
+    simulate,
+)
 
-Play = Callable[..., Outcome]
+Play = Callable[..., SimulationOutcome]
 ANSWERS_A_ROW = 8  # in a batch
 ONE_OFF = {"max_staleness": 1, "whole_batches": True, "interruptible": False}
 
@@ -28,7 +32,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def colocated(setting: Setting) -> dict[str, Any]:
+def colocated(setting: SimulationSettings) -> dict[str, Any]:
     """All devices do both in turn, at no cost for the change: twice the servers, twice the trainers."""
     return {
         "max_staleness": 0,
@@ -37,13 +41,13 @@ def colocated(setting: Setting) -> dict[str, Any]:
     }
 
 
-def batch_of(setting: Setting, answers_a_row: float) -> dict[str, Any]:
+def batch_of(setting: SimulationSettings, answers_a_row: float) -> dict[str, Any]:
     """A batch of so many answers for each row of all servers."""
     rows = setting.servers * setting.slots
     return {"batch_size": round(answers_a_row * rows / setting.group_size)}
 
 
-def schedules(play: Play, setting: Setting) -> None:
+def schedules(play: Play, setting: SimulationSettings) -> None:
     """Every schedule in one setting."""
     say(
         "| schedule | tokens/s | of the bound | times sync | prompts thrown away | staleness: mean |"
@@ -51,7 +55,7 @@ def schedules(play: Play, setting: Setting) -> None:
     say("|---|---:|---:|---:|---:|---:|")
     sync = play()
 
-    def row(name: str, of: Outcome) -> None:
+    def row(name: str, of: SimulationOutcome) -> None:
         share, times = of.tokens_per_s / setting.bound, of.tokens_per_s / sync.tokens_per_s
         say(
             f"| {name} | {of.tokens_per_s:,.0f} | {share:.0%} | {times:.2f} "
@@ -69,7 +73,7 @@ def schedules(play: Play, setting: Setting) -> None:
                 row(name if interruptible else name + ", servers drained", play(**how))
 
 
-def space(play: Play, setting: Setting) -> None:
+def space(play: Play, setting: SimulationSettings) -> None:
     """Two steps of staleness in other settings."""
     say("| setting | sync | one step off | η = 1 | η = 2 | η = 4 | η = 2 over sync | over all 16 |")
     say("|---|---:|---:|---:|---:|---:|---:|---:|")
@@ -116,7 +120,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    setting = Setting(
+    setting = SimulationSettings(
         lengths=Lengths(mean=1024, longest=8192),
         max_staleness=0,
         publish_s=2,
@@ -126,7 +130,7 @@ def main() -> None:
     )
     setting = replace(setting, **batch_of(setting, ANSWERS_A_ROW))
 
-    def play(**changed: Any) -> Outcome:
+    def play(**changed: Any) -> SimulationOutcome:
         return simulate(replace(setting, **changed))
 
     say(f"bound: {setting.bound:,.0f} tokens/s\n")

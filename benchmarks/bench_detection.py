@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "etcd"))
 from etcd_server import ADDRESS, EtcdCluster
 
 from realsys.heartbeat.heartbeat_link import Heartbeat
-from realsys.heartbeat.heartbeat_messages import Begin
+from realsys.heartbeat.heartbeat_messages import Init
 from realsys.master.graph.peer_watch import PeerWatch
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, Standing
+from realsys.name_resolve.lease_judge import TTL_S, LeaseStatus
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import EventKind
 from realsys.observability.worker_logs import configure_logging
@@ -69,7 +69,7 @@ def play_worker(store: str, folder: str, index: int, host: str) -> None:
     """Registers, then says each change of its standing and when it was."""
     configure_logging(f"{TYPE}/{index}")
     link = Heartbeat.start(
-        Begin(
+        Init(
             worker_type=TYPE,
             index=index,
             pid=os.getpid(),
@@ -169,7 +169,8 @@ class Trial:
     def wait_held(self, workers: Sequence[Worker]) -> None:
         """Until they have registered."""
         until(
-            lambda: all(w.changes.get(Standing.HELD) for w in workers), "workers did not register"
+            lambda: all(w.changes.get(LeaseStatus.HELD) for w in workers),
+            "workers did not register",
         )
         # Whom the supervisor has never seen it can't miss.
         names = {w.worker for w in workers}
@@ -384,7 +385,7 @@ class Cutter:
             self.staff(node)
 
     def _note(self, worker: Worker, cut_s: float) -> None:
-        suspended_s = worker.changes[Standing.SUSPENDED]
+        suspended_s = worker.changes[LeaseStatus.SUSPENDED]
         lost_s = self._trial.seen_s["leases"][worker.worker]
         expired_s = self._trial.seen_s["expiry"][worker.worker]
         self.suspended_s.append(suspended_s - cut_s)

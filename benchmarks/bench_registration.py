@@ -36,8 +36,8 @@ from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_judge import (
     RENEWALS_PER_TTL,
-    LeaseJudge,
-    Standing,
+    LeaseStatus,
+    LeaseValidity,
     lease_ttl_s,
 )
 from realsys.name_resolve.open import open_store
@@ -65,7 +65,7 @@ class Client:
     keys: WorkerKeys
     due_s: float = 0.0
     lease: Lease | None = None
-    judge: LeaseJudge | None = None
+    judge: LeaseValidity | None = None
 
     def register(self, ttl_s: float) -> None:
         sent_s = time.monotonic()
@@ -81,7 +81,7 @@ class Client:
         )
         status = WorkerStatus(state="ready", attempt=1, token=ATTEMPT.token)
         self.lease = self.keys.take(record, status, ttl_s=ttl_s)
-        self.judge = LeaseJudge(self.lease.ttl_s, granted_s=sent_s)
+        self.judge = LeaseValidity(self.lease.ttl_s, granted_s=sent_s)
 
     def leave(self) -> float:
         """Says goodbye; returns when it began to."""
@@ -163,7 +163,7 @@ class Fleet:
         assert client.judge is not None
         sent_s = time.monotonic()
         self.tally.unrenewed_s = max(self.tally.unrenewed_s, sent_s - client.judge.renewed_s)
-        self.tally.suspended += client.judge.standing(sent_s) is not Standing.HELD
+        self.tally.suspended += client.judge.standing(sent_s) is not LeaseStatus.HELD
         client.lease.keep_alive()
         self.tally.renewals_s.append(time.monotonic() - sent_s)
         client.judge.renewed(sent_s)

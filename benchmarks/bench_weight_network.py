@@ -45,10 +45,10 @@ from realsys.data.transfer.tensor_store import TensorStore
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import WeightPart, WeightSource
 from realsys.weights.layouts.boxes import Box
-from realsys.weights.sync.buffer_pool import WarmMemory
+from realsys.weights.sync.buffer_pool import BufferPool
 from realsys.weights.sync.host_share import HostShare
 from realsys.weights.sync.manifest import KEY, decode_manifest
-from realsys.weights.sync.plan_publish import who_gives_what
+from realsys.weights.sync.plan_publish import plan_publish
 from realsys.weights.sync.publisher import WeightPublisher
 from realsys.weights.sync.receiver import WeightReceiver
 
@@ -111,7 +111,7 @@ def give(link: Connection, network: str, mib: int, keypairs: TrialKeypairs) -> N
     ).start()
     weights = bench_weight_sync.weights_of(mib)
     layout = ({w.name: (Box.whole(w.shape),) for w in weights},)
-    giving = who_gives_what(layout, [0], dtypes={w.name: "bfloat16" for w in weights})
+    giving = plan_publish(layout, [0], dtypes={w.name: "bfloat16" for w in weights})
     publisher = WeightPublisher(store, giving, model="m", worker=0)
     engine = bench_weight_sync.Engine(weights)
     listener = socket.create_server((GIVER, 0))
@@ -146,7 +146,7 @@ def take(link: Connection, to_giver: Connection, network: str, mib: int, rounds:
 
     receiver, second = (WeightReceiver(client, share=share) for _ in range(2))
     single = client((endpoint,))
-    memory = WarmMemory()
+    memory = BufferPool()
     target = memoryview(np.ones(mib * MIB, np.uint8))
     for version in range(1, rounds + 2):
         to_giver.send(version)

@@ -34,7 +34,7 @@ from realsys.transport.generation_messages import WeightPart, WeightSource
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.sync.checksum import checksum
 from realsys.weights.sync.manifest import KEY
-from realsys.weights.sync.plan_publish import who_gives_what, wire_dtypes
+from realsys.weights.sync.plan_publish import plan_publish, wire_dtypes
 from realsys.weights.sync.publisher import WeightPublisher
 from realsys.weights.sync.receiver import WeightReceiver
 
@@ -87,7 +87,7 @@ def trainer(link: Connection, sizes_mib: list[int], keypairs: TrialKeypairs, del
     for mib in sizes_mib:
         weights = weights_of(mib)
         layout = ({w.name: (Box.whole(w.shape),) for w in weights},)
-        giving = who_gives_what(layout, [0], dtypes=wire_dtypes(weights, dtype="bfloat16"))
+        giving = plan_publish(layout, [0], dtypes=wire_dtypes(weights, dtype="bfloat16"))
         model = f"m{mib}"
         publisher = WeightPublisher(store, giving, model=model, worker=0, delta=delta)
         made[mib] = Engine(weights), publisher

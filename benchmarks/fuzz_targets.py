@@ -76,7 +76,7 @@ STOP = records.StopRequest(grace_seconds=30.0, by="somebody", at=1.0, attempt=AT
 COMMAND = Command(
     id="1", verb=Verb.PAUSE, by="somebody", at=1.0, attempt=ATTEMPT, token=TOKEN, args={"a": "b"}
 )
-BEGIN = h.Begin(
+BEGIN = h.Init(
     worker_type="model_worker",
     index=0,
     pid=7,
@@ -231,7 +231,7 @@ def heartbeat_targets() -> dict[str, Target]:
 
     Parent and child of one program: what does not fit may end the reader, but as msgspec's error.
     """
-    here, there = h.Line.pair()
+    here, there = h.PacketSocket.pair()
 
     def through(receive: Callable[[], object]) -> Callable[[bytes], object]:
         def read(data: bytes) -> object:
@@ -248,11 +248,11 @@ def heartbeat_targets() -> dict[str, Target]:
     up = (BEGIN, register, h.Tell(status=STATUS), h.Goodbye(status=STATUS, timeout_s=3.0))
     down = (
         h.Registered(),
-        h.Refused(kind="StoreError", what="w", where="x", fix="f"),
+        h.RegistrationRefused(kind="StoreError", what="w", where="x", fix="f"),
         h.StopAsked(request=STOP),
         h.Commanded(value=records.dumps(COMMAND)),
-        h.Over(code=70, kind="Fenced", why="w"),
-        h.GoodbyeSaid(trouble="t"),
+        h.Terminate(code=70, kind="Fenced", why="w"),
+        h.Deregistered(trouble="t"),
     )
     allowed = (ProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
     return {

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from experiments.grpo_math import GRPOMathExperiment
-from experiments.parts.placement import RoleModel
+from experiments.parts.placement import RolePlacement
 from realsys.algorithms.predictions import Predictions
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
@@ -79,7 +79,7 @@ class GivenCostExperiment(GRPOMathExperiment):
         1000.0, "tokens of answers that the trainer takes in a second", gt=0
     )
 
-    def _model(self, role: str) -> RoleModel:
+    def _model(self, role: str) -> RolePlacement:
         made = super()._model(role)
         if role != "actor":
             return made

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from experiments.parts.placement import RoleModel
+from experiments.parts.placement import RolePlacement
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
@@ -203,8 +203,8 @@ class CostPPOExperiment(PPOMathExperiment):
         workers = tuple(replace(w, datasets=(questions,)) for w in config.model_worker)
         return replace(config, model_worker=workers)
 
-    def _model(self, role: str) -> RoleModel:
-        return RoleModel(
+    def _model(self, role: str) -> RolePlacement:
+        return RolePlacement(
             model=ModelAbstraction("cost_model"), backend=ModelBackendAbstraction("cost")
         )
 

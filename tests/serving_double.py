@@ -21,7 +21,7 @@ from typing import Self
 
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
 from realsys.generation.http.http_client import HttpGenerationClient
-from realsys.generation.http.served_engine import Answer, Counters
+from realsys.generation.http.served_engine import Counters, EngineAnswer
 from realsys.generation.server.http_app import generation_app
 from realsys.generation.server.listener import HttpsListener
 from realsys.transport.generation_messages import (
@@ -57,17 +57,17 @@ def double_logprob(token: int, version: int) -> float:
 
 def double_answer(
     input_ids: Sequence[int], sampling: Sampling, *, version: int = 0, vocab_size: int = 100
-) -> Answer:
+) -> EngineAnswer:
     """What the double answers if nobody disturbs it."""
     tokens = list(input_ids)
-    answer = Answer(rid="", prompt_tokens=len(tokens))
+    answer = EngineAnswer(rid="", prompt_tokens=len(tokens))
     while answer.finish is None:
         _add_token(answer, tokens, sampling, version=version, vocab_size=vocab_size)
     return answer
 
 
 def _add_token(
-    answer: Answer, tokens: list[int], sampling: Sampling, *, version: int, vocab_size: int
+    answer: EngineAnswer, tokens: list[int], sampling: Sampling, *, version: int, vocab_size: int
 ) -> None:
     position = sampling.position + len(answer.output_ids)
     seed = sampling.sampling_seed or 0
@@ -113,12 +113,14 @@ class DoubleEngine:
     seen: list[GenerateRequest] = field(default_factory=list)
     sources: list[WeightSource] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
-    running: dict[str, Answer] = field(default_factory=dict)
+    running: dict[str, EngineAnswer] = field(default_factory=dict)
 
     async def start(self) -> None:
         self._died = asyncio.Event()
 
-    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncIterator[EngineAnswer]:
         self.seen.append(request)
         self._check_alive()
         if self.fail_next > 0:
@@ -126,7 +128,7 @@ class DoubleEngine:
             raise self.failure
         if request.rid in self.running:
             raise DataError(f"rid {request.rid!r} is in use", where="the double", fix="use another")
-        answer = Answer(rid=request.rid, prompt_tokens=len(request.input_ids))
+        answer = EngineAnswer(rid=request.rid, prompt_tokens=len(request.input_ids))
         tokens = list(request.input_ids)
         self.running[request.rid] = answer
         try:

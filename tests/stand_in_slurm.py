@@ -17,9 +17,9 @@ from experiments.ppo_math import PPOMathExperiment
 from realsys.api.cluster import ClusterSpec, SlurmSpec
 from realsys.api.plan import (
     JobComponent,
+    JobLayout,
     JobPlan,
     LaunchPlan,
-    Layout,
     PhasePlan,
     StepPlan,
     plan_text,
@@ -33,7 +33,7 @@ MASTER, MODEL = WorkerType.MASTER_WORKER, WorkerType.MODEL_WORKER
 def make_plan(
     root: Path,
     *,
-    layout: Layout = Layout.SINGLE,
+    layout: JobLayout = JobLayout.SINGLE,
     requeue: bool = False,
     slurm: SlurmSpec | None = None,
     step: dict[str, object] | None = None,
@@ -45,7 +45,7 @@ def make_plan(
         step: what is different in the model workers' step.
         cluster: what is different in the cluster spec.
     """
-    apart = layout is not Layout.SINGLE
+    apart = layout is not JobLayout.SINGLE
     model = StepPlan(
         worker_type=MODEL, component=int(apart), nodes=((2, 1),), cpus_per_task=1, memory_mib=50
     )

@@ -10,7 +10,7 @@ from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.shape import ModelShape
 from realsys.transport.generation_messages import WeightPart, WeightSource
 from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
-from realsys.weights.sync.plan_publish import weights_of, who_gives_what, wire_dtypes
+from realsys.weights.sync.plan_publish import plan_publish, weights_of, wire_dtypes
 from realsys.weights.sync.publisher import WeightPublisher
 from realsys.weights.sync.receiver import WeightReceiver
 
@@ -84,7 +84,7 @@ class Trainers:
         self.workers = [10 + rank for rank in range(len(layout))]
         self.engines = [Engine(holding, whole) for holding in layout]
         self.stores = [TensorStore() for _ in layout]
-        giving = who_gives_what(
+        giving = plan_publish(
             layout,
             self.workers,
             dtypes=wire_dtypes(weights_of(layout), dtype=held, wire=wire),

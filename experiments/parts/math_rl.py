@@ -48,7 +48,7 @@ from experiments.parts.placement import (
     Allocated,
     Copies,
     PlacementSettings,
-    RoleModel,
+    RolePlacement,
     allocate,
     place_models,
     with_copies,
@@ -542,16 +542,16 @@ class MathRLExperiment(Experiment):
         """Keys that every update reads."""
         return (*POLICY_KEYS, *((REFERENCE,) if self.ppo.needs_ref_logprobs else ()))
 
-    def _model(self, role: str) -> RoleModel:
+    def _model(self, role: str) -> RolePlacement:
         if role in RULES:
-            return RoleModel(
+            return RolePlacement(
                 model=ModelAbstraction("tokenizer_only", {"path": absolute(self.actor.path)}),
                 backend=ModelBackendAbstraction("inference"),
             )
         options: ModelOptions = getattr(self, role)
         kind = "hf_critic" if role == "critic" else "hf_causal_lm"
         evaluated = role == "actor" and self.dataset.eval_size > 0
-        return RoleModel(
+        return RolePlacement(
             model=ModelAbstraction(
                 kind,
                 {"path": absolute(options.path or self.actor.path), "dtype": self._dtype(role)},

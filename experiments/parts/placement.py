@@ -12,7 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.parts.placement_requests import Wish, allocate_calls, wishes_of
+from experiments.parts.placement_requests import (
+    PlacementRequest,
+    allocate_calls,
+    placement_requests,
+)
 from realsys.api.dataflow import Hook, MFCDef, OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.model import (
@@ -36,7 +40,7 @@ LEFT, RIGHT = "left", "right"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleModel:
+class RolePlacement:
     """One role's model and how it is held.
 
     Attributes:
@@ -104,8 +108,8 @@ def allocate(
         ConfigErrors: mistakes in ``parallel``, pools and allocation.
     """
     problems: list[ConfigError] = []
-    defaults: dict[str, Wish] = {}
-    given: dict[str, Wish] = {}
+    defaults: dict[str, PlacementRequest] = {}
+    given: dict[str, PlacementRequest] = {}
     right = frozenset(right_roles)
     for role, (parallel, pool) in roles.items():
         home = pool or settings.half(is_right=role in right)
@@ -126,7 +130,7 @@ def allocate(
         names = (*settings.pools, *halves)
         entries = parse_allocation(settings.allocation or "", calls=dict(calls), pools=names)
     raise_problems(problems)
-    wishes = wishes_of(
+    wishes = placement_requests(
         dict(calls),
         entries,
         settings=given,
@@ -147,13 +151,13 @@ def allocate(
 
 def _default(
     settings: PlacementSettings, role: str, *, pool: str | None, rule_ranks: int | None
-) -> Wish:
+) -> PlacementRequest:
     """What a role gets that says nothing; ``rule_ranks`` is how many could work, of a rule."""
     is_given = settings.n_model_workers is not None
     is_apart = settings.is_split or bool(settings.pools)
     # Where roles have workers of their own, a rule on all of them would wait for each.
     is_spread = is_given or is_apart if rule_ranks is None else is_given and not is_apart
-    return Wish(
+    return PlacementRequest(
         topology=None if is_spread else ProcessTopology(),
         most_ranks=rule_ranks,
         pool=pool,
@@ -172,7 +176,9 @@ def _collected(problems: list[ConfigError]) -> Iterator[None]:
         problems.append(error)
 
 
-def _halves(wishes: Iterable[Wish], n_workers: int | None) -> dict[str, tuple[int, ...]]:
+def _halves(
+    wishes: Iterable[PlacementRequest], n_workers: int | None
+) -> dict[str, tuple[int, ...]]:
     """The pools of placement ``split``: two halves of the workers, or as large as is asked for.
 
     Workers fill nodes in order, so this halves the GPUs of one node, the nodes of several, and an odd
@@ -243,7 +249,7 @@ def _next_id(copies: Iterable[ModelName], role: str) -> int:
 
 def place_models(
     places: Mapping[ModelName, CallAllocation],
-    models: Mapping[str, RoleModel],
+    models: Mapping[str, RolePlacement],
     *,
     n_workers: int,
     base_seed: int,

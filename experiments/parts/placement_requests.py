@@ -17,7 +17,7 @@ from realsys.planner.allocation import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class PlacementRequest:
     """What is wanted for a call, before it is known which workers there are.
 
     Attributes:
@@ -38,16 +38,16 @@ class Wish:
         return 1 if self.topology is None else self.topology.world_size
 
 
-def wishes_of(
+def placement_requests(
     calls: Mapping[str, str],
     entries: Iterable[AllocationEntry],
     *,
-    settings: Mapping[str, Wish],
-    defaults: Mapping[str, Wish],
+    settings: Mapping[str, PlacementRequest],
+    defaults: Mapping[str, PlacementRequest],
     trained: Mapping[str, str],
     rules: Collection[str] = (),
     where: str = "allocation",
-) -> dict[str, Wish]:
+) -> dict[str, PlacementRequest]:
     """Call → what it wants: its own entry, its role's, ``*``'s, the role's settings if it has any,
     what the role's train step wants, the role's default.
 
@@ -62,15 +62,17 @@ def wishes_of(
     """
     by_name = {entry.name: entry for entry in entries}
 
-    def named(call: str, role: str) -> Wish | None:
+    def named(call: str, role: str) -> PlacementRequest | None:
         for name in (call, role) if role in rules else (call, role, ALL):
             if entry := by_name.get(name):
                 pool = entry.pool or home[role].pool
-                return Wish(topology=entry.topology, pool=pool, where=f"{where}, {entry}")
+                return PlacementRequest(
+                    topology=entry.topology, pool=pool, where=f"{where}, {entry}"
+                )
         return settings.get(role)
 
     home = {role: settings.get(role) or defaults[role] for role in calls.values()}
-    found: dict[str, Wish] = {}
+    found: dict[str, PlacementRequest] = {}
     for call, role in calls.items():
         wish = named(call, role) or (named(trained[role], role) if role in trained else None)
         found[call] = wish or defaults[role]
@@ -78,7 +80,7 @@ def wishes_of(
 
 
 def allocate_calls(
-    wishes: Mapping[str, Wish], pools: Mapping[str, tuple[int, ...]], *, n_workers: int
+    wishes: Mapping[str, PlacementRequest], pools: Mapping[str, tuple[int, ...]], *, n_workers: int
 ) -> dict[str, CallAllocation]:
     """Every call on the first workers of its pool.
 
@@ -87,7 +89,7 @@ def allocate_calls(
     """
     found: dict[str, CallAllocation] = {}
     problems: list[ConfigError] = []
-    too_large: dict[tuple[Wish, ProcessTopology, int], list[str]] = {}
+    too_large: dict[tuple[PlacementRequest, ProcessTopology, int], list[str]] = {}
     for call, wish in wishes.items():
         if wish.pool is not None and wish.pool not in pools:
             problems.append(unknown_pool(wish.pool, pools, wish.where))
@@ -105,7 +107,7 @@ def allocate_calls(
 
 
 def _too_large(
-    calls: list[str], wish: Wish, topology: ProcessTopology, num_workers: int
+    calls: list[str], wish: PlacementRequest, topology: ProcessTopology, num_workers: int
 ) -> ConfigError:
     there = "there are" if wish.pool is None else f"pool {wish.pool!r} has"
     return ConfigError(

@@ -21,7 +21,7 @@ from experiments.parts.math_files import (
     sampled_remarks,
     toy_remarks,
 )
-from experiments.parts.placement import RoleModel, place_models
+from experiments.parts.placement import RolePlacement, place_models
 from experiments.parts.worker_resources import cpus_of_worker, mem_of_worker
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
@@ -207,7 +207,7 @@ class SFTMathExperiment(Experiment):
             model = ModelAbstraction(
                 "hf_causal_lm", {"path": absolute(self.model.path), "dtype": dtype}
             )
-        role = RoleModel(
+        role = RolePlacement(
             model=model,
             backend=backend_of(self.model, trained=True),
             eval_dataset=DatasetAbstraction("math_sft", {**data, "split": "test"})

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.submit.submit import alone, reported
+from launcher.submit.submit import alone, translate_os_errors
 from launcher.trials.copies import is_copy
 from launcher.trials.find_trials import sweep_of, trial_name
 from launcher.trials.liveness import processes_of
@@ -109,7 +109,7 @@ def remove(files: TrialFiles) -> Freed:
         if problem := refusal(view, pids=pids, users=users_of(files)):
             raise problem
         keys = _clear_keys(files, read_plan(files.plan))
-        with reported(files.root):
+        with translate_os_errors(files.root):
             gone = files.root.with_name(f"{PREFIX}{files.root.name}-{os.getpid()}")
             files.root.rename(gone)
             num_files, num_bytes = _counted(gone)

@@ -13,13 +13,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from launcher.control.scale_plan import Change, Unit, Wish, rescaled, units
+from launcher.control.scale_plan import ScaleChange, ScaleRequest, Unit, rescaled, units
 from launcher.sites.places import user_name
 from launcher.trials.status import TrialReader, keys_of
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, view_of
 from realsys.api.errors import ConfigError, TrialError, WaitTimeout
-from realsys.api.plan import LaunchPlan, Layout, PhasePlan
+from realsys.api.plan import JobLayout, LaunchPlan, PhasePlan
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.observability.jsonl import read_jsonl
 from realsys.trial.records import AttemptRecord
@@ -32,7 +32,7 @@ AT_WORK = ("running", "paused")
 
 
 def scale(
-    reader: TrialReader, wish: Wish, *, timeout_s: float, say: Callable[[str], None]
+    reader: TrialReader, wish: ScaleRequest, *, timeout_s: float, say: Callable[[str], None]
 ) -> list[tuple[str, ...]]:
     """Makes it so, and waits; returns a row for each that is there then: name, workers.
 
@@ -51,7 +51,7 @@ def scale(
         if not (wish.counts or wish.drain):
             found = read_scaling(store, keys, token=attempt.token, phase=phase.name)
             return _rows(phase, found or _none(attempt, phase))
-        changes: list[Change] = []
+        changes: list[ScaleChange] = []
 
         def change(before: Scaling) -> Scaling:
             changes.append(rescaled(phase.config, before, wish))
@@ -80,8 +80,8 @@ def _running(reader: TrialReader) -> tuple[LaunchPlan, AttemptRecord, PhasePlan]
     return plan, attempt, plan.phase(view.phase)
 
 
-def _check_layout(plan: LaunchPlan, wish: Wish) -> None:
-    if wish.counts and plan.job is not None and plan.job.layout is Layout.SPLIT:
+def _check_layout(plan: LaunchPlan, wish: ScaleRequest) -> None:
+    if wish.counts and plan.job is not None and plan.job.layout is JobLayout.SPLIT:
         raise ConfigError(
             "the trial's jobs were started apart: nothing can be added to them",
             where="layout split",
@@ -101,7 +101,9 @@ def _rows(phase: PhasePlan, scaling: Scaling) -> list[tuple[str, ...]]:
 class _Waiting:
     """Until all have come and gone."""
 
-    def __init__(self, reader: TrialReader, change: Change, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, reader: TrialReader, change: ScaleChange, say: Callable[[str], None]
+    ) -> None:
         self._reader, self._say = reader, say
         self._coming, self._going = list(change.coming), list(change.going)
 

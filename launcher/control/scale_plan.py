@@ -21,7 +21,7 @@ MAKERS, SERVERS, WORKERS = "makers", "servers", "workers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ScaleRequest:
     """What the user says. Numbers: how many there shall be; None: as many as there are.
 
     Attributes:
@@ -65,7 +65,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Change:
+class ScaleChange:
     """What is to happen: the next value, and the units by what becomes of them."""
 
     scaling: Scaling
@@ -97,7 +97,7 @@ def units(config: ExperimentConfig, scaling: Scaling) -> list[Unit]:
     return [replace(unit, is_going=not going.isdisjoint(unit.workers)) for unit in found]
 
 
-def rescaled(config: ExperimentConfig, scaling: Scaling, wish: Wish) -> Change:
+def rescaled(config: ExperimentConfig, scaling: Scaling, wish: ScaleRequest) -> ScaleChange:
     """What follows from a wish, given what was wished before.
 
     Raises:
@@ -132,7 +132,7 @@ def rescaled(config: ExperimentConfig, scaling: Scaling, wish: Wish) -> Change:
     added = {w: f"{w.partition('/')[0]}/{unit.like}" for unit in coming for w in unit.workers}
     drained = {worker: wish.grace_s for unit in going for worker in unit.workers}
     after = scaling.with_added(added).with_drained(drained)
-    return Change(after, tuple(coming), tuple(going))
+    return ScaleChange(after, tuple(coming), tuple(going))
 
 
 # ---- makers and single workers --------------------------------------------------------------
@@ -193,7 +193,7 @@ def _named(name: str, known: Sequence[Unit]) -> Unit:
     )
 
 
-def _like(wish: Wish, among: Sequence[Unit], there: Sequence[Unit]) -> Unit:
+def _like(wish: ScaleRequest, among: Sequence[Unit], there: Sequence[Unit]) -> Unit:
     """Also one that goes, or has gone: another may take its place."""
     if wish.like is None:
         return (there or among)[-1]

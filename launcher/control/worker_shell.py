@@ -16,7 +16,7 @@ from launcher.trials.liveness import Process
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import read_submission
 from realsys.api.errors import TrialError, did_you_mean
-from realsys.api.plan import LaunchPlan, Layout, StepPlan
+from realsys.api.plan import JobLayout, LaunchPlan, StepPlan
 from realsys.slurm.containers import wrap
 from realsys.slurm.step_command import het_group
 from realsys.trial.records import WorkerRecord
@@ -46,7 +46,7 @@ def shell_command(
         return command, _environment_of(record)
     step = _step(reader.plan, records.progress.phase if records.progress else "main", worker)
     job_id = records.attempt.job_id if records.attempt else submission.job_id
-    if reader.plan.job is not None and reader.plan.job.layout is Layout.SPLIT:
+    if reader.plan.job is not None and reader.plan.job.layout is JobLayout.SPLIT:
         job_id = submission.job_ids[step.component]
     node = record.node or record.host
     argv = step_beside(reader.plan, step, _number(job_id), node, command, terminal=terminal)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.job.groups import Group
-from launcher.job.task_placement import Demand, Misfit, NodeShape, Packing, place
+from launcher.job.groups import PlacedGroup
+from launcher.job.task_placement import Misfit, NodeShape, Packing, TaskDemand, place
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
 from realsys.api.plan import StepPlan
@@ -48,7 +48,7 @@ class ComponentNodes:
 
 def component_nodes(
     index: int,
-    groups: Sequence[Group],
+    groups: Sequence[PlacedGroup],
     partition: PartitionSpec,
     limit: NodeLimit,
     cluster: ClusterSpec,
@@ -106,15 +106,15 @@ def uses_one_thread(extra: Mapping[str, str]) -> bool:
     return extra.get("hint") == "nomultithread" or extra.get("threads-per-core") == "1"
 
 
-def threads_are_known(group: Group) -> bool:
+def threads_are_known(group: PlacedGroup) -> bool:
     """Whether the steps' share of CPUs can be counted as Slurm will count it."""
     known = group.partition is None or group.partition.threads_per_core is not None
     return known or uses_one_thread(group.task.extra)
 
 
-def _demand(group: Group, node: NodeShape) -> Demand:
+def _demand(group: PlacedGroup, node: NodeShape) -> TaskDemand:
     task = group.task
-    return Demand(
+    return TaskDemand(
         name=group.kind.value,
         count=group.count,
         cpus=node.whole(task.cpu),
@@ -123,7 +123,9 @@ def _demand(group: Group, node: NodeShape) -> Demand:
     )
 
 
-def _step(index: int, group: Group, packing: Packing, binding: str, node: NodeShape) -> StepPlan:
+def _step(
+    index: int, group: PlacedGroup, packing: Packing, binding: str, node: NodeShape
+) -> StepPlan:
     task, runs = group.task, packing.runs(group.kind.value)
     return StepPlan(
         worker_type=group.kind,
@@ -143,13 +145,16 @@ def _step(index: int, group: Group, packing: Packing, binding: str, node: NodeSh
     )
 
 
-def _gpus_per_node(group: Group, packing: Packing) -> int:
+def _gpus_per_node(group: PlacedGroup, packing: Packing) -> int:
     """What `--gres` gives the step on every node: as many as its fullest node uses."""
     return gpus_for(max(tasks for _, tasks in packing.runs(group.kind.value)), group.task.gpu)
 
 
 def _gpus_asked(
-    groups: Sequence[Group], tasks: Sequence[int], packing: Packing, binding: Mapping[str, str]
+    groups: Sequence[PlacedGroup],
+    tasks: Sequence[int],
+    packing: Packing,
+    binding: Mapping[str, str],
 ) -> int:
     """GPUs that the steps take on a node with so many tasks of each."""
     return sum(
@@ -160,7 +165,7 @@ def _gpus_asked(
 
 
 def _bindings(
-    groups: Sequence[Group],
+    groups: Sequence[PlacedGroup],
     packing: Packing,
     node: NodeShape,
     cluster: ClusterSpec,
@@ -186,13 +191,13 @@ def _bindings(
     return found
 
 
-def _is_uneven(group: Group, packing: Packing) -> bool:
+def _is_uneven(group: PlacedGroup, packing: Packing) -> bool:
     """Whether some node of the group uses fewer GPUs than its fullest one."""
     used = {gpus_for(t, group.task.gpu) for _, t in packing.runs(group.kind.value) if t}
     return len(used) > 1
 
 
-def _uneven(group: Group, packing: Packing, node: NodeShape) -> ConfigError:
+def _uneven(group: PlacedGroup, packing: Packing, node: NodeShape) -> ConfigError:
     name, count, gpus = group.kind.value, group.count, _gpus_per_node(group, packing)
     full = gpus * tasks_per_gpu(group.task.gpu)
     multiples = sorted({count // full * full, -(-count // full) * full} - {0})
@@ -206,7 +211,7 @@ def _uneven(group: Group, packing: Packing, node: NodeShape) -> ConfigError:
 
 
 def _misfit(
-    groups: Sequence[Group], misfit: Misfit, limit: NodeLimit, node: NodeShape
+    groups: Sequence[PlacedGroup], misfit: Misfit, limit: NodeLimit, node: NodeShape
 ) -> ConfigError:
     about = f" ({limit.words})" if misfit.needed is not None else ""
     if node.core > 1:

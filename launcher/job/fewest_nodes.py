@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.job.node_patterns import OutOfWork, Pattern, Patterns, Work
+from launcher.job.node_patterns import OutOfWork, PackingProblem, Pattern, Patterns
 
 FEW_NODES = 6
 SEARCH_WORK = 60_000  # patterns of one exact search, about 0.2 s
@@ -52,7 +52,7 @@ def num_nodes(runs: Runs) -> int:
 
 def _packed(patterns: Patterns, left: Pattern, search_work: int, *, relaxed: bool) -> Runs:
     dense, least = _dense(patterns, left), lower_bound(patterns, left)
-    work = Work(search_work)
+    work = PackingProblem(search_work)
     while least < num_nodes(dense) and least <= FEW_NODES:
         try:
             found = _on_few(patterns, left, least, work, set())
@@ -92,7 +92,11 @@ def _repeated(pattern: Pattern, left: Pattern, most: int | None = None) -> tuple
 
 
 def _on_few(
-    patterns: Patterns, left: Pattern, nodes: int, work: Work, failed: set[tuple[int, Pattern]]
+    patterns: Patterns,
+    left: Pattern,
+    nodes: int,
+    work: PackingProblem,
+    failed: set[tuple[int, Pattern]],
 ) -> list[Pattern] | None:
     """A pattern for each of so many nodes that hold all tasks, or None when there is no way."""
     if not any(left):
@@ -142,7 +146,7 @@ def _relaxation(
     amounts = [left[g] * inverse[i][i] for i, g in enumerate(groups)]
     for _ in range(50 * size):
         prices = [sum(costs[i] * inverse[i][j] for i in range(size)) for j in range(size)]
-        entering, cost = _entering(patterns, left, groups, prices, Work(pricing_work))
+        entering, cost = _entering(patterns, left, groups, prices, PackingProblem(pricing_work))
         if entering is None:
             break
         step = [sum(inverse[i][j] * entering[g] for j, g in enumerate(groups)) for i in range(size)]
@@ -156,7 +160,11 @@ def _relaxation(
 
 
 def _entering(
-    patterns: Patterns, left: Pattern, groups: Sequence[int], prices: Sequence[float], work: Work
+    patterns: Patterns,
+    left: Pattern,
+    groups: Sequence[int],
+    prices: Sequence[float],
+    work: PackingProblem,
 ) -> tuple[Pattern | None, float]:
     """The column that lowers the cost, and what it costs; None when there is none."""
     values = [0.0] * len(left)

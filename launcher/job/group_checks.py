@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from launcher.job.component_nodes import NodeLimit, node_shape, threads_are_known
-from launcher.job.groups import Group
+from launcher.job.groups import PlacedGroup
 from launcher.job.sbatch_options import extra_problems
-from launcher.job.task_placement import Demand, Misfit, place
+from launcher.job.task_placement import Misfit, TaskDemand, place
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
-from realsys.api.plan import JobComponent, Layout
+from realsys.api.plan import JobComponent, JobLayout
 from realsys.config.problems import collected
 from realsys.slurm.containers import image_problems, image_warnings
 from realsys.slurm.hostlist import check_nodelist, expand
@@ -20,7 +20,7 @@ _NO_FEATURE = re.compile(r"[&|,()\[\]!\s]+|\*\d+")  # operators and counts of a 
 
 
 def group_problems(
-    group: Group, cluster: ClusterSpec, *, dependency: bool
+    group: PlacedGroup, cluster: ClusterSpec, *, dependency: bool
 ) -> Iterator[ConfigError]:
     """Node lists, further sbatch options, and the group's own image."""
     known = _names(group.partition.nodelist) if group.partition else None
@@ -34,7 +34,7 @@ def group_problems(
         yield from image_problems(cluster.container, image, where=where)
 
 
-def group_warnings(group: Group, cluster: ClusterSpec) -> Iterator[str]:
+def group_warnings(group: PlacedGroup, cluster: ClusterSpec) -> Iterator[str]:
     """Features that no node has, as far as they are described; images that may change."""
     features = {f for p in cluster.partitions.values() for f in p.features}
     words = [w for w in _NO_FEATURE.split(group.task.constraint or "") if w]
@@ -55,7 +55,7 @@ def group_warnings(group: Group, cluster: ClusterSpec) -> Iterator[str]:
     )
 
 
-def node_limit(groups: Sequence[Group], partition: PartitionSpec) -> NodeLimit:
+def node_limit(groups: Sequence[PlacedGroup], partition: PartitionSpec) -> NodeLimit:
     """The fewest nodes that anybody grants the component; wrong node lists grant any number."""
     task, name = groups[0].task, groups[0].task.partition
     excluded, known = set(_names(task.exclude) or ()), _names(partition.nodelist)
@@ -78,7 +78,7 @@ def node_limit(groups: Sequence[Group], partition: PartitionSpec) -> NodeLimit:
 
 
 def crowded_partitions(
-    components: Sequence[JobComponent], layout: Layout, cluster: ClusterSpec
+    components: Sequence[JobComponent], layout: JobLayout, cluster: ClusterSpec
 ) -> Iterator[ConfigError]:
     """Components that fit one by one, but not all at the same time.
 
@@ -92,7 +92,7 @@ def crowded_partitions(
             continue
         each = " and ".join(f"{c.nodes} for {c.name}" for c in here)
         what = f"{each} make {nodes} nodes of partition {name!r}, it has {partition.nodes}"
-        if layout is Layout.SPLIT:
+        if layout is JobLayout.SPLIT:
             misfit = _jobs_beside_each_other(here, partition)
             if misfit is None:
                 continue
@@ -113,7 +113,7 @@ def _jobs_beside_each_other(
     is refused by itself.
     """
     shares = [
-        Demand(
+        TaskDemand(
             name=job.name,
             count=job.nodes,
             cpus=job.cpus_per_node,

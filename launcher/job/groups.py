@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from launcher.job.sbatch_options import option_name
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
-from realsys.api.plan import Layout
+from realsys.api.plan import JobLayout
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, WorkerType
 from realsys.slurm.hostlist import compress, expand
 
@@ -23,7 +23,7 @@ _NODE_FIELDS = (*_SITE_DEFAULTS, "gpu_type", "nodelist", "exclude", "extra")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class PlacedGroup:
     """The tasks of a worker type in a phase.
 
     Attributes:
@@ -45,13 +45,15 @@ class Group:
 
 def groups_of(
     phases: Mapping[str, ExperimentScheduling], cluster: ClusterSpec, problems: list[ConfigError]
-) -> list[Group]:
+) -> list[PlacedGroup]:
     """All groups, phase after phase, in start order."""
     found = []
     for phase, scheduling in phases.items():
         for kind, tasks in scheduling.groups().items():
             task = _with_defaults(kind, tasks.scheduling, cluster)
-            group = Group(phase=phase, kind=kind, count=tasks.count, task=task, partition=None)
+            group = PlacedGroup(
+                phase=phase, kind=kind, count=tasks.count, task=task, partition=None
+            )
             try:
                 name, partition = partition_of(task.partition, cluster, group.where("partition"))
             except ConfigError as error:
@@ -91,19 +93,21 @@ def partition_of(name: str | None, cluster: ClusterSpec, where: str) -> tuple[st
     return ",".join(names), specs[0] if len(specs) == 1 else _both(specs)
 
 
-def components_of(groups: Sequence[Group], layout: Layout | None) -> list[list[Group]]:
+def components_of(
+    groups: Sequence[PlacedGroup], layout: JobLayout | None
+) -> list[list[PlacedGroup]]:
     """The groups that share nodes, those with the master first.
 
     Args:
         layout: None for auto.
     """
-    found: list[list[Group]] = []
+    found: list[list[PlacedGroup]] = []
     for group in groups:
         for component in found:
             together = component[0].kind is group.kind
-            if layout is not Layout.SPLIT:
+            if layout is not JobLayout.SPLIT:
                 together = not any(True for _ in differences(component, group))
-            if layout is Layout.SINGLE or together:
+            if layout is JobLayout.SINGLE or together:
                 component.append(group)
                 break
         else:
@@ -114,7 +118,9 @@ def components_of(groups: Sequence[Group], layout: Layout | None) -> list[list[G
     return found
 
 
-def differences(component: Sequence[Group], group: Group) -> Iterator[tuple[Group, str]]:
+def differences(
+    component: Sequence[PlacedGroup], group: PlacedGroup
+) -> Iterator[tuple[PlacedGroup, str]]:
     """(a group of the component, the field) on which ``group`` asks for other nodes than it."""
     for name in _NODE_FIELDS:
         for other in component:
@@ -125,7 +131,7 @@ def differences(component: Sequence[Group], group: Group) -> Iterator[tuple[Grou
                 break
 
 
-def disagreements(component: Sequence[Group], layout: Layout) -> Iterator[ConfigError]:
+def disagreements(component: Sequence[PlacedGroup], layout: JobLayout) -> Iterator[ConfigError]:
     """Why groups that must share nodes can't."""
     for at, group in enumerate(component):
         if found := list(differences(component[:at], group)):
@@ -142,7 +148,7 @@ def disagreements(component: Sequence[Group], layout: Layout) -> Iterator[Config
             return  # the next ones differ in the same
 
 
-def too_many_components(components: Sequence[Sequence[Group]]) -> Iterator[ConfigError]:
+def too_many_components(components: Sequence[Sequence[PlacedGroup]]) -> Iterator[ConfigError]:
     """A heterogeneous job has at most 128 of them."""
     if len(components) > MAX_COMPONENTS:
         yield ConfigError(
@@ -205,7 +211,7 @@ def _known_threads(specs: Sequence[PartitionSpec]) -> list[int]:
     return [s.threads_per_core for s in specs if s.threads_per_core]
 
 
-def _gpu_type_problem(group: Group) -> Iterator[ConfigError]:
+def _gpu_type_problem(group: PlacedGroup) -> Iterator[ConfigError]:
     has = group.partition.gpu_type if group.partition else None
     if has is not None and group.task.gpu_type not in (None, has):
         yield ConfigError(
@@ -216,7 +222,7 @@ def _gpu_type_problem(group: Group) -> Iterator[ConfigError]:
         )
 
 
-def _called(group: Group) -> str:
+def _called(group: PlacedGroup) -> str:
     return group.kind.value + ("" if group.phase == MAIN_PHASE else f" of phase {group.phase}")
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from launcher.job.component_nodes import ComponentNodes, StepKey, component_nodes
 from launcher.job.group_checks import crowded_partitions, group_problems, group_warnings, node_limit
 from launcher.job.groups import (
-    Group,
+    PlacedGroup,
     components_of,
     disagreements,
     groups_of,
@@ -24,7 +24,7 @@ from launcher.job.groups import (
 from launcher.job.times import JobTimes, job_times, over_the_partition, time_to_run
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
-from realsys.api.plan import JobComponent, JobPlan, Layout, StepPlan
+from realsys.api.plan import JobComponent, JobLayout, JobPlan, StepPlan
 from realsys.api.scheduling import ExperimentScheduling
 
 AUTO = "auto"
@@ -82,7 +82,7 @@ def allocate(
     problems += crowded_partitions([c for c, _ in planned], layout, cluster)
     problems += _no_requeue(layout, request, cluster)
     problems += _no_such_preflight(request)
-    if layout is Layout.HET:
+    if layout is JobLayout.HET:
         problems += _carried_over([component for component, _ in planned])
     warnings = [*times.warnings, *(w for g in groups for w in group_warnings(g, cluster))]
     told = tuple(dict.fromkeys(warnings))
@@ -90,7 +90,7 @@ def allocate(
         return Allocation(problems=tuple(_once(problems)), warnings=told)
     wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
     job = JobPlan(
-        layout=layout if len(planned) > 1 else Layout.SINGLE,
+        layout=layout if len(planned) > 1 else JobLayout.SINGLE,
         components=tuple(component for component, _ in planned),
         begin=times.begin.text if times.begin else None,
         deadline=times.deadline.text if times.deadline else None,
@@ -114,10 +114,12 @@ def allocate(
     return Allocation(job=job, steps=by_phase, warnings=told)
 
 
-def _no_requeue(layout: Layout, request: JobRequest, cluster: ClusterSpec) -> Iterator[ConfigError]:
+def _no_requeue(
+    layout: JobLayout, request: JobRequest, cluster: ClusterSpec
+) -> Iterator[ConfigError]:
     """Slurm requeues one job: the others of a split trial would be gone when it comes back."""
     wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
-    if layout is Layout.SPLIT and wanted:
+    if layout is JobLayout.SPLIT and wanted:
         yield ConfigError(
             "several jobs that start apart can't be requeued as one",
             where="--layout split and --requeue",
@@ -147,18 +149,18 @@ def _carried_over(components: Sequence[JobComponent]) -> Iterator[ConfigError]:
 
 
 def _laid_out(
-    groups: Sequence[Group],
+    groups: Sequence[PlacedGroup],
     cluster: ClusterSpec,
     request: JobRequest,
     problems: list[ConfigError],
-) -> tuple[Layout, list[list[Group]]]:
+) -> tuple[JobLayout, list[list[PlacedGroup]]]:
     """The layout and the groups of each component; none of them where groups can't be parted."""
     word = request.layout or cluster.slurm.layout
-    if word not in (AUTO, *Layout):
-        fix = did_you_mean(word, (AUTO, *(known.value for known in Layout)))
+    if word not in (AUTO, *JobLayout):
+        fix = did_you_mean(word, (AUTO, *(known.value for known in JobLayout)))
         problems.append(UnknownName(f"no layout {word!r}", where="--layout", fix=fix))
         word = AUTO
-    layout = Layout.HET if word == AUTO else Layout(word)
+    layout = JobLayout.HET if word == AUTO else JobLayout(word)
     components = components_of(groups, layout)
     found = [p for component in components for p in disagreements(component, layout)]
     found += too_many_components(components)
@@ -167,8 +169,8 @@ def _laid_out(
 
 
 def _planned(
-    components: Sequence[Sequence[Group]],
-    everyone: Sequence[Group],
+    components: Sequence[Sequence[PlacedGroup]],
+    everyone: Sequence[PlacedGroup],
     times: JobTimes,
     cluster: ClusterSpec,
     problems: list[ConfigError],
@@ -199,7 +201,10 @@ def _planned(
 
 
 def _component(
-    groups: Sequence[Group], nodes: ComponentNodes, time_limit: str | None, cluster: ClusterSpec
+    groups: Sequence[PlacedGroup],
+    nodes: ComponentNodes,
+    time_limit: str | None,
+    cluster: ClusterSpec,
 ) -> JobComponent:
     task, kinds = groups[0].task, tuple(dict.fromkeys(g.kind for g in groups))
     gpu_types = [g.task.gpu_type for g in groups if g.task.gpu] or [

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from launcher.job.fewest_nodes import fewest_nodes, lower_bound, num_nodes
-from launcher.job.node_patterns import Demand, NodeShape, Patterns
+from launcher.job.node_patterns import NodeShape, Patterns, TaskDemand
 
 QUICK_WORK = 2_000  # some hundred changes are tried: a search for each must be short
 
 
-def oversized(groups: Sequence[Demand], node: NodeShape) -> tuple[str, str] | None:
+def oversized(groups: Sequence[TaskDemand], node: NodeShape) -> tuple[str, str] | None:
     """(why, fix) when a single task is larger than a node."""
     why, fix = [], []
     for d in groups:
@@ -30,7 +30,9 @@ def oversized(groups: Sequence[Demand], node: NodeShape) -> tuple[str, str] | No
     return ("; ".join(why), "; ".join(fix) + ", or larger nodes") if why else None
 
 
-def fewer_nodes_fix(groups: Sequence[Demand], node: NodeShape, max_nodes: int, needed: int) -> str:
+def fewer_nodes_fix(
+    groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int, needed: int
+) -> str:
     """The smallest changes that would fit, the least of each kind, in words."""
     ways = [f"{needed} node" + "s" * (needed > 1)]
     if max_nodes:
@@ -45,11 +47,11 @@ def _first(ways: Iterator[tuple[float, str]]) -> list[str]:
 
 
 def _fewer_tasks(
-    groups: Sequence[Demand], node: NodeShape, max_nodes: int
+    groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int
 ) -> Iterator[tuple[float, str]]:
     for at, d in enumerate(groups):
 
-        def with_count(count: int, at: int = at) -> Sequence[Demand]:
+        def with_count(count: int, at: int = at) -> Sequence[TaskDemand]:
             return _changed(groups, at, count=count)
 
         if d.count > 1 and (most := _largest(d.count, with_count, node, max_nodes)):
@@ -57,14 +59,14 @@ def _fewer_tasks(
 
 
 def _smaller_tasks(
-    groups: Sequence[Demand], node: NodeShape, max_nodes: int
+    groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int
 ) -> Iterator[tuple[float, str]]:
     for at, d in enumerate(groups):
 
-        def with_cpus(cpus: int, at: int = at) -> Sequence[Demand]:
+        def with_cpus(cpus: int, at: int = at) -> Sequence[TaskDemand]:
             return _changed(groups, at, cpus=node.whole(cpus))
 
-        def with_memory(mib: int, at: int = at) -> Sequence[Demand]:
+        def with_memory(mib: int, at: int = at) -> Sequence[TaskDemand]:
             return _changed(groups, at, memory_mib=mib)
 
         if not d.count:
@@ -76,7 +78,7 @@ def _smaller_tasks(
 
 
 def _largest(
-    now: int, groups_with: Callable[[int], Sequence[Demand]], node: NodeShape, max_nodes: int
+    now: int, groups_with: Callable[[int], Sequence[TaskDemand]], node: NodeShape, max_nodes: int
 ) -> int:
     """The largest number below ``now`` with which all fits; 0 when 1 is too much."""
     low, high = 0, now  # low fits or is 0, high does not
@@ -91,12 +93,12 @@ def _largest(
     return low
 
 
-def _fits(groups: Sequence[Demand], node: NodeShape, max_nodes: int) -> bool:
+def _fits(groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int) -> bool:
     patterns = Patterns(groups, node)
     if lower_bound(patterns, tuple(d.count for d in groups)) > max_nodes:
         return False
     return num_nodes(fewest_nodes(patterns, QUICK_WORK)) <= max_nodes
 
 
-def _changed(groups: Sequence[Demand], at: int, **changes: int) -> list[Demand]:
+def _changed(groups: Sequence[TaskDemand], at: int, **changes: int) -> list[TaskDemand]:
     return [replace(d, **changes) if i == at else d for i, d in enumerate(groups)]  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ class OutOfWork(Exception):
 
 
 @dataclass
-class Work:
+class PackingProblem:
     """How many more patterns a search may look at: what keeps a plan within moments."""
 
     left: int
@@ -53,7 +53,7 @@ class NodeShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
+class TaskDemand:
     """``count`` equal tasks and what each of them needs.
 
     Attributes:
@@ -70,7 +70,7 @@ class Demand:
 class Patterns:
     """The patterns of groups on a kind of node; groups go by their index in ``demands``."""
 
-    def __init__(self, demands: Sequence[Demand], node: NodeShape) -> None:
+    def __init__(self, demands: Sequence[TaskDemand], node: NodeShape) -> None:
         self.demands, self.node = tuple(demands), node
         self.empty: Free = (node.cpus, node.memory_mib, node.gpus)
 
@@ -120,7 +120,9 @@ class Patterns:
             free = self.without(free, group, pattern[group])
         return tuple(pattern)
 
-    def full(self, left: Pattern, first: int, at_least: int, work: Work) -> Iterator[Pattern]:
+    def full(
+        self, left: Pattern, first: int, at_least: int, work: PackingProblem
+    ) -> Iterator[Pattern]:
         """Every full pattern with ``at_least`` tasks of ``first``; many tasks first.
 
         Where tasks fit on n nodes at all, they fit with the first of them full: tasks of the others
@@ -145,7 +147,7 @@ class Patterns:
 
         return from_group(0, self.empty, [0] * len(left))
 
-    def best(self, values: Sequence[float], left: Pattern, work: Work) -> Pattern:
+    def best(self, values: Sequence[float], left: Pattern, work: PackingProblem) -> Pattern:
         """A pattern of the highest total value; the best one found when the work is used up."""
         groups = [g for g in range(len(left)) if values[g] > 1e-12 and left[g]]
         density = {g: values[g] / max(self._shares(g)) for g in groups}

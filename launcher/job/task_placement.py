@@ -14,9 +14,9 @@ from itertools import groupby
 
 from launcher.job.fewest_nodes import fewest_nodes, num_nodes
 from launcher.job.misfit_fixes import fewer_nodes_fix, oversized
-from launcher.job.node_patterns import Demand, NodeShape, Pattern, Patterns
+from launcher.job.node_patterns import NodeShape, Pattern, Patterns, TaskDemand
 
-__all__ = ["Demand", "Misfit", "NodeShape", "Packing", "place"]
+__all__ = ["Misfit", "NodeShape", "Packing", "TaskDemand", "place"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,9 @@ class Misfit:
     needed: int | None = None
 
 
-def place(groups: Sequence[Demand], node: NodeShape, *, max_nodes: int | None) -> Packing | Misfit:
+def place(
+    groups: Sequence[TaskDemand], node: NodeShape, *, max_nodes: int | None
+) -> Packing | Misfit:
     """All tasks of all groups on as few nodes as possible.
 
     Args:
@@ -84,7 +86,7 @@ def place(groups: Sequence[Demand], node: NodeShape, *, max_nodes: int | None) -
 
 
 def _in_order(
-    groups: Sequence[Demand], runs: Sequence[tuple[int, Pattern]]
+    groups: Sequence[TaskDemand], runs: Sequence[tuple[int, Pattern]]
 ) -> tuple[tuple[int, Pattern], ...]:
     """Equal nodes side by side; those with the most tasks of GPU groups first, so runs are few."""
     by_gpus = sorted(range(len(groups)), key=lambda g: (-groups[g].gpus, g))

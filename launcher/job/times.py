@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from launcher.job.groups import Group
+from launcher.job.groups import PlacedGroup
 from launcher.job.time_spec import (
     Moment,
     TimeLimit,
@@ -43,21 +43,23 @@ class JobTimes:
     problems: list[ConfigError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def limit(self, groups: Sequence[Group], everyone: Sequence[Group]) -> TimeLimit | None:
+    def limit(
+        self, groups: Sequence[PlacedGroup], everyone: Sequence[PlacedGroup]
+    ) -> TimeLimit | None:
         """Of a component: the longest of its groups; of all groups when its own name none.
 
         A group without a limit of its own, and without the site's, may run as long as the others.
         """
         return self._longest(groups) or self._longest(everyone)
 
-    def of_step(self, group: Group, limit: TimeLimit | None) -> str | None:
+    def of_step(self, group: PlacedGroup, limit: TimeLimit | None) -> str | None:
         """A group's own limit where it is shorter than its component's."""
         own = self.own.get((group.phase, group.kind))
         if own is None or own.minutes is None or limit is None:
             return None
         return own.text if limit.minutes is None or own.minutes < limit.minutes else None
 
-    def _longest(self, groups: Sequence[Group]) -> TimeLimit | None:
+    def _longest(self, groups: Sequence[PlacedGroup]) -> TimeLimit | None:
         limits = [self.own.get((g.phase, g.kind), self.site) for g in groups]
         return longest(limit for limit in limits if limit is not None)
 
@@ -73,7 +75,7 @@ class JobTimes:
 
 
 def job_times(
-    groups: Sequence[Group],
+    groups: Sequence[PlacedGroup],
     cluster: ClusterSpec,
     *,
     begin: str | None,
@@ -103,7 +105,7 @@ def job_times(
 
 
 def over_the_partition(
-    groups: Sequence[Group], limit: TimeLimit | None, times: JobTimes
+    groups: Sequence[PlacedGroup], limit: TimeLimit | None, times: JobTimes
 ) -> Iterator[ConfigError]:
     """A time limit beyond the partition's: the job would wait for ever (PartitionTimeLimit)."""
     partition = groups[0].partition
@@ -161,7 +163,7 @@ def holding_limit(asked_for: str | None, partition: PartitionSpec | None) -> Hol
 
 
 def time_to_run(
-    groups: Sequence[Group], limit: TimeLimit | None, times: JobTimes, grace_s: int
+    groups: Sequence[PlacedGroup], limit: TimeLimit | None, times: JobTimes, grace_s: int
 ) -> Iterator[ConfigError]:
     """A limit that leaves no time before the run is told to save; a silent one is warned about."""
     partition, name = groups[0].partition, groups[0].task.partition
@@ -196,7 +198,7 @@ def time_to_run(
 
 
 def _agreed(
-    name: str, requested: str | None, groups: Sequence[Group], problems: list[ConfigError]
+    name: str, requested: str | None, groups: Sequence[PlacedGroup], problems: list[ConfigError]
 ) -> tuple[str | None, str]:
     """(text, where) of what the launch wants, else of what all groups want that want anything."""
     if requested is not None:

@@ -21,14 +21,14 @@ from realsys.api.plan import LaunchPlan
 from realsys.planner.memory.memory_of_workers import step_sizes
 from realsys.planner.memory.memory_words import ADVICE, advice, largest, size
 
-Over = Callable[[Any], float]
+Overcommitted = Callable[[Any], float]
 _TENSOR = (2, 4, 8)  # of a frozen role, within a node
 _MORE = (2, 4, 8)  # times as many workers
 _ROUND = 1024
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """A setting, and what it is to be."""
 
     path: str
@@ -43,14 +43,14 @@ class Change:
         return _replaced(experiment, self.path.split("."), self.value)
 
 
-Candidate = tuple[Change, ...]  # that are good for nothing alone
+Candidate = tuple[SettingChange, ...]  # that are good for nothing alone
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FittingSettings:
     """Settings, and by how many bytes the fullest worker is too full with them; 0 or less: all fits."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
     excess: float = math.inf
 
     def words(self) -> str:
@@ -58,7 +58,9 @@ class Found:
         return " ".join(map(str, self.changes))
 
 
-def changes_that_fit(experiment: Any, config: ExperimentConfig, over: Over) -> Found:
+def changes_that_fit(
+    experiment: Any, config: ExperimentConfig, over: Overcommitted
+) -> FittingSettings:
     """Settings with which all fits, else those with which least is missing.
 
     Args:
@@ -66,7 +68,7 @@ def changes_that_fit(experiment: Any, config: ExperimentConfig, over: Over) -> F
         over: bytes that the fullest worker of an experiment has too much; infinite for one that can't be.
     """
     taken: list[Candidate] = []
-    best = Found()
+    best = FittingSettings()
     for candidate in candidates(experiment, config):
         paths = {change.path for change in candidate}
         together = [c for c in taken if not paths & {change.path for change in c}]
@@ -75,7 +77,7 @@ def changes_that_fit(experiment: Any, config: ExperimentConfig, over: Over) -> F
             continue
         taken = together
         if left < best.excess:
-            best = Found(changes=_flat(taken), excess=left)
+            best = FittingSettings(changes=_flat(taken), excess=left)
         if left <= 0:
             break
     else:
@@ -83,7 +85,7 @@ def changes_that_fit(experiment: Any, config: ExperimentConfig, over: Over) -> F
     for candidate in reversed(taken[:-1]):
         rest = [c for c in taken if c is not candidate]
         if (left := over(_with(experiment, rest))) <= 0:
-            taken, best = rest, Found(changes=_flat(rest), excess=left)
+            taken, best = rest, FittingSettings(changes=_flat(rest), excess=left)
     return best
 
 
@@ -101,33 +103,33 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
     wait = [(path, role) for path, role in roles if path in frozen]
     for path, role in train:
         if not role.recompute:
-            yield (Change(f"{path}.recompute", True),)
+            yield (SettingChange(f"{path}.recompute", True),)
     one_answer = -(-step_sizes(config).length // _ROUND) * _ROUND
     for path, role in roles:
         if role.max_tokens_per_mb is None or role.max_tokens_per_mb > one_answer:
-            yield (Change(f"{path}.max_tokens_per_mb", one_answer),)
+            yield (SettingChange(f"{path}.max_tokens_per_mb", one_answer),)
     for path, role in roles:
         if (role.max_cache_tokens or 0) > one_answer:
-            yield (Change(f"{path}.max_cache_tokens", one_answer),)
+            yield (SettingChange(f"{path}.max_cache_tokens", one_answer),)
     for path, _ in wait:
         workers = _workers(config, path)
         for tensor in _TENSOR:
             if workers % tensor == 0:
-                yield (Change(f"{path}.parallel", f"d{workers // tensor}t{tensor}p1"),)
+                yield (SettingChange(f"{path}.parallel", f"d{workers // tensor}t{tensor}p1"),)
     for path, role in wait:
         if not role.offload:
-            yield (Change(f"{path}.offload", True),)
+            yield (SettingChange(f"{path}.offload", True),)
     if len(train) > 1:  # they take turns
         for path, role in train:
             if path in learning and not role.offload:
-                yield (Change(f"{path}.offload", True),)
+                yield (SettingChange(f"{path}.offload", True),)
     yield from _own_copy(experiment, config)
     for path, role in train:
         if role.backend == "fsdp" and not role.cpu_offload:
-            yield (Change(f"{path}.cpu_offload", True),)
+            yield (SettingChange(f"{path}.cpu_offload", True),)
     if (now := getattr(experiment, "n_model_workers", None)) is not None:
         for times in _MORE:
-            yield (Change("n_model_workers", now * times),)
+            yield (SettingChange("n_model_workers", now * times),)
 
 
 def _own_copy(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
@@ -139,11 +141,11 @@ def _own_copy(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
         workers = _workers(config, call.role)
         if call.interface_type is ModelInterfaceType.GENERATE and role and workers > 1:
             own = [
-                Change("allocation", f"{call.name}:d{workers}t1p1"),
-                Change(f"{call.role}.offload", True),
+                SettingChange("allocation", f"{call.name}:d{workers}t1p1"),
+                SettingChange(f"{call.role}.offload", True),
             ]
             if role.parallel is None and workers % 2 == 0:
-                own.insert(0, Change(f"{call.role}.parallel", f"d{workers // 2}t2p1"))
+                own.insert(0, SettingChange(f"{call.role}.parallel", f"d{workers // 2}t2p1"))
             yield tuple(own)
 
 
@@ -162,7 +164,7 @@ def _model_options(options: Any, path: str = "") -> Iterator[tuple[str, ModelOpt
             yield from _model_options(value, f"{here}.")
 
 
-def _flat(candidates: Sequence[Candidate]) -> tuple[Change, ...]:
+def _flat(candidates: Sequence[Candidate]) -> tuple[SettingChange, ...]:
     return tuple(change for candidate in candidates for change in candidate)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from launcher.plan.memory_check import gpu_bytes, scheduling_of, usable_bytes
 from launcher.plan.time_predictions import (
-    Figures,
+    CostSources,
     figures_for,
     gpus_per_node,
     prediction_lines,
@@ -25,7 +25,7 @@ from realsys.planner.memory.memory_words import size
 from realsys.planner.placed import degrees_of, model_made_before, placed, refusal
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of
-from realsys.planner.search.search import Found, Limits, search
+from realsys.planner.search.search import FoundPlan, Limits, search
 from realsys.planner.time.gantt import gantt
 
 SETTINGS = ("n_model_workers", "pools", "allocation")  # what a found plan is written in
@@ -38,7 +38,7 @@ class Proposal:
 
     overrides: tuple[str, ...]
     num_workers: int
-    found: Found
+    found: FoundPlan
     prediction: Prediction
     now: Prediction | None
     now_fits: bool
@@ -90,7 +90,7 @@ def propose(
     if known is None:
         costs = formulas_of(found, DEVICES["cpu"], gpus_per_node=gpus_per_node(plan))
         basis = "formulas for a CPU: they compare plans, their seconds mean little"
-        known = Figures(costs=costs, basis=basis, device=None)
+        known = CostSources(costs=costs, basis=basis, device=None)
     num_workers = gpus or found.num_workers
     limit = memory_limit(plan, known.device if device else None)
     config = plan.phases[-1].config

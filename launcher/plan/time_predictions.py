@@ -28,7 +28,7 @@ GPUS_PER_NODE = 8  # where the site does not say
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class CostSources:
     """Costs, and where they are from."""
 
     costs: Costs
@@ -43,7 +43,7 @@ def figures_for(
     profiles: Sequence[str] = (),
     device: str | None = None,
     cluster: str | None = None,
-) -> Figures | None:
+) -> CostSources | None:
     """Costs of a plan; None where nothing is known of its times.
 
     Raises:
@@ -58,9 +58,9 @@ def figures_for(
     if known:
         names = ", ".join(p.trial for p in known)
         costs = ProfiledCosts(known, None if found.unknown else formulas)
-        return Figures(costs=costs, basis=f"measured in {names}", device=site)
+        return CostSources(costs=costs, basis=f"measured in {names}", device=site)
     if site is not None and not found.unknown:
-        return Figures(costs=formulas, basis=f"formulas for {site.name}", device=site)
+        return CostSources(costs=formulas, basis=f"formulas for {site.name}", device=site)
     return None
 
 

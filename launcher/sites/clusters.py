@@ -20,7 +20,7 @@ from launcher.sites import places
 from launcher.sites.site_problems import cluster_problems, missing_secrets
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
-from realsys.config.overrides import put_on
+from realsys.config.overrides import apply_overrides
 from realsys.config.problems import collected, raise_all
 from realsys.config.settings import read_yaml
 from realsys.trial.folders import check_folders, own_root, top_of
@@ -82,7 +82,7 @@ def read_spec(path: Path) -> ClusterSpec:
         ConfigError: the file can't be read, or mistakes in it (all of them, with their lines).
     """
     problems: list[ConfigError] = []
-    applied = put_on(ClusterSpec(name=path.stem), read_yaml(path, problems))
+    applied = apply_overrides(ClusterSpec(name=path.stem), read_yaml(path, problems))
     problems += applied.problems
     spec: ClusterSpec = applied.options
     with collected(problems):

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from realsys.api.plan import JobComponent, JobPlan, LaunchPlan, Layout
+from realsys.api.plan import JobComponent, JobLayout, JobPlan, LaunchPlan
 from realsys.slurm.step_command import filename_pattern
 from realsys.trial.records import TrialFiles
 
@@ -144,7 +144,7 @@ def supervisor_python(plan: LaunchPlan, here: str) -> str:
 def submissions(job: JobPlan) -> list[list[int]]:
     """The components of each job that is submitted: one job, but for the layout split."""
     everything = list(range(len(job.components)))
-    return [[i] for i in everything] if job.layout is Layout.SPLIT else [everything]
+    return [[i] for i in everything] if job.layout is JobLayout.SPLIT else [everything]
 
 
 def _option(name: str, value: str | None) -> str:

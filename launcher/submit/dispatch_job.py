@@ -33,7 +33,7 @@ class Element:
     plan_hash: str
 
 
-def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
+def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
     """Submits the trial's supervisor and notes down who has it.
 
     Raises:
@@ -49,7 +49,7 @@ def hand_over(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submiss
     try:
         write_record(files.submission, submission)
     except BaseException:
-        take_back(submission)  # nobody would know of it
+        cancel_submission(submission)  # nobody would know of it
         raise
     return submission
 
@@ -110,7 +110,7 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
     return [of_array(note, submitted) for note in notes]
 
 
-def take_back(submission: Submission) -> None:
+def cancel_submission(submission: Submission) -> None:
     """Ends what was handed over a moment ago."""
     if submission.on_slurm:
         from launcher.slurm.slurm_commands import scancel

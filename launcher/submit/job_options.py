@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from launcher.job.job_allocation import JobRequest
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
-from realsys.config.settings import Setting
+from realsys.config.settings import UserSetting
 from realsys.config.typed_values import Text
 
 
@@ -35,14 +35,14 @@ class JobOptions:
     after: str | None = None
     preflight: str | None = None
 
-    def settings(self) -> Iterator[Setting]:
+    def settings(self) -> Iterator[UserSetting]:
         """Those about nodes, as settings."""
         names = "partition account qos reservation constraint nodelist exclude".split()
         for name, option in [*((n, n) for n in names), ("time_limit", "time")]:
             value = getattr(self, option)
             if value is not None:
                 text = Text(value, quoted=True)
-                yield Setting(f"scheduling.all.{name}", text, f"command line --{option}")
+                yield UserSetting(f"scheduling.all.{name}", text, f"command line --{option}")
 
     def request(self, dependency: str | None = None) -> JobRequest:
         """The rest."""

@@ -29,7 +29,7 @@ from realsys.api.experiment import Experiment
 from realsys.api.options import option
 from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths
-from realsys.config.overrides import defaults_of, put_on, read_settings
+from realsys.config.overrides import apply_overrides, defaults_of, read_settings
 from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import revision
 from realsys.worker.machine_gpus import machine_gpus
@@ -114,8 +114,10 @@ class Planner:
         problems: list[ConfigError] = []
         settings = [*read_settings(words, self._config, problems), *self._job.settings()]
         of_launch = [s for s in settings if s.path.startswith(PREFIX)]
-        applied = put_on(defaults_of(self._kind), [s for s in settings if s not in of_launch])
-        launch = put_on(LaunchSettings(), of_launch)
+        applied = apply_overrides(
+            defaults_of(self._kind), [s for s in settings if s not in of_launch]
+        )
+        launch = apply_overrides(LaunchSettings(), of_launch)
         problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)

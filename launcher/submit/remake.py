@@ -29,7 +29,7 @@ from launcher.submit.planning import LaunchSettings, experiment_type
 from launcher.trials.changed_settings import (
     OF_A_START,
     Difference,
-    Refused,
+    RefusedChange,
     change_text,
     goes_further,
     refused,
@@ -38,9 +38,9 @@ from launcher.trials.changed_settings import (
 from realsys.api.errors import ConfigError
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
-from realsys.config.overrides import Applied, put_on, read_settings
+from realsys.config.overrides import Applied, apply_overrides, read_settings
 from realsys.config.problems import collected, flat, raise_all
-from realsys.config.settings import Setting
+from realsys.config.settings import UserSetting
 from realsys.trial.records import TrialFiles, TrialRecord
 from realsys.worker.machine_gpus import machine_gpus
 
@@ -50,7 +50,7 @@ _OPTION = "command line --"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class RequestedChanges:
     """What stands on the command line of a resume."""
 
     words: Sequence[str] = ()
@@ -89,7 +89,11 @@ class Remade:
 
 
 def remake(
-    files: TrialFiles, record: TrialRecord, plan: LaunchPlan, raw: Mapping[str, Any], wish: Wish
+    files: TrialFiles,
+    record: TrialRecord,
+    plan: LaunchPlan,
+    raw: Mapping[str, Any],
+    wish: RequestedChanges,
 ) -> Remade | None:
     """The trial's plan with what was wished; None where that is what it has already.
 
@@ -112,7 +116,9 @@ def remake(
     wrong: list[ConfigError] = []
     with collected(wrong):
         after = maker.make(asked.options, asked.scheduling, request, now=True)
-    refusals: list[Refused] = [] if after is None else refused(to_plain(before), to_plain(after))
+    refusals: list[RefusedChange] = (
+        [] if after is None else refused(to_plain(before), to_plain(after))
+    )
     if refusals or wrong or problems:
         told = list(asked.refusals(before))
         if refusals and not told:
@@ -230,7 +236,7 @@ class _Maker:
 class _Asked:
     """The settings that were asked for, on the trial's own."""
 
-    def __init__(self, maker: _Maker, read: Sequence[Setting]) -> None:
+    def __init__(self, maker: _Maker, read: Sequence[UserSetting]) -> None:
         self._maker, self._read = maker, read
         own, launch = self._applied(read)
         self.problems = [*own.problems, *launch.problems]
@@ -268,13 +274,13 @@ class _Asked:
                 typed = _typed(setting.path, setting.origin)
                 yield _refusal(typed, found[0], setting.origin, former)
 
-    def _applied(self, read: Sequence[Setting]) -> tuple[Applied, Applied]:
+    def _applied(self, read: Sequence[UserSetting]) -> tuple[Applied, Applied]:
         of_launch = [s for s in read if s.path.startswith(PREFIX)]
-        own = put_on(self._maker.options, [s for s in read if s not in of_launch])
-        return own, put_on(LaunchSettings(scheduling=self._maker.scheduling), of_launch)
+        own = apply_overrides(self._maker.options, [s for s in read if s not in of_launch])
+        return own, apply_overrides(LaunchSettings(scheduling=self._maker.scheduling), of_launch)
 
 
-def _refusal(name: str, found: Refused, origin: str, maker: _Maker) -> ConfigError:
+def _refusal(name: str, found: RefusedChange, origin: str, maker: _Maker) -> ConfigError:
     """One setting's refusal, in the user's words."""
     path = found.difference.name
     changes = path.removeprefix("phases.").removeprefix("main.").removeprefix("config.")

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from launcher.sites.site_problems import missing_secrets
 from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
-from launcher.submit.dispatch_job import hand_over
+from launcher.submit.dispatch_job import dispatch
 from launcher.submit.nodes_to_leave_out import excluding
 from launcher.submit.plan_change import Current, put_back, read_current, store
 from launcher.submit.planning import import_all
-from launcher.submit.remake import Remade, Wish, remake
+from launcher.submit.remake import Remade, RequestedChanges, remake
 from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
 from launcher.trials.trial_state import State
@@ -65,14 +65,14 @@ def submit(
         TrialError: the trial exists; says how to watch, stop or resume it.
         ClusterError: the file system refuses.
     """
-    with reported(Path(plan.trial_dir)):
+    with translate_os_errors(Path(plan.trial_dir)):
         files = make_trial(plan, record_of(plan, command))
         try:
             if plan.snapshot:
                 take_snapshot(files, imports)
             start(files, plan, plan_hash(plan_text(plan)))
         except BaseException:
-            take_away(files)
+            discard_folder(files)
             raise
     return files
 
@@ -95,7 +95,7 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
         write_text(files.plan, plan_text(plan))
         write_record(files.record, record)
     except BaseException:
-        take_away(files)
+        discard_folder(files)
         raise
     return files
 
@@ -108,7 +108,7 @@ def missing_images(plan: LaunchPlan) -> Iterator[ConfigError]:
         yield from missing_files(plan.cluster.container, image, where=where, exists=os.path.exists)
 
 
-def take_away(files: TrialFiles) -> None:
+def discard_folder(files: TrialFiles) -> None:
     """Removes the folder of a trial that was not handed over."""
     if read_submission(files) is None:
         shutil.rmtree(files.root, ignore_errors=True)
@@ -133,7 +133,7 @@ def resubmit(
     files: TrialFiles,
     *,
     exclude: str | None = None,
-    wish: Wish | None = None,
+    wish: RequestedChanges | None = None,
     command: Sequence[str] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Submission:
@@ -166,7 +166,7 @@ def resubmit(
             made = remake(files, current.record, current.plan, current.raw, wish)
         if view.state is State.COMPLETED and not (made and made.further and has_checkpoint(files)):
             raise completed(files, view.trial)
-        with reported(files.root):
+        with translate_os_errors(files.root):
             if made is None:
                 now = resumed_now(current.plan, datetime.now())
                 return start(files, excluding(now, exclude) if exclude else now, current.hash)
@@ -237,7 +237,7 @@ def alone(files: TrialFiles) -> Iterator[None]:
 
     Where a file system has no locks, the supervisors sort it out: one of them takes the attempt.
     """
-    with reported(files.root):
+    with translate_os_errors(files.root):
         files.submitit.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(files.submitit / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -291,7 +291,7 @@ def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
     """Hands the next attempt over; on Slurm with the environment that its job takes from this shell."""
     if plan.job is not None:
         write_environment(files, plan)
-    return hand_over(files, plan, hash_of_plan)
+    return dispatch(files, plan, hash_of_plan)
 
 
 def write_environment(files: TrialFiles, plan: LaunchPlan) -> None:
@@ -322,7 +322,7 @@ def already_there(files: TrialFiles, trial: str) -> TrialError:
 
 
 @contextmanager
-def reported(root: Path, what: str = "the trial") -> Iterator[None]:
+def translate_os_errors(root: Path, what: str = "the trial") -> Iterator[None]:
     """Turns what a file system refuses into a ClusterError with what to do."""
     try:
         yield

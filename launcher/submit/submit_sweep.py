@@ -15,10 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.submit.dispatch_job import Element, hand_over, hand_over_array, take_back
+from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, hand_over_array
 from launcher.submit.job_options import JobOptions
 from launcher.submit.planning import Planner
-from launcher.submit.submit import make_trial, record_of, reported, take_away, write_environment
+from launcher.submit.submit import (
+    discard_folder,
+    make_trial,
+    record_of,
+    translate_os_errors,
+    write_environment,
+)
 from launcher.submit.sweep import Point, array_text, job_groups, points_of, told_once
 from launcher.trials.find_trials import next_free_name
 from launcher.trials.submission import Submission, read_submission
@@ -107,7 +113,7 @@ def make_trials(
     """
     made: list[TrialFiles] = []
     try:
-        with reported(Path(planned.plans[0].trial_dir)):
+        with translate_os_errors(Path(planned.plans[0].trial_dir)):
             for point, plan in zip(planned.points, planned.plans, strict=True):
                 record = record_of(plan, command, sweep=planned.name, point=point.values)
                 made.append(make_trial(plan, record))
@@ -117,7 +123,7 @@ def make_trials(
                     _share_code(made[0], files)
     except BaseException:
         for files in made:
-            take_away(files)
+            discard_folder(files)
         raise
     return made
 
@@ -133,7 +139,7 @@ def submit_jobs(
     jobs = []
     try:
         for group in planned.groups():
-            with reported(trials[group[0]].root):
+            with translate_os_errors(trials[group[0]].root):
                 jobs.append(_submit_group(planned, trials, group, parallel))
     except BaseException:
         # All are read first: elements of an array are known by their first one's folder.
@@ -161,7 +167,7 @@ def _submit_group(
         )
     if len(elements) == 1:
         one = elements[0]
-        return hand_over(one.files, one.plan, one.plan_hash).job_id
+        return dispatch(one.files, one.plan, one.plan_hash).job_id
     array = array_text([e.index for e in elements], parallel)
     submissions = hand_over_array(elements, name=planned.name, array=array)
     return f"{submissions[0].job_id.partition('_')[0]}_[{array}]"
@@ -171,7 +177,7 @@ def _withdraw(files: TrialFiles, submission: Submission | None) -> None:
     """Cancels the trial's job, if it has one, and removes its folder, unless it has run already."""
     if submission is not None:
         with suppress(ClusterError):
-            take_back(submission)
+            cancel_submission(submission)
     if not files.all_attempts():
         shutil.rmtree(files.root, ignore_errors=True)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from realsys.api.errors import ConfigError
-from realsys.api.plan import JobPlan, Layout
+from realsys.api.plan import JobLayout, JobPlan
 from realsys.config.problems import raise_all
 
 MAX_POINTS = 1000  # Slurm's own default for the elements of a job array (MaxArraySize 1001)
@@ -181,7 +181,7 @@ def job_groups(jobs: Sequence[JobPlan]) -> list[list[int]]:
     groups: list[list[int]] = []
     for i, job in enumerate(jobs):
         for group in groups:
-            if job.layout is Layout.SINGLE and jobs[group[0]] == job:
+            if job.layout is JobLayout.SINGLE and jobs[group[0]] == job:
                 group.append(i)
                 break
         else:

@@ -222,7 +222,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedChange:
     """A difference that a resume can't have, and why."""
 
     difference: Difference
@@ -290,14 +290,14 @@ def what_differs(
     ]
 
 
-def refused(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Refused]:
+def refused(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[RefusedChange]:
     """What differs and may not, with the reason; what tells most comes first."""
     plan = by_phase(new)
     found = []
     for difference in what_differs(old, new):
         place, why = _judged(plan, difference.path)
         if why:
-            found.append((place, Refused(difference, why)))
+            found.append((place, RefusedChange(difference, why)))
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from launcher.slurm.query.job_query import Answer, JobInfo, ask
+from launcher.slurm.query.job_query import CachedAnswer, JobInfo, ask
 from launcher.slurm.query.waiting import with_detail
 from launcher.trials.submission import Submission
 
@@ -32,14 +32,14 @@ class JobBoard:
         self,
         *,
         max_age_s: float | None = None,
-        query: Callable[..., Answer] = ask,
+        query: Callable[..., CachedAnswer] = ask,
         detail: Callable[[JobInfo], JobInfo] = with_detail,
     ) -> None:
         self._max_age_s, self._query, self._detail = max_age_s, query, detail
         self._is_list = False
         self._details: dict[tuple[str, str], JobInfo] = {}
         self._ids: dict[str, None] = {}
-        self._answer: Answer | None = None
+        self._answer: CachedAnswer | None = None
         self._accounting: bool | None = None
 
     @property

@@ -44,7 +44,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class TrialFacts:
     """All that the state depends on.
 
     Attributes:
@@ -80,7 +80,7 @@ _RESULTS = {
 }
 
 
-def decide(facts: Facts) -> State:
+def decide(facts: TrialFacts) -> State:
     """The state that the facts mean. Total."""
     return _on_this_machine(facts) if facts.job is None else _on_slurm(facts, facts.job)
 
@@ -92,7 +92,7 @@ _IN_QUEUE = {
 }
 
 
-def _on_slurm(facts: Facts, job: JobState) -> State:
+def _on_slurm(facts: TrialFacts, job: JobState) -> State:
     attempted = facts.supervisor is not Liveness.NONE
     if facts.pending is not Liveness.NONE or not attempted or facts.requeued:
         return _before_an_attempt(facts, job)
@@ -109,7 +109,7 @@ def _on_slurm(facts: Facts, job: JobState) -> State:
     return State.RUNNING if facts.working else State.STARTING
 
 
-def _before_an_attempt(facts: Facts, job: JobState) -> State:
+def _before_an_attempt(facts: TrialFacts, job: JobState) -> State:
     """A job that has not got so far as to take an attempt."""
     if facts.cancelled or job is JobState.STOPPED:
         return State.STOPPED
@@ -120,7 +120,7 @@ def _before_an_attempt(facts: Facts, job: JobState) -> State:
     return State.LOST if job.has_ended else State.STARTING
 
 
-def _on_this_machine(facts: Facts) -> State:
+def _on_this_machine(facts: TrialFacts) -> State:
     if facts.pending is not Liveness.NONE:
         return {
             Liveness.ALIVE: State.STARTING,

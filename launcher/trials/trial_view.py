@@ -17,7 +17,7 @@ from launcher.trials.changed_settings import change_lines
 from launcher.trials.explain_job import explain_job
 from launcher.trials.liveness import Liveness
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import Facts, State, decide
+from launcher.trials.trial_state import State, TrialFacts, decide
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.slurm.hostlist import compress
 from realsys.slurm.lost_nodes import lost_nodes
@@ -214,7 +214,7 @@ def _time_left(state: State, records: Records, progress: Progress | None) -> Tim
     return time_left(records.job, records.plan, eta_s=eta_s, now=records.now)
 
 
-def _facts(records: Records) -> Facts:
+def _facts(records: Records) -> TrialFacts:
     attempt, submission = records.attempt, records.submission
     number = attempt.number if attempt else records.unread_attempt
     supervisor = records.supervisor if attempt else Liveness.NONE
@@ -226,7 +226,7 @@ def _facts(records: Records) -> Facts:
     state = job.state if job else None
     if submission is not None and submission.on_slurm and state is None:
         state = JobState.UNKNOWN
-    return Facts(
+    return TrialFacts(
         planned=records.plan is not None,
         pending=records.submission_alive if pending else Liveness.NONE,
         supervisor=supervisor,

@@ -29,7 +29,7 @@ from realsys.api.experiment_checks import (
 )
 from realsys.api.model import ModelName, ModelShardID, ProcessTopology
 from realsys.api.options import WandbOptions
-from realsys.api.scheduling import DISPENSABLE, SCALED, ExperimentScheduling, WorkerType
+from realsys.api.scheduling import OPTIONAL, SCALED, ExperimentScheduling, WorkerType
 from realsys.api.worker_configs import (
     Evaluator,
     ExperimentSaveEvalControl,
@@ -149,7 +149,7 @@ class ExperimentConfig:
         changed: dict[str, Any] = {}
         for kind in WorkerType:
             workers = self.workers(kind)
-            alone = kind is WorkerType.MASTER_WORKER or kind in DISPENSABLE
+            alone = kind is WorkerType.MASTER_WORKER or kind in OPTIONAL
             watch = () if alone else ("worker/master_worker/0",)
             changed[kind.value] = tuple(
                 replace(

@@ -27,7 +27,7 @@ LARGE_PLAN_CHARS = (
 )  # above it, of hundreds of workers, indenting costs seconds and megabytes
 
 
-class Layout(StrEnum):
+class JobLayout(StrEnum):
     """How a trial's groups become Slurm jobs."""
 
     SINGLE = "single"  # one allocation of equal nodes
@@ -124,7 +124,7 @@ class JobPlan:
             of one node; empty where the cluster spec does not describe the partition.
     """
 
-    layout: Layout
+    layout: JobLayout
     components: tuple[JobComponent, ...]
     begin: str | None = None
     deadline: str | None = None

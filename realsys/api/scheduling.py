@@ -27,7 +27,7 @@ class WorkerType(StrEnum):
 
 
 # The supervisor starts one of these again when it ends or hangs; any other worker's end is the trial's.
-RESTARTED_ALONE = frozenset(
+INDEPENDENTLY_RESTARTABLE = frozenset(
     {
         WorkerType.GENERATION_SERVER,
         WorkerType.GSERVER_MANAGER,
@@ -36,7 +36,7 @@ RESTARTED_ALONE = frozenset(
     }
 )
 # Of those, the trial goes on without one that can't be started again, and waits for them at its end.
-DISPENSABLE = frozenset({WorkerType.EVALUATOR})
+OPTIONAL = frozenset({WorkerType.EVALUATOR})
 # Of these some may be added to a run, or leave it, while it lives.
 SCALED = frozenset({WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER})
 

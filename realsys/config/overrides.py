@@ -19,7 +19,7 @@ from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import range_problems
 from realsys.config.option_tree import hints, is_mapping, nearest, nested, split_entry, table_of
 from realsys.config.problems import collected, raise_all
-from realsys.config.settings import Setting, read_words, read_yaml, spelled_twice
+from realsys.config.settings import UserSetting, read_words, read_yaml, spelled_twice
 from realsys.config.typed_values import Text, Written, read
 
 
@@ -45,14 +45,14 @@ def apply_settings(kind: type, *, words: Sequence[str] = (), config: Path | None
     problems: list[ConfigError] = []
     settings = read_settings(words, config, problems)
     options = defaults_of(kind)
-    applied = put_on(options, settings)
+    applied = apply_overrides(options, settings)
     applied.problems[:0] = problems
     return applied
 
 
 def read_settings(
     words: Sequence[str], config: Path | None, problems: list[ConfigError]
-) -> list[Setting]:
+) -> list[UserSetting]:
     """The file's settings, then the words'. Raises ConfigError when the file can't be read."""
     settings = list(read_yaml(config, problems)) if config else []
     return [*settings, *read_words(words, problems)]
@@ -77,13 +77,13 @@ def with_settings(kind: type, *, words: Sequence[str] = (), config: Path | None 
     return applied.options
 
 
-def put_on(options: Any, settings: Iterable[Setting]) -> Applied:
+def apply_overrides(options: Any, settings: Iterable[UserSetting]) -> Applied:
     """The settings on a dataclass instance; later ones win. Collects every problem."""
     kind = type(options)
     applied = Applied(options)
     leaves: dict[str, Any] = {}
     near = partial(nearest, kind=kind)
-    written = [leaf for s in settings for leaf in _leaves(kind, s, "", applied.problems, near)]
+    written = [leaf for s in settings for leaf in _flatten(kind, s, "", applied.problems, near)]
     applied.problems.extend(spelled_twice(written))
     for leaf in written:
         with collected(applied.problems):
@@ -98,9 +98,13 @@ def put_on(options: Any, settings: Iterable[Setting]) -> Applied:
     return applied
 
 
-def _leaves(
-    kind: type, setting: Setting, done: str, problems: list[ConfigError], near: Callable[[str], str]
-) -> Iterator[Setting]:
+def _flatten(
+    kind: type,
+    setting: UserSetting,
+    done: str,
+    problems: list[ConfigError],
+    near: Callable[[str], str],
+) -> Iterator[UserSetting]:
     """The setting itself if it names a value; one a member if it gives a table for a group."""
     head, _, rest = setting.path.removeprefix(done).partition(".")
     if head not in {f.name for f in dataclasses.fields(kind)}:
@@ -110,7 +114,7 @@ def _leaves(
     hint, here = hints(kind)[head], f"{done}{head}"
     inner, entry = nested(hint), table_of(hint)
     if rest and inner:
-        yield from _leaves(inner, setting, f"{here}.", problems, near)
+        yield from _flatten(inner, setting, f"{here}.", problems, near)
     elif rest and entry:
         yield from _entry_leaves(entry, setting, f"{here}.", problems)
     elif rest and not is_mapping(hint):
@@ -123,27 +127,27 @@ def _leaves(
         )
     elif (inner or entry) and isinstance(setting.written, dict) and setting.written:
         for name, written in setting.written.items():
-            below = Setting(f"{here}.{name}", written, setting.origin)
-            yield from _leaves(kind, below, done, problems, near)
-    elif inner and not _clears(hint, setting.written):
+            below = UserSetting(f"{here}.{name}", written, setting.origin)
+            yield from _flatten(kind, below, done, problems, near)
+    elif inner and not _resets_to_none(hint, setting.written):
         problems.append(_not_a_value(here, inner, setting.origin))
     else:
         yield setting
 
 
 def _entry_leaves(
-    entry: type, setting: Setting, table: str, problems: list[ConfigError]
-) -> Iterator[Setting]:
+    entry: type, setting: UserSetting, table: str, problems: list[ConfigError]
+) -> Iterator[UserSetting]:
     """The same for a path into a table of groups; ``name:`` with nothing behind is all defaults."""
     name, rest = split_entry(entry, setting.path.removeprefix(table))
     here, written = f"{table}{name}", setting.written
     near = partial(nearest, kind=entry, path=f"{here}.")
     if rest:
-        yield from _leaves(entry, setting, f"{here}.", problems, near)
+        yield from _flatten(entry, setting, f"{here}.", problems, near)
     elif isinstance(written, dict) and written:
         for member, text in written.items():
-            below = Setting(f"{here}.{member}", text, setting.origin)
-            yield from _leaves(entry, below, f"{here}.", problems, near)
+            below = UserSetting(f"{here}.{member}", text, setting.origin)
+            yield from _flatten(entry, below, f"{here}.", problems, near)
     elif written in ({}, Text("")):
         yield setting
     else:
@@ -159,13 +163,13 @@ def _not_a_value(here: str, group: type, origin: str) -> ConfigError:
     )
 
 
-def _clears(hint: Any, written: Written) -> bool:
+def _resets_to_none(hint: Any, written: Written) -> bool:
     """Whether ``none`` was written for a group that may be absent."""
     word = written.text.lower() if isinstance(written, Text) else ""
     return word in ("none", "null") and nested(hint) is not hint
 
 
-def _value(kind: type, leaf: Setting, done: str = "") -> Any:
+def _value(kind: type, leaf: UserSetting, done: str = "") -> Any:
     """The typed value of a leaf; an entry of a table becomes (name, value)."""
     head, _, rest = leaf.path.removeprefix(done).partition(".")
     hint = hints(kind)[head]

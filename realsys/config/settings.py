@@ -18,7 +18,7 @@ from realsys.config.typed_values import Written, from_node, parse_flow, plain_tr
 
 
 @dataclass(frozen=True)
-class Setting:
+class UserSetting:
     """One value that a user wrote for a dotted name, and where."""
 
     path: str
@@ -26,7 +26,7 @@ class Setting:
     origin: str  # `command line`, or file:line
 
 
-def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Setting]:
+def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[UserSetting]:
     """Settings of `a.b=value` words."""
     seen: dict[str, str] = {}
     for word in words:
@@ -54,10 +54,10 @@ def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Se
             continue
         seen[name] = text
         with collected(problems):
-            yield Setting(name, parse_flow(text), f"command line {word!r}")
+            yield UserSetting(name, parse_flow(text), f"command line {word!r}")
 
 
-def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
+def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
     """Settings of a YAML file, nested or dotted, each with its line.
 
     Raises:
@@ -108,12 +108,12 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[Setting]:
         yield from _yaml_settings(str(key.value), value, path)
 
 
-def spelled_twice(settings: Iterable[Setting]) -> Iterator[ConfigError]:
+def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:
     """What one place gives two values by different spellings, as ``a.b=1`` and ``a={b: 2}`` (pure).
 
     Names are whole ones, to the value; a file and the words are two places, and the later one wins.
     """
-    known: dict[str, dict[str, Setting]] = {}
+    known: dict[str, dict[str, UserSetting]] = {}
     for one in (leaf for setting in settings for leaf in _unfolded(setting)):
         place = known.setdefault(_place(one.origin), {})
         for other in place.values():
@@ -127,20 +127,20 @@ def spelled_twice(settings: Iterable[Setting]) -> Iterator[ConfigError]:
         place[one.path] = one
 
 
-def _clash(one: Setting, other: Setting) -> bool:
+def _clash(one: UserSetting, other: UserSetting) -> bool:
     """Two values for one name, or a value for what the other one takes for a group."""
     if one.path == other.path:
         return one.written != other.written
     return one.path.startswith(f"{other.path}.") or other.path.startswith(f"{one.path}.")
 
 
-def _unfolded(setting: Setting) -> Iterator[Setting]:
+def _unfolded(setting: UserSetting) -> Iterator[UserSetting]:
     """A table's members one by one; an empty one gives no value."""
     if not isinstance(setting.written, dict):
         yield setting
         return
     for name, written in setting.written.items():
-        yield from _unfolded(Setting(f"{setting.path}.{name}", written, setting.origin))
+        yield from _unfolded(UserSetting(f"{setting.path}.{name}", written, setting.origin))
 
 
 def _place(origin: str) -> str:
@@ -150,10 +150,10 @@ def _place(origin: str) -> str:
     return origin.rpartition(":")[0]
 
 
-def _yaml_settings(name: str, node: Any, path: Path) -> Iterator[Setting]:
+def _yaml_settings(name: str, node: Any, path: Path) -> Iterator[UserSetting]:
     """One setting a leaf, so that each has its own line; empty tables and lists are leaves."""
     if node.id == "mapping" and node.value:
         for key, value in node.value:
             yield from _yaml_settings(f"{name}.{key.value}", value, path)
     else:
-        yield Setting(name, from_node(node), f"{path}:{node.start_mark.line + 1}")
+        yield UserSetting(name, from_node(node), f"{path}:{node.start_mark.line + 1}")

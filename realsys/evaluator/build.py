@@ -13,7 +13,7 @@ from realsys.devices.cuda_settings import apply, settings_for
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
 from realsys.evaluator.evaluator_worker import EvaluateOne, EvaluatorLoop, Surroundings
-from realsys.evaluator.pending import Checkpoint
+from realsys.evaluator.pending import SavedCheckpoint
 from realsys.evaluator.results import Results
 from realsys.observability.evaluations import metric_rows
 from realsys.observability.tensorboard_files import TensorBoardFiles
@@ -60,7 +60,7 @@ def run(runner: WorkerRunner) -> int:
 
 
 def _on(device: str, runner: WorkerRunner) -> EvaluateOne:
-    def evaluate(checkpoint: Checkpoint, before_batch: Callable[[], None]) -> dict[str, float]:
+    def evaluate(checkpoint: SavedCheckpoint, before_batch: Callable[[], None]) -> dict[str, float]:
         return evaluate_checkpoint(
             checkpoint.path, runner.config, device=device, before_batch=before_batch
         )
@@ -68,7 +68,7 @@ def _on(device: str, runner: WorkerRunner) -> EvaluateOne:
     return evaluate
 
 
-def _begins(runner: WorkerRunner, checkpoint: Checkpoint) -> None:
+def _begins(runner: WorkerRunner, checkpoint: SavedCheckpoint) -> None:
     runner.set_log_step(checkpoint.step)
     call = f"evaluate {checkpoint.role}"
     runner.move(WorkerEvent.STARTED, mfc=call, step=checkpoint.step, may_take_s=LOAD_S)

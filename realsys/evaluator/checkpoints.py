@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from realsys.evaluator.pending import Checkpoint
+from realsys.evaluator.pending import SavedCheckpoint
 from realsys.runtime.progress import tick
 
 _STEP = re.compile(r"step-(\d+)")
@@ -30,7 +30,7 @@ class SavedCheckpoints:
         """What somebody has read before."""
         self._digests[step, stamp] = weights
 
-    def look(self) -> list[Checkpoint]:
+    def look(self) -> list[SavedCheckpoint]:
         """Those that are there now, in the order of steps."""
         return [c for step, path in self._folders() if (c := self._checkpoint(step, path))]
 
@@ -41,7 +41,7 @@ class SavedCheckpoints:
         except FileNotFoundError:
             return []
 
-    def is_unchanged(self, checkpoint: Checkpoint) -> bool:
+    def is_unchanged(self, checkpoint: SavedCheckpoint) -> bool:
         """Whether its files are still those that were looked at."""
         try:
             return stamp_of(weight_files(checkpoint.path)) == checkpoint.stamp
@@ -56,7 +56,7 @@ class SavedCheckpoints:
         found = [(m, path) for path in paths if (m := _STEP.fullmatch(path.name)) and path.is_dir()]
         return sorted((int(match[1]), path) for match, path in found)
 
-    def _checkpoint(self, step: int, path: Path) -> Checkpoint | None:
+    def _checkpoint(self, step: int, path: Path) -> SavedCheckpoint | None:
         """None when it is just being replaced."""
         try:
             files = weight_files(path)
@@ -65,7 +65,7 @@ class SavedCheckpoints:
                 self._digests[step, stamp] = digest_of(files)
         except OSError:
             return None
-        return Checkpoint(
+        return SavedCheckpoint(
             role=self._role,
             step=step,
             path=path,

@@ -17,18 +17,24 @@ from typing import Any
 from realsys.api.errors import RealsysError
 from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
-from realsys.evaluator.pending import Action, Checkpoint, Evaluate, GiveUp, next_action
-from realsys.evaluator.results import Evaluation, Results, Standing
+from realsys.evaluator.pending import (
+    Action,
+    EvaluateNow,
+    GiveUpOnCheckpoint,
+    SavedCheckpoint,
+    next_action,
+)
+from realsys.evaluator.results import Evaluation, EvaluationState, Results
 from realsys.runtime.progress import tick
 
 logger = logging.getLogger(__name__)
 
-EvaluateOne = Callable[[Checkpoint, Callable[[], None]], Mapping[str, float]]
+EvaluateOne = Callable[[SavedCheckpoint, Callable[[], None]], Mapping[str, float]]
 CUT_OFF = "its process ended while it was at it"
 SURE_S = 10.0  # at the files of checkpoints whose names are those that were there
 
 
-class Leaving(Exception):
+class LeaveRequested(Exception):
     """Told to leave in the middle of an evaluation."""
 
 
@@ -45,7 +51,7 @@ class Surroundings:
 
     is_over: Callable[[], bool]
     may_write: Callable[[], None] = lambda: None
-    begins: Callable[[Checkpoint], None] = lambda checkpoint: None
+    begins: Callable[[SavedCheckpoint], None] = lambda checkpoint: None
     ends: Callable[[], None] = lambda: None
     shows: Callable[[Sequence[Mapping[str, Any]]], None] = lambda rows: None
 
@@ -89,9 +95,9 @@ class EvaluatorLoop:
             tick()
             is_over = self._world.is_over()  # before the look: it must see what was saved last
             action = self._next(is_over=is_over)
-            if isinstance(action, Evaluate):
+            if isinstance(action, EvaluateNow):
                 self._try(action)
-            elif isinstance(action, GiveUp):
+            elif isinstance(action, GiveUpOnCheckpoint):
                 self._give_up(action)
             elif action is None and is_over:
                 return
@@ -114,14 +120,14 @@ class EvaluatorLoop:
         self._idle, self._sure_s = (names if action is None else None), now_s + SURE_S
         return action
 
-    def _try(self, action: Evaluate) -> None:
+    def _try(self, action: EvaluateNow) -> None:
         checkpoint, began_s = action.checkpoint, time.monotonic()
         trying = Evaluation(
             role=checkpoint.role,
             step=checkpoint.step,
             weights=checkpoint.weights,
             stamp=checkpoint.stamp,
-            standing=Standing.TRYING,
+            standing=EvaluationState.TRYING,
             tries=action.number,
             attempt=self._attempt,
             at=time.time(),
@@ -130,32 +136,32 @@ class EvaluatorLoop:
         self._world.begins(checkpoint)
         try:
             figures = self._evaluate(checkpoint, self._go_on)
-        except Leaving:
+        except LeaveRequested:
             return
         except Exception as error:  # whatever it is: to try again is the design
             logger.warning("evaluation failed step=%d", checkpoint.step, exc_info=True)
             outcome = self._failed(trying, _sentence(error))
         else:
-            outcome = replace(trying, standing=Standing.DONE, figures=dict(figures))
+            outcome = replace(trying, standing=EvaluationState.DONE, figures=dict(figures))
         finally:
             self._world.ends()
         if not self._saved.is_unchanged(checkpoint):
             # Saved anew or gone meanwhile: nobody knows which weights these figures are of.
             logger.warning("checkpoint changed while it was evaluated step=%d", checkpoint.step)
-            outcome = replace(trying, standing=Standing.RETRY, tries=action.number - 1)
+            outcome = replace(trying, standing=EvaluationState.RETRY, tries=action.number - 1)
         seconds = time.monotonic() - began_s
         self._write(replace(outcome, at=time.time(), seconds=seconds))
         self._tell()
 
     def _failed(self, trying: Evaluation, error: str) -> Evaluation:
         is_last = trying.tries >= self._config.max_tries
-        standing = Standing.FAILED if is_last else Standing.RETRY
+        standing = EvaluationState.FAILED if is_last else EvaluationState.RETRY
         return replace(trying, standing=standing, error=error)
 
-    def _give_up(self, action: GiveUp) -> None:
+    def _give_up(self, action: GiveUpOnCheckpoint) -> None:
         error = action.evaluation.error or CUT_OFF
         self._write(
-            replace(action.evaluation, standing=Standing.FAILED, error=error, at=time.time())
+            replace(action.evaluation, standing=EvaluationState.FAILED, error=error, at=time.time())
         )
         self._tell()
 
@@ -168,7 +174,7 @@ class EvaluatorLoop:
         for row in rows:
             figures = " ".join(f"{name}={value:.4g}" for name, value in row["figures"].items())
             logger.log(
-                logging.INFO if row["result"] == Standing.DONE else logging.WARNING,
+                logging.INFO if row["result"] == EvaluationState.DONE else logging.WARNING,
                 "checkpoint evaluated role=%s at_step=%d result=%s tries=%d seconds=%.1f %s%s",
                 row["role"],
                 row["step"],
@@ -184,7 +190,7 @@ class EvaluatorLoop:
     def _go_on(self) -> None:
         tick()
         if self._leaving.is_set():
-            raise Leaving
+            raise LeaveRequested
 
 
 def _sentence(error: Exception) -> str:

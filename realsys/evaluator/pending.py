@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from realsys.evaluator.results import OVER, Evaluation, Standing
+from realsys.evaluator.results import OVER, Evaluation, EvaluationState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class SavedCheckpoint:
     """A saved model directory. ``weights`` and ``stamp`` as in ``Evaluation``."""
 
     role: str
@@ -24,18 +24,18 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class EvaluateNow:
     """Try this one, for the ``number``-th time."""
 
-    checkpoint: Checkpoint
+    checkpoint: SavedCheckpoint
     number: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class GiveUp:
+class GiveUpOnCheckpoint:
     """Its last try has ended with its process: there are no more."""
 
-    checkpoint: Checkpoint
+    checkpoint: SavedCheckpoint
     evaluation: Evaluation
 
 
@@ -44,11 +44,11 @@ class Wait:
     """Something is pending, and not due yet."""
 
 
-Action = Evaluate | GiveUp | Wait | None  # None: nothing is pending
+Action = EvaluateNow | GiveUpOnCheckpoint | Wait | None  # None: nothing is pending
 
 
 def next_action(
-    checkpoints: Iterable[Checkpoint],
+    checkpoints: Iterable[SavedCheckpoint],
     evaluations: Mapping[int, Evaluation],
     *,
     attempt: int,
@@ -72,11 +72,11 @@ def next_action(
             continue
         tries = counted_tries(known, attempt=attempt)
         if known is not None and tries >= max_tries:
-            return GiveUp(checkpoint=checkpoint, evaluation=known)
+            return GiveUpOnCheckpoint(checkpoint=checkpoint, evaluation=known)
         if known is not None and _rests(known, now=now, retry_s=retry_s):
             action = Wait()
             continue
-        return Evaluate(checkpoint=checkpoint, number=tries + 1)
+        return EvaluateNow(checkpoint=checkpoint, number=tries + 1)
     return action
 
 
@@ -85,10 +85,10 @@ def counted_tries(known: Evaluation | None, *, attempt: int) -> int:
     the trial does not count: the attempt's end ended it."""
     if known is None:
         return 0
-    cut_off = known.standing is Standing.TRYING and known.attempt != attempt
+    cut_off = known.standing is EvaluationState.TRYING and known.attempt != attempt
     return known.tries - cut_off
 
 
 def _rests(known: Evaluation, *, now: float, retry_s: float) -> bool:
     """Whether its pause is not over. A clock that was put back doesn't make it longer."""
-    return known.standing is Standing.RETRY and 0 <= now - known.at < retry_s
+    return known.standing is EvaluationState.RETRY and 0 <= now - known.at < retry_s

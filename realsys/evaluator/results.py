@@ -20,7 +20,7 @@ from realsys.trial.records import PhaseFiles, read_record, write_record
 logger = logging.getLogger(__name__)
 
 
-class Standing(StrEnum):
+class EvaluationState(StrEnum):
     """How an evaluation stands."""
 
     TRYING = "trying"  # begun; if nobody is at it, its process has died of it or was ended
@@ -29,7 +29,7 @@ class Standing(StrEnum):
     FAILED = "failed"  # no more tries
 
 
-OVER = frozenset({Standing.DONE, Standing.FAILED})
+OVER = frozenset({EvaluationState.DONE, EvaluationState.FAILED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Evaluation:
     step: int
     weights: str
     stamp: str = ""
-    standing: Standing
+    standing: EvaluationState
     tries: int
     attempt: int
     at: float

@@ -22,23 +22,23 @@ from contextlib import suppress
 from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
 from realsys.heartbeat.heartbeat_messages import (
-    Begin,
     Commanded,
+    Deregistered,
     Goodbye,
-    GoodbyeSaid,
-    Line,
-    Over,
-    Pulse,
-    Refused,
+    HeartbeatMemory,
+    Init,
+    PacketSocket,
     Register,
     Registered,
+    RegistrationRefused,
     StopAsked,
     Tell,
+    Terminate,
     ToWorker,
-    Watched,
+    WatchedProcess,
 )
 from realsys.heartbeat.stack_dumps import arm
-from realsys.name_resolve.lease_judge import Naps, Standing
+from realsys.name_resolve.lease_judge import LeaseStatus, Naps
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.linux import pidfd_open
 from realsys.trial.records import StopRequest, WorkerRecord, WorkerStatus
@@ -60,12 +60,12 @@ class Heartbeat:
         self,
         name: str,
         process: subprocess.Popen[bytes],
-        line: Line,
-        pulse: Pulse,
+        line: PacketSocket,
+        pulse: HeartbeatMemory,
         *,
         on_stop: Callable[[StopRequest], None],
         on_command: Callable[[bytes], None],
-        on_over: Callable[[Over], None],
+        on_over: Callable[[Terminate], None],
         on_watched: Callable[[bool], None],
     ) -> None:
         self.name, self.process, self._line, self._pulse = name, process, line, pulse
@@ -83,11 +83,11 @@ class Heartbeat:
     @classmethod
     def start(
         cls,
-        begin: Begin,
+        begin: Init,
         *,
         on_stop: Callable[[StopRequest], None],
         on_command: Callable[[bytes], None],
-        on_over: Callable[[Over], None],
+        on_over: Callable[[Terminate], None],
         on_watched: Callable[[bool], None] = lambda present: None,
         argv: Sequence[str] = ARGV,
     ) -> Heartbeat:
@@ -98,8 +98,8 @@ class Heartbeat:
             on_over: called before this process exits by ``os._exit``: last words.
             on_watched: gets whether any of the keys that ``register`` names is there, when that changes.
         """
-        here, there = Line.pair()
-        pulse = Pulse.make(give_up_s=begin.patience_s)
+        here, there = PacketSocket.pair()
+        pulse = HeartbeatMemory.make(give_up_s=begin.patience_s)
         stacks_fd, worker_fd = arm(), pidfd_open(os.getpid())
         fds = {
             "line": there.fileno(),
@@ -156,7 +156,7 @@ class Heartbeat:
             watch_keys=tuple(watch_keys),
         )
         answer = self._ask(message, timeout_s=timeout_s + ANSWER_S)
-        if isinstance(answer, Refused):
+        if isinstance(answer, RegistrationRefused):
             raise _error(answer)
         self._registered = True
 
@@ -183,7 +183,7 @@ class Heartbeat:
         finally:
             with suppress(OSError):  # it has ended already
                 self._line.end.shutdown(socket.SHUT_RDWR)  # wakes both listeners; it ends by that
-        if isinstance(answer, GoodbyeSaid) and answer.trouble:
+        if isinstance(answer, Deregistered) and answer.trouble:
             raise StoreError(answer.trouble, where=self.name, fix="nothing: the lease runs out")
         try:
             self.process.wait(timeout_s)
@@ -191,7 +191,7 @@ class Heartbeat:
             logger.warning("heartbeat process does not end pid=%d", self.process.pid)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> LeaseStatus:
         """What this worker may do now."""
         with self._judging:
             self._naps.awake(now_s := time.monotonic())
@@ -205,8 +205,8 @@ class Heartbeat:
             WaitTimeout: it stayed in doubt for ``timeout_s``.
         """
         deadline_s = time.monotonic() + timeout_s
-        while (standing := self.standing) is not Standing.HELD:
-            if standing is Standing.OVER:
+        while (standing := self.standing) is not LeaseStatus.HELD:
+            if standing is LeaseStatus.OVER:
                 raise LeaseLost(
                     "the lease is over",
                     where=self.name,
@@ -262,9 +262,9 @@ class Heartbeat:
             with self._sending:
                 self._send_newest()
             standing = self.standing  # asked in any case: so it is known when we stood still
-            if self._registered and (self._stands_still() or standing is Standing.OVER):
+            if self._registered and (self._stands_still() or standing is LeaseStatus.OVER):
                 why = "its heartbeat process stands still and could not renew the lease"
-                self._over(Over(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
+                self._over(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
 
     def _stands_still(self) -> bool:
         """Whether the heartbeat process has not looked for too long. Only time in which this thread was
@@ -277,14 +277,14 @@ class Heartbeat:
 
     def _heard(self, message: ToWorker) -> None:
         try:
-            if isinstance(message, Registered | Refused | GoodbyeSaid):
+            if isinstance(message, Registered | RegistrationRefused | Deregistered):
                 self._answer = message
                 self._answered.set()
             elif isinstance(message, StopAsked):
                 self._on_stop(message.request)
             elif isinstance(message, Commanded):
                 self._on_command(message.value)
-            elif isinstance(message, Watched):
+            elif isinstance(message, WatchedProcess):
                 self._on_watched(message.present)
             else:
                 self._over(message)
@@ -296,9 +296,9 @@ class Heartbeat:
         if not self._leaving:
             code = self.process.poll()
             why = "its heartbeat process ended" + (f" with code {code}" if code is not None else "")
-            self._over(Over(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
+            self._over(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
 
-    def _over(self, over: Over) -> None:
+    def _over(self, over: Terminate) -> None:
         if self._leaving:
             return
         logger.error("worker must exit code=%d why=%s", over.code, over.why)
@@ -308,7 +308,7 @@ class Heartbeat:
             os._exit(over.code)
 
 
-def _error(refused: Refused) -> RealsysError:
+def _error(refused: RegistrationRefused) -> RealsysError:
     """The error that the heartbeat process caught."""
     kind = getattr(errors, refused.kind, StoreError)
     made: RealsysError = kind(refused.what, where=refused.where, fix=refused.fix)

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from realsys.name_resolve.lease_judge import GIVE_UP_S, LeaseJudge, Naps, Standing
+from realsys.name_resolve.lease_judge import GIVE_UP_S, LeaseStatus, LeaseValidity, Naps
 from realsys.runtime.linux import memfd_create
 from realsys.runtime.progress import count_in, ticks
 from realsys.trial.records import StopRequest, WorkerRecord, WorkerStatus
@@ -34,7 +34,7 @@ _LOOKS_AT = 128
 _LOOKS = struct.Struct("<Q")  # how often the heartbeat process has looked at its worker
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Init(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first message to a heartbeat process: whose it is, and where the store is."""
 
     worker_type: str
@@ -94,7 +94,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker is registered."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RegistrationRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """It is not: the error to raise."""
 
     kind: str
@@ -115,13 +115,13 @@ class Commanded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     value: bytes
 
 
-class Watched(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class WatchedProcess(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of the keys that the worker watches, which were there, one is there again, or all are gone."""
 
     present: bool
 
 
-class Over(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Terminate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker must exit with ``code``, now. ``kind`` and ``why`` are its last words."""
 
     code: int
@@ -129,27 +129,35 @@ class Over(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why: str
 
 
-class GoodbyeSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Deregistered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The store knows that the worker has left; ``trouble`` says why not."""
 
     trouble: str = ""
 
 
-FromWorker = Begin | Register | Tell | Goodbye
-ToWorker = Registered | Refused | StopAsked | Commanded | Watched | Over | GoodbyeSaid
+FromWorker = Init | Register | Tell | Goodbye
+ToWorker = (
+    Registered
+    | RegistrationRefused
+    | StopAsked
+    | Commanded
+    | WatchedProcess
+    | Terminate
+    | Deregistered
+)
 
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 
 
 @dataclass
-class Line:
+class PacketSocket:
     """One end of the socket pair."""
 
     end: socket.socket
 
     @classmethod
-    def pair(cls) -> tuple[Line, Line]:
+    def pair(cls) -> tuple[PacketSocket, PacketSocket]:
         """Two ends, kept from children unless passed on by number."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(here), cls(there)
@@ -198,7 +206,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T | None:
         return None
 
 
-class Pulse:
+class HeartbeatMemory:
     """The shared memory. ``make`` in the worker, ``at`` in its heartbeat process."""
 
     def __init__(self, fd: int, *, give_up_s: float = GIVE_UP_S) -> None:
@@ -232,7 +240,7 @@ class Pulse:
         """How often it has."""
         return int(_LOOKS.unpack_from(self._memory, _LOOKS_AT)[0])
 
-    def standing(self, now_s: float, naps: Naps | None = None) -> Standing:
+    def standing(self, now_s: float, naps: Naps | None = None) -> LeaseStatus:
         """How the worker stands at ``now_s``; suspended until it is registered.
 
         Args:
@@ -240,7 +248,7 @@ class Pulse:
         """
         sent_s, ttl_s = _RENEWED.unpack_from(self._memory, _RENEWED_AT)
         if not ttl_s:
-            return Standing.SUSPENDED
+            return LeaseStatus.SUSPENDED
         napped_s = naps.since(sent_s) if naps is not None else 0.0
-        judge = LeaseJudge(ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
+        judge = LeaseValidity(ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
         return judge.standing(now_s, napped_s=napped_s)

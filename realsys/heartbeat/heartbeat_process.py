@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING
 
 from realsys.api.errors import LeaseLost, RealsysError, StoreError
 from realsys.heartbeat.heartbeat_messages import (
-    Begin,
     Commanded,
+    Deregistered,
     Goodbye,
-    GoodbyeSaid,
-    Line,
-    Over,
-    Pulse,
-    Refused,
+    HeartbeatMemory,
+    Init,
+    PacketSocket,
     Register,
     Registered,
+    RegistrationRefused,
     Tell,
+    Terminate,
     ToWorker,
 )
 from realsys.heartbeat.key_watcher import KeyWatcher
@@ -50,9 +50,9 @@ from realsys.heartbeat.progress_watch import ProgressWatch
 from realsys.heartbeat.stack_dumps import StackDumps
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import Standing
-from realsys.name_resolve.lease_keeper import LeaseKeeper
-from realsys.name_resolve.retry import RETRY_S, patiently
+from realsys.name_resolve.lease_judge import LeaseStatus
+from realsys.name_resolve.lease_keeper import LeaseRenewer
+from realsys.name_resolve.retry import RETRY_S, retry_while_unavailable
 from realsys.name_resolve.store import Lease, NameResolve
 from realsys.name_resolve.trial_store import open_store_at
 from realsys.observability.worker_logs import configure_logging
@@ -81,7 +81,15 @@ GONE = "its process ended without a word"
 class HeartbeatProcess:
     """One worker's heartbeat process. ``run`` is called once, in the main thread."""
 
-    def __init__(self, begin: Begin, line: Line, pulse: Pulse, *, worker_fd: int, stacks_fd: int):
+    def __init__(
+        self,
+        begin: Init,
+        line: PacketSocket,
+        pulse: HeartbeatMemory,
+        *,
+        worker_fd: int,
+        stacks_fd: int,
+    ):
         self.begin, self._line, self._pulse, self._worker_fd = begin, line, pulse, worker_fd
         self._files = AttemptFiles(Path(begin.attempt_dir))
         dumps = StackDumps(stacks_fd, self._files.stacks_of(begin.name))
@@ -91,9 +99,9 @@ class HeartbeatProcess:
         self._is_published = True
         self._published: tuple[object, ...] = ()  # what was told at once, the last time
         self._keys: WorkerKeys | None = None
-        self._keeper: LeaseKeeper | None = None
+        self._keeper: LeaseRenewer | None = None
         self._watcher: KeyWatcher | None = None
-        self._over: Over | None = None
+        self._over: Terminate | None = None
         self._kill_at_s = float("inf")
         self._command: tuple[str, str] | None = None  # id and refusal of one carried out here
         self._leaving = self._left = False
@@ -109,7 +117,7 @@ class HeartbeatProcess:
         while not poll.poll(LOOK_S * 1000):
             self._look()
         if not self._left:
-            within(BURY_IN_S, self._bury)
+            within(BURY_IN_S, self._report_exit)
 
     # ---- what the worker says ---------------------------------------------------------------
 
@@ -132,8 +140,8 @@ class HeartbeatProcess:
         def take() -> Lease:
             return self._open_keys().take(message.record, self._told_status(), ttl_s=message.ttl_s)
 
-        def start() -> LeaseKeeper:
-            return LeaseKeeper(
+        def start() -> LeaseRenewer:
+            return LeaseRenewer(
                 take,
                 name=self.begin.name,
                 on_change=self._standing_changed,
@@ -142,10 +150,10 @@ class HeartbeatProcess:
             ).start()
 
         try:
-            keeper = patiently(start, timeout_s=message.timeout_s, what="registering")
+            keeper = retry_while_unavailable(start, timeout_s=message.timeout_s, what="registering")
         except RealsysError as error:
             kind = type(error).__name__
-            return Refused(kind=kind, what=error.what, where=error.where, fix=error.fix)
+            return RegistrationRefused(kind=kind, what=error.what, where=error.where, fix=error.fix)
         self._watcher = KeyWatcher(
             self._open_keys(),
             attempt=self.begin.attempt,
@@ -182,10 +190,10 @@ class HeartbeatProcess:
         if self._watcher is not None:
             self._watcher.stop()
         try:
-            patiently(self._leave, timeout_s=message.timeout_s, what="the goodbye")
+            retry_while_unavailable(self._leave, timeout_s=message.timeout_s, what="the goodbye")
         except RealsysError as error:
-            return GoodbyeSaid(trouble=error.what)
-        return GoodbyeSaid()
+            return Deregistered(trouble=error.what)
+        return Deregistered()
 
     def _leave(self) -> None:
         self._open_keys().leave(self._told_status())
@@ -196,7 +204,7 @@ class HeartbeatProcess:
     # ---- what the worker must hear -----------------------------------------------------------
 
     def _hear(self, message: ToWorker) -> None:
-        if isinstance(message, Over):
+        if isinstance(message, Terminate):
             return self._end(message)
         if isinstance(message, Commanded) and self._dumps_for(message):
             return None
@@ -210,11 +218,11 @@ class HeartbeatProcess:
         except OSError:
             return  # it is gone; the main thread sees that
 
-    def _standing_changed(self, standing: Standing, reason: str) -> None:
-        if standing is Standing.OVER:
-            self._end(Over(code=worker_exit_codes.FENCED, kind="Fenced", why=reason))
+    def _standing_changed(self, standing: LeaseStatus, reason: str) -> None:
+        if standing is LeaseStatus.OVER:
+            self._end(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=reason))
 
-    def _end(self, over: Over) -> None:
+    def _end(self, over: Terminate) -> None:
         """The worker must exit: it is told, and killed by the main thread if it does not."""
         with self._changed:
             if self._over is not None or self._leaving:
@@ -256,7 +264,7 @@ class HeartbeatProcess:
                 self._is_published = False
                 self._changed.notify_all()
 
-    def _last_words(self, over: Over) -> None:
+    def _last_words(self, over: Terminate) -> None:
         words = Failure(
             worker=self.begin.name,
             host=socket.gethostname(),
@@ -269,7 +277,7 @@ class HeartbeatProcess:
         if not path.exists():
             write_record(path, words)
 
-    def _bury(self) -> None:
+    def _report_exit(self) -> None:
         """The worker is gone: the store is told, in what it said last if that was final."""
         with self._changed:
             status, self._leaving = self._status, True
@@ -280,7 +288,7 @@ class HeartbeatProcess:
         if self._watcher is not None:
             self._watcher.stop()
         self._status = status
-        patiently(self._leave, timeout_s=BURY_IN_S, what="telling the worker's end")
+        retry_while_unavailable(self._leave, timeout_s=BURY_IN_S, what="telling the worker's end")
 
     # ---- the store --------------------------------------------------------------------------
 
@@ -342,7 +350,7 @@ def _told_at_once(status: WorkerStatus) -> tuple[object, ...]:
     return state, status.reason, status.last_command, status.command_refused, status.stalled_s > 0
 
 
-def _open_store(begin: Begin) -> NameResolve:
+def _open_store(begin: Init) -> NameResolve:
     def etcd() -> EtcdSpec:
         from realsys.api.cluster import EtcdSpec
 
@@ -360,13 +368,13 @@ def main() -> None:
     for name in ("line", "pulse", "worker", "stacks"):
         parser.add_argument(f"--{name}", type=int, required=True)
     args = parser.parse_args()
-    line = Line(socket.socket(fileno=args.line))
+    line = PacketSocket(socket.socket(fileno=args.line))
     begin = line.receive_from_worker()
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, Init):
         return
     configure_logging(begin.name, level=begin.log_level)
     process = HeartbeatProcess(
-        begin, line, Pulse(args.pulse), worker_fd=args.worker, stacks_fd=args.stacks
+        begin, line, HeartbeatMemory(args.pulse), worker_fd=args.worker, stacks_fd=args.stacks
     )
     try:
         process.run()

@@ -11,7 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from realsys.api.errors import KeyNotFound, RealsysError, StoreError
-from realsys.heartbeat.heartbeat_messages import Commanded, Over, StopAsked, ToWorker, Watched
+from realsys.heartbeat.heartbeat_messages import (
+    Commanded,
+    StopAsked,
+    Terminate,
+    ToWorker,
+    WatchedProcess,
+)
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.store import Compare, Entry, Event, EventKind
 from realsys.runtime import worker_exit_codes
@@ -134,12 +140,12 @@ class KeyWatcher:
     def _is_superseded(self, value: bytes) -> None:
         if (newer := self._keys.newer_attempt(value)) is not None:
             why = self._keys.why_over(newer)
-            self._hear(Over(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
+            self._hear(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
 
     def _tell_watched(self) -> None:
         if self._seen and bool(self._present) != self._told_present:
             self._told_present = bool(self._present)
-            self._hear(Watched(present=self._told_present))
+            self._hear(WatchedProcess(present=self._told_present))
 
     def _look_for_orphans(self) -> None:
         if not self._seen or self._present:
@@ -153,4 +159,4 @@ class KeyWatcher:
             return  # raises when the store does not answer
         names = ", ".join(sorted(key.partition("/worker/")[2] or key for key in self._watch_keys))
         why = f"the workers it depends on were gone: {names}"
-        self._hear(Over(code=worker_exit_codes.ORPHANED, kind="WorkerLost", why=why))
+        self._hear(Terminate(code=worker_exit_codes.ORPHANED, kind="WorkerLost", why=why))

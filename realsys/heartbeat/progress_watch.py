@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import replace
 
-from realsys.heartbeat.heartbeat_messages import Pulse, Tell
+from realsys.heartbeat.heartbeat_messages import HeartbeatMemory, Tell
 from realsys.heartbeat.stack_dumps import StackDumps, innermost, state_letter
 from realsys.heartbeat.stall import FLOOR_S, StallJudge
 from realsys.runtime.bounded import within
@@ -28,7 +28,7 @@ COLLECT_IN_S = 0.5
 class ProgressWatch:
     """Watches the worker ``pid``. ``told`` and ``look`` may come from two threads."""
 
-    def __init__(self, pid: int, pulse: Pulse, dumps: StackDumps) -> None:
+    def __init__(self, pid: int, pulse: HeartbeatMemory, dumps: StackDumps) -> None:
         self._pid, self._pulse, self._dumps = pid, pulse, dumps
         self._judge = StallJudge(floor_s=float(os.environ.get(STALL_FLOOR_VARIABLE) or FLOOR_S))
         self._judging = threading.Lock()

@@ -41,7 +41,7 @@ def evaluate_math(
     Raises:
         RewardError: the rule gives no number for too many records.
     """
-    judge, greedy = Judge(reward), replace(gen, n=1, greedy=True)
+    judge, greedy = AnswerJudge(reward), replace(gen, n=1, greedy=True)
     num_correct = num_tokens = num_problems = num_scored = 0
     reward_sum = 0.0
     samples: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def evaluate_math(
     }
 
 
-class Judge:
+class AnswerJudge:
     """The reward rule ``reward`` over the answers of one evaluation."""
 
     def __init__(self, reward: str) -> None:

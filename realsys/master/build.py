@@ -28,7 +28,7 @@ from realsys.master.graph.peer_watch import PeerWatch
 from realsys.master.graph.storage_tracker import StorageTracker
 from realsys.master.graph.weight_hooks import WeightHooks
 from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
-from realsys.master.rollouts.rollout_side import RolloutSide
+from realsys.master.rollouts.rollout_side import RolloutService
 from realsys.master.run_progress import ProgressBoard
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
@@ -56,12 +56,12 @@ async def _run(runner: WorkerRunner) -> int:
     if runner.config.rollout is None:
         await asyncio.to_thread(runner.register)
         return await _run_with(runner, None)
-    async with RolloutSide(runner, runner.config.rollout) as side:
+    async with RolloutService(runner, runner.config.rollout) as side:
         await asyncio.to_thread(runner.register, control=side.endpoint)
         return await _run_with(runner, side)
 
 
-async def _run_with(runner: WorkerRunner, side: RolloutSide | None) -> int:
+async def _run_with(runner: WorkerRunner, side: RolloutService | None) -> int:
     revision = await asyncio.to_thread(runner.revision)
     records = await asyncio.to_thread(
         runner.peers,
@@ -96,7 +96,9 @@ async def _run_with(runner: WorkerRunner, side: RolloutSide | None) -> int:
             return await _run_loop(runner, workers, side)
 
 
-async def _run_loop(runner: WorkerRunner, workers: ModelWorkers, side: RolloutSide | None) -> int:
+async def _run_loop(
+    runner: WorkerRunner, workers: ModelWorkers, side: RolloutService | None
+) -> int:
     loop = await _make_loop(runner, workers, side)
 
     def on_stop(request: StopRequest) -> None:
@@ -113,7 +115,7 @@ async def _run_loop(runner: WorkerRunner, workers: ModelWorkers, side: RolloutSi
 
 
 async def _make_loop(
-    runner: WorkerRunner, workers: ModelWorkers, side: RolloutSide | None
+    runner: WorkerRunner, workers: ModelWorkers, side: RolloutService | None
 ) -> MasterWorkerLoop:
     graph = runner.phase.config.graph()
     dataset_size = await _set_up(workers, graph, side)
@@ -228,7 +230,7 @@ def _evaluated(runner: WorkerRunner) -> tuple[ModelName, ...]:
     return tuple(dict.fromkeys(names))
 
 
-async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutSide | None) -> int:
+async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutService | None) -> int:
     """Modules and data sets on every worker; returns the data set's size."""
     endpoints = tuple(record.data for record in workers.records)
     replies: list[rq.SetupDone] = await workers.call_all(
@@ -292,7 +294,7 @@ async def _hashes_of(
 
 def _take_checkpoint(
     runner: WorkerRunner, names: list[str], hashes_of: recover.HashesOf | None = None
-) -> tuple[recover.Checkpoint | None, recover.Checkpoint | None]:
+) -> tuple[recover.RecoverCheckpoint | None, recover.RecoverCheckpoint | None]:
     """The newest checkpoint that counts, and the same under our own name. Ours is made before it is said:
     once it is said, what the other writes later counts no more."""
     for _ in range(LOOKS):

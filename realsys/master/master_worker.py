@@ -27,7 +27,7 @@ from realsys.master.graph.master_state import MasterState
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.periodic import Periodic
 from realsys.master.rollouts.rollout_desk import base_ids
-from realsys.master.rollouts.rollout_side import RolloutSide
+from realsys.master.rollouts.rollout_side import RolloutService
 from realsys.master.run_progress import ProgressBoard
 from realsys.master.statistics import headline, metrics_row
 from realsys.observability.events import EventLog
@@ -78,7 +78,7 @@ class MasterWorkerLoop:
         files: RunFiles,
         progress: ProgressBoard,
         publisher: Publisher,
-        rollouts: RolloutSide | None,
+        rollouts: RolloutService | None,
         saved_models: tuple[ModelName, ...],
         evaluated: tuple[ModelName, ...],
         total_steps: int,

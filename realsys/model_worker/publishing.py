@@ -15,8 +15,8 @@ from realsys.api.model import ModelName, PipelinableEngine
 from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.shape import DTYPE_BYTES
-from realsys.weights.sync.plan_publish import Giving, weights_of, who_gives_what, wire_dtypes
-from realsys.weights.sync.publisher import Published, WeightPublisher
+from realsys.weights.sync.plan_publish import Giving, plan_publish, weights_of, wire_dtypes
+from realsys.weights.sync.publisher import PublishedVersion, WeightPublisher
 
 if TYPE_CHECKING:
     from realsys.model_worker.shards import Shards
@@ -53,7 +53,7 @@ class WeightPublications:
         self._store, self._wire_dtype, self._delta = store, wire_dtype, delta
         self._publishers: dict[str, WeightPublisher] = {}
 
-    def publish(self, model: str, version: int, *, among: tuple[int, ...] = ()) -> Published:
+    def publish(self, model: str, version: int, *, among: tuple[int, ...] = ()) -> PublishedVersion:
         """Copies this worker's part of ``model`` (``role@replica``) as ``version``, for servers to fetch.
 
         To be called on every worker that holds a part of the model, between two updates of it. Not
@@ -65,7 +65,7 @@ class WeightPublications:
             InternalError: ``version`` is not newer than the one before.
         """
         if among and self._worker not in among:
-            return Published()
+            return PublishedVersion()
         name = self._shards.find(model)
         engine: PipelinableEngine = self._shards.models[name].module
         engine.onload()  # a hook may have left it in CPU memory
@@ -105,7 +105,7 @@ class WeightPublications:
             wire=self._wire_dtype,
         )
         givers = [i for i, (worker, _) in enumerate(held) if not among or worker in among]
-        return who_gives_what(
+        return plan_publish(
             tuple(layout[i] for i in givers), [held[i][0] for i in givers], dtypes=dtypes
         )
 

@@ -21,7 +21,7 @@ _NUM_CORPUS_PROBLEMS = 2000  # enough for a vocabulary of a few hundred tokens
 _CORPUS_SEED = 0  # the tokenizer must not depend on the run's seed
 
 
-class Company(TypedDict):
+class ModelContext(TypedDict):
     """What the process that makes a model knows about its place."""
 
     name: ModelName
@@ -33,13 +33,13 @@ class Company(TypedDict):
     filled: NotRequired[bool]
 
 
-def hf_causal_lm(*, path: str, dtype: str = "float32", **company: Unpack[Company]) -> Model:
+def hf_causal_lm(*, path: str, dtype: str = "float32", **company: Unpack[ModelContext]) -> Model:
     """The language model and tokenizer in the Hugging Face directory ``path``."""
     source = HFSource(path, critic=False, dtype=dtype, device=company["device"])
     return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
 
 
-def hf_critic(*, path: str, dtype: str = "float32", **company: Unpack[Company]) -> Model:
+def hf_critic(*, path: str, dtype: str = "float32", **company: Unpack[ModelContext]) -> Model:
     """A value model: the critic in ``path``, or a language model's body with a head of zeros."""
     source = HFSource(path, critic=True, dtype=dtype, device=company["device"])
     return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
@@ -54,7 +54,7 @@ def tiny_llama(
     num_heads: int = 4,
     num_kv_heads: int = 2,
     vocab_size: int = 512,
-    **company: Unpack[Company],
+    **company: Unpack[ModelContext],
 ) -> Model:
     """A small Llama with random weights from ``seed`` and a tokenizer trained on arithmetic."""
     problems = arithmetic_word_problems(
@@ -78,6 +78,6 @@ def tiny_llama(
     return model
 
 
-def tokenizer_only(*, path: str, **company: Unpack[Company]) -> Model:
+def tokenizer_only(*, path: str, **company: Unpack[ModelContext]) -> Model:
     """No weights, for rules that score text: ``module`` is None."""
     return Model(module=None, tokenizer=load_tokenizer(path), dtype="float32", **company)

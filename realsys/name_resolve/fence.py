@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from realsys.api.errors import KeyNotFound, StaleAttempt
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import Compare, NameResolve, Put
 from realsys.trial.records import AttemptRecord, loads
 
@@ -57,7 +57,9 @@ class AttemptFence:
 
     def check_patiently(self, *, timeout_s: float) -> None:
         """As ``check``; tries again while the store is away."""
-        patiently(self.check, timeout_s=timeout_s, what="looking whether the attempt is ours")
+        retry_while_unavailable(
+            self.check, timeout_s=timeout_s, what="looking whether the attempt is ours"
+        )
 
     def check(self) -> None:
         """Raises StaleAttempt if another attempt has taken over."""

@@ -45,7 +45,7 @@ class EndLease(msgspec.Struct, frozen=True, tag="end"):
 Operation = PutKey | DeleteKey | GrantLease | EndLease
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class KeySpaceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All contents at one revision."""
 
     revision: int
@@ -60,7 +60,7 @@ class KeySpace:
         snapshot: what to begin with; its revision is also where the history begins.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, snapshot: KeySpaceSnapshot | None = None) -> None:
         self.revision = snapshot.revision if snapshot else 0
         self.entries = {e.key: e for e in snapshot.entries} if snapshot else {}
         self.leases = {g.lease_id: g for g in snapshot.leases} if snapshot else {}
@@ -72,9 +72,9 @@ class KeySpace:
         self._history_bytes = 0
         self._history_floor = self.revision  # events of later revisions are all in the history
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> KeySpaceSnapshot:
         entries, leases = list(self.entries.values()), list(self.leases.values())
-        return Snapshot(revision=self.revision, entries=entries, leases=leases)
+        return KeySpaceSnapshot(revision=self.revision, entries=entries, leases=leases)
 
     def subtree(self, prefix: str) -> list[Entry]:
         found = [entry for key, entry in self.entries.items() if is_under(key, prefix)]

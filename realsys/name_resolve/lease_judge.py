@@ -28,7 +28,7 @@ GIVE_UP_S = 1800.0  # a site's store_patience_seconds, where nothing else is sai
 NAP_S = 5.0  # longer than meant between two looks at the clock, and it was we who stood still
 
 
-class Standing(StrEnum):
+class LeaseStatus(StrEnum):
     """What the holder may do."""
 
     HELD = "held"  # everything
@@ -36,7 +36,7 @@ class Standing(StrEnum):
     OVER = "over"  # exit
 
 
-class LeaseJudge:
+class LeaseValidity:
     """Judges one lease. All times are seconds of the holder's monotonic clock.
 
     Args:
@@ -64,7 +64,7 @@ class LeaseJudge:
         """Over, whatever the clock says: another attempt runs, or the key is somebody else's."""
         self.reason = reason
 
-    def standing(self, now_s: float, *, napped_s: float = 0.0) -> Standing:
+    def standing(self, now_s: float, *, napped_s: float = 0.0) -> LeaseStatus:
         """How the holder stands at ``now_s``.
 
         Args:
@@ -76,8 +76,8 @@ class LeaseJudge:
             last = f"; last: {self.trouble}" if self.trouble else ""
             self.reason = f"the store has not answered for {unheard_s - napped_s:.0f} s{last}"
         if self.reason:
-            return Standing.OVER
-        return Standing.HELD if unheard_s < SUSPEND_AT * self.ttl_s else Standing.SUSPENDED
+            return LeaseStatus.OVER
+        return LeaseStatus.HELD if unheard_s < SUSPEND_AT * self.ttl_s else LeaseStatus.SUSPENDED
 
     def next_change_s(self, now_s: float) -> float:
         """How long the standing stays as it is if nothing is heard."""

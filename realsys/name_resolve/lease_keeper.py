@@ -15,7 +15,13 @@ from collections.abc import Callable
 from typing import Self
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreError
-from realsys.name_resolve.lease_judge import GIVE_UP_S, RENEWALS_PER_TTL, LeaseJudge, Naps, Standing
+from realsys.name_resolve.lease_judge import (
+    GIVE_UP_S,
+    RENEWALS_PER_TTL,
+    LeaseStatus,
+    LeaseValidity,
+    Naps,
+)
 from realsys.name_resolve.store import Lease
 
 logger = logging.getLogger(__name__)
@@ -24,7 +30,7 @@ RETRY_S = 0.5
 CLOCK_S = 1.0  # the clock is looked at so often, to know when this process stood still
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Holds a lease between ``start`` and ``stop``.
 
     Args:
@@ -40,7 +46,7 @@ class LeaseKeeper:
         take: Callable[[], Lease],
         *,
         name: str,
-        on_change: Callable[[Standing, str], None],
+        on_change: Callable[[LeaseStatus, str], None],
         on_renewed: Callable[[float, float], None] = lambda sent_s, ttl_s: None,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
@@ -49,20 +55,20 @@ class LeaseKeeper:
         self._condition = threading.Condition()
         self._stopping = False
         self._gone = False  # the store has ended it, and there is no new one yet
-        self._told = Standing.HELD
+        self._told = LeaseStatus.HELD
         self._threads = [
             threading.Thread(target=self._renew_loop, name=f"lease-renew {name}", daemon=True),
             threading.Thread(target=self._clock_loop, name=f"lease-clock {name}", daemon=True),
         ]
         self.lease: Lease
-        self._judge: LeaseJudge
+        self._judge: LeaseValidity
         self._naps: Naps
 
     def start(self) -> Self:
         """Takes the lease in this thread and keeps it from now on. Raises what ``take`` does."""
         sent_s = time.monotonic()
         self.lease = self._take()
-        self._judge = LeaseJudge(self.lease.ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
+        self._judge = LeaseValidity(self.lease.ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
         self._on_renewed(sent_s, self.lease.ttl_s)
         self._naps = Naps(time.monotonic(), every_s=CLOCK_S)
         for thread in self._threads:
@@ -80,11 +86,11 @@ class LeaseKeeper:
         hung = [thread.name for thread in self._threads if thread.is_alive()]
         if hung:
             logger.warning("lease threads left behind names=%s timeout_s=%g", hung, timeout_s)
-        elif revoke and not self._gone and self._told is not Standing.OVER:
+        elif revoke and not self._gone and self._told is not LeaseStatus.OVER:
             self.lease.revoke()
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> LeaseStatus:
         """What the owner may do now."""
         with self._condition:
             return self._judged(time.monotonic())
@@ -107,7 +113,7 @@ class LeaseKeeper:
 
     def check(self) -> None:
         """Raises LeaseLost if it is over: ask before each side effect that matters."""
-        if self.standing is Standing.OVER:
+        if self.standing is LeaseStatus.OVER:
             raise LeaseLost(
                 self.reason,
                 where=self.name,
@@ -171,18 +177,18 @@ class LeaseKeeper:
                 return
             if standing is not self._told:
                 self._tell(standing)
-            if standing is Standing.OVER:
+            if standing is LeaseStatus.OVER:
                 return
             self._has_ended_after(left_s)
 
-    def _judged(self, now_s: float) -> Standing:
+    def _judged(self, now_s: float) -> LeaseStatus:
         """Called with the condition held."""
         self._naps.awake(now_s)
         return self._judge.standing(now_s, napped_s=self._naps.since(self._judge.renewed_s))
 
-    def _tell(self, standing: Standing) -> None:
+    def _tell(self, standing: LeaseStatus) -> None:
         self._told = standing
-        level = logging.INFO if standing is Standing.HELD else logging.ERROR
+        level = logging.INFO if standing is LeaseStatus.HELD else logging.ERROR
         logger.log(level, "lease %s name=%s reason=%s", standing, self.name, self.reason)
         try:
             self._on_change(standing, self.reason)

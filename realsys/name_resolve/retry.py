@@ -15,7 +15,9 @@ T = TypeVar("T")
 RETRY_S = 0.5
 
 
-def patiently(call: Callable[[], T], *, timeout_s: float, what: str, when_denied: bool = True) -> T:
+def retry_while_unavailable(
+    call: Callable[[], T], *, timeout_s: float, what: str, when_denied: bool = True
+) -> T:
     """What ``call`` returns.
 
     Args:

@@ -20,7 +20,7 @@ from realsys.api.options import WandbOptions
 from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_error
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.observability.wandb_run import WandbRun, start_wandb
-from realsys.trial.records import PhaseFiles, turn_link
+from realsys.trial.records import PhaseFiles, replace_symlink
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def point_to_newest(files: PhaseFiles) -> None:
     for name in (files.metrics, files.ledger, files.samples, files.events):
         while (link := _to_turn_to(name, attempts)) is not None:
             try:
-                turn_link(name, link)
+                replace_symlink(name, link)
             except OSError as error:
                 raise write_error(error, name) from error
             attempts = _attempts(files)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from realsys.planner.placed import Placed
 from realsys.planner.time.costs import Allocation, Costs, works_of
-from realsys.planner.time.figures import Figures, figures
+from realsys.planner.time.figures import StepFigures, figures
 from realsys.planner.time.simulate_steps import simulate
-from realsys.planner.time.simulated_timeline import Timeline, Work
+from realsys.planner.time.simulated_timeline import CallWork, Timeline
 from realsys.trial.records import PredictionRecord
 
 STEPS = 5
@@ -19,9 +19,9 @@ class Prediction:
     """A simulated run. ``basis`` says where the seconds come from."""
 
     basis: str
-    works: tuple[Work, ...]
+    works: tuple[CallWork, ...]
     timeline: Timeline
-    figures: Figures
+    figures: StepFigures
 
     def record(self) -> PredictionRecord:
         """What is kept in the trial's folder."""

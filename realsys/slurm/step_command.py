@@ -15,7 +15,7 @@ from pathlib import Path
 
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
-from realsys.api.plan import JobPlan, LaunchPlan, Layout, PhasePlan, StepPlan
+from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, PhasePlan, StepPlan
 from realsys.slurm.containers import wrap
 from realsys.trial.records import AttemptFiles, TrialFiles
 
@@ -186,7 +186,7 @@ def het_group(job: JobPlan | None, step: StepPlan) -> list[str]:
     """srun's option for the component of a heterogeneous job that the step runs in."""
     if job is None:
         return []
-    return [f"--het-group={step.component}"] if job.layout is Layout.HET else []
+    return [f"--het-group={step.component}"] if job.layout is JobLayout.HET else []
 
 
 def _share(cluster: ClusterSpec, step: StepPlan) -> list[str]:

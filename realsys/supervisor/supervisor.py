@@ -25,7 +25,7 @@ from realsys.supervisor.attempt.stop_watch import StopWatch
 from realsys.supervisor.health.ask_for_stacks import ask_for_stacks
 from realsys.supervisor.health.failure_report import FailureReporter, suspects
 from realsys.supervisor.health.first_failure import order_failures
-from realsys.supervisor.health.restarts import is_dispensable
+from realsys.supervisor.health.restarts import is_optional
 from realsys.supervisor.health.worker_leases import WorkerLeases
 from realsys.supervisor.health.worker_restarts import STACKS_S, WorkerRestarts
 from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
@@ -322,7 +322,7 @@ class Supervisor:
             self.stop_watch.poll()
             self._refuse_if_requeued()
             self.restarts.advance(tasks)
-            here = [t for t in tasks if is_dispensable(t.worker)]
+            here = [t for t in tasks if is_optional(t.worker)]
             up = [t for t in here if not self.restarts.is_down(t.worker)]
             bad = [
                 t

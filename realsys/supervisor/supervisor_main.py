@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from realsys.api.errors import RealsysError
-from realsys.api.plan import JobPlan, LaunchPlan, Layout, read_plan
+from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.parent_death import die_with_parent
@@ -125,7 +125,7 @@ def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> boo
     if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
         return False
     lost = lost_nodes(marker, job.nodes)
-    if lost and plan.job.layout is Layout.SINGLE:
+    if lost and plan.job.layout is JobLayout.SINGLE:
         leave_out(job.job_id, lost, plan.job.components[0].nodes)
     return bool(lost)
 
@@ -150,7 +150,7 @@ def make_steps(
         return LocalSteps(plan, plan_hash, attempt_files)
     nodes = component_nodes(plan.job, dict(os.environ))
     steps = SlurmSteps(plan, plan_hash, attempt_files, dict(enumerate(nodes)))
-    if plan.job.layout is not Layout.SPLIT:
+    if plan.job.layout is not JobLayout.SPLIT:
         return steps
     return SplitSteps(plan, files, attempt_files, board.open(), steps)
 

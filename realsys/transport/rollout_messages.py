@@ -13,7 +13,7 @@ import msgspec
 from realsys.api.data import SequenceMeta
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _RolloutMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all bodies: immutable, tagged by class name."""
 
 
@@ -43,7 +43,7 @@ def sample_id(id: str, tries: int) -> str:
 # ---- rollout worker → master --------------------------------------------------------------------
 
 
-class AskPlaces(_Body, frozen=True, kw_only=True, tag=True):
+class AskPlaces(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Who takes what I make? First request of a rollout worker; what it held before is given out anew.
 
     ``dataset_size`` records are in its data set: those whose ``index`` a ticket may bear.
@@ -53,14 +53,14 @@ class AskPlaces(_Body, frozen=True, kw_only=True, tag=True):
     dataset_size: int
 
 
-class Places(_Body, frozen=True, kw_only=True, tag=True):
+class Places(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Tensor servers of the model workers that take trajectories, by index among the model workers."""
 
     holders: tuple[int, ...]
     endpoints: tuple[str, ...]  # of all model workers
 
 
-class TakeWork(_Body, frozen=True, kw_only=True, tag=True):
+class TakeWork(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Give me at most ``room`` prompts; wait up to ``wait_s`` for the first."""
 
     worker: str
@@ -68,12 +68,12 @@ class TakeWork(_Body, frozen=True, kw_only=True, tag=True):
     wait_s: float = 5.0
 
 
-class Work(_Body, frozen=True, kw_only=True, tag=True):
+class Work(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     tickets: tuple[Ticket, ...] = ()
     over: bool = False  # nothing more will come
 
 
-class Deliver(_Body, frozen=True, kw_only=True, tag=True):
+class Deliver(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """A datapoint is whole and its tensors are at model worker ``holder``.
 
     ``oldest`` and ``newest`` are the versions of the weights that made its tokens.
@@ -89,7 +89,7 @@ class Deliver(_Body, frozen=True, kw_only=True, tag=True):
     stats: Mapping[str, float] = {}
 
 
-class GiveUp(_Body, frozen=True, kw_only=True, tag=True):
+class GiveUp(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """It will not be delivered by this worker.
 
     ``filtered``: it was answered but is not to be trained on (its group is all right or all wrong).
@@ -105,7 +105,7 @@ class GiveUp(_Body, frozen=True, kw_only=True, tag=True):
     stats: Mapping[str, float] = {}
 
 
-class Verdict(_Body, frozen=True, kw_only=True, tag=True):
+class Verdict(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """``kept``: it will be trained on. Else why not, and the worker forgets it."""
 
     kept: bool
@@ -115,7 +115,7 @@ class Verdict(_Body, frozen=True, kw_only=True, tag=True):
 # ---- rollout worker → manager -------------------------------------------------------------------
 
 
-class AskServer(_Body, frozen=True, kw_only=True, tag=True):
+class AskServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Which server may go on with this request? Waits up to ``wait_s`` for one that may.
 
     Attributes:
@@ -134,7 +134,7 @@ class AskServer(_Body, frozen=True, kw_only=True, tag=True):
     wait_s: float = 30.0
 
 
-class UseServer(_Body, frozen=True, kw_only=True, tag=True):
+class UseServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """``url`` as in ``serving.api.ServerAddress``; empty: none in time, ``why`` says whom it waits for."""
 
     server: int = -1
@@ -143,7 +143,7 @@ class UseServer(_Body, frozen=True, kw_only=True, tag=True):
     why: str = ""
 
 
-class DoneWith(_Body, frozen=True, kw_only=True, tag=True):
+class DoneWith(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """The request has left the server. ``broken``: because the server did not answer."""
 
     rid: str
@@ -156,13 +156,13 @@ class DoneWith(_Body, frozen=True, kw_only=True, tag=True):
 # ---- master → manager ---------------------------------------------------------------------------
 
 
-class NewWeights(_Body, frozen=True, kw_only=True, tag=True):
+class NewWeights(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Bring the servers to this version. The reply comes when every healthy one has it."""
 
     source: bytes  # serving.api.WeightSource as msgpack: transport knows nothing of serving
 
 
-class ServersAt(_Body, frozen=True, kw_only=True, tag=True):
+class ServersAt(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Server index → version; quarantined ones are named with their reason."""
 
     versions: Mapping[int, int]
@@ -172,22 +172,22 @@ class ServersAt(_Body, frozen=True, kw_only=True, tag=True):
     num_bytes: int = 0
 
 
-class AskManager(_Body, frozen=True, kw_only=True, tag=True):
+class AskManager(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """How do the servers do?"""
 
 
-class ManagerView(_Body, frozen=True, kw_only=True, tag=True):
+class ManagerView(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     versions: Mapping[int, int]
     sick: Mapping[int, str]
     running: Mapping[int, int]  # server → requests
     waiting: int  # requests that no server may take yet
 
 
-class Accepted(_Body, frozen=True, kw_only=True, tag=True):
+class Accepted(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Nothing to tell."""
 
 
-class Leave(_Body, frozen=True, kw_only=True, tag=True):
+class Leave(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """The run is over: say goodbye and end."""
 
 

@@ -16,35 +16,35 @@ import msgspec
 from realsys.api.data import SequenceMeta
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _WorkerRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all bodies: immutable, tagged by class name."""
 
 
 # ---- answered at once ---------------------------------------------------------------------------
 
 
-class Ping(_Body, frozen=True, kw_only=True, tag=True):
+class Ping(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Are you there?"""
 
 
-class ClearData(_Body, frozen=True, kw_only=True, tag=True):
+class ClearData(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """These datapoints are used up: forget their tensors."""
 
     ids: tuple[str, ...]
 
 
-class Exit(_Body, frozen=True, kw_only=True, tag=True):
+class Exit(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Say goodbye and end."""
 
 
-class Done(_Body, frozen=True, kw_only=True, tag=True):
+class Done(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Nothing to tell."""
 
 
 # ---- ordered ------------------------------------------------------------------------------------
 
 
-class Setup(_Body, frozen=True, kw_only=True, tag=True):
+class Setup(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Load the data set and make every model's module. First request of an attempt."""
 
     order: int
@@ -52,12 +52,12 @@ class Setup(_Body, frozen=True, kw_only=True, tag=True):
     rendezvous: str = ""  # of model worker 0's store; empty where workers meet by a file
 
 
-class SetupDone(_Body, frozen=True, kw_only=True, tag=True):
+class SetupDone(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     dataset_size: int  # 0 where the worker has no data set
     dataset_keys: tuple[str, ...]
 
 
-class Initialize(_Body, frozen=True, kw_only=True, tag=True):
+class Initialize(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Let the backends make their engines for a run of this length."""
 
     order: int
@@ -67,7 +67,7 @@ class Initialize(_Body, frozen=True, kw_only=True, tag=True):
     benchmark_steps: int | None
 
 
-class Fetch(_Body, frozen=True, kw_only=True, tag=True):
+class Fetch(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Load these records of the data set as new datapoints."""
 
     order: int
@@ -75,11 +75,11 @@ class Fetch(_Body, frozen=True, kw_only=True, tag=True):
     ids: tuple[str, ...]
 
 
-class Fetched(_Body, frozen=True, kw_only=True, tag=True):
+class Fetched(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     meta: SequenceMeta
 
 
-class RunCall(_Body, frozen=True, kw_only=True, tag=True):
+class RunCall(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Run model function call ``call`` on these datapoints.
 
     ``sources`` says for each other worker which tensors to get from it first: (worker index, key, ids).
@@ -92,7 +92,7 @@ class RunCall(_Body, frozen=True, kw_only=True, tag=True):
     sources: tuple[tuple[int, str, tuple[str, ...]], ...] = ()
 
 
-class CallDone(_Body, frozen=True, kw_only=True, tag=True):
+class CallDone(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """A call's outcome. Times are seconds since the epoch on the worker's clock."""
 
     meta: SequenceMeta | None = None  # of the new keys; from the head of a data-parallel slot only
@@ -105,7 +105,7 @@ class CallDone(_Body, frozen=True, kw_only=True, tag=True):
     tokens: int = 0
 
 
-class Reallocate(_Body, frozen=True, kw_only=True, tag=True):
+class Reallocate(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Move the weights of model ``source`` into model ``target`` (``role@replica``).
 
     Goes to every worker that holds a part of either. ``eta`` as in ``ParamReallocHook``.
@@ -119,7 +119,7 @@ class Reallocate(_Body, frozen=True, kw_only=True, tag=True):
     eta: float = 1.0
 
 
-class Offload(_Body, frozen=True, kw_only=True, tag=True):
+class Offload(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Move a model (``role@replica``) to CPU memory until its next call."""
 
     order: int
@@ -128,7 +128,7 @@ class Offload(_Body, frozen=True, kw_only=True, tag=True):
     model: str
 
 
-class PublishWeights(_Body, frozen=True, kw_only=True, tag=True):
+class PublishWeights(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Keep a copy of the weights of model ``model`` as version ``version`` for generation servers to fetch.
 
     Goes to every worker that holds a part of it. The workers of each of ``groups`` give all of it together;
@@ -143,7 +143,7 @@ class PublishWeights(_Body, frozen=True, kw_only=True, tag=True):
     groups: tuple[tuple[int, ...], ...] = ()
 
 
-class Published(_Body, frozen=True, kw_only=True, tag=True):
+class Published(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """``names``: for each group, under which name the worker's tensor server gives its part; empty: it has
     none to give."""
 
@@ -153,7 +153,7 @@ class Published(_Body, frozen=True, kw_only=True, tag=True):
     num_bytes: int = 0
 
 
-class Moved(_Body, frozen=True, kw_only=True, tag=True):
+class Moved(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Weights were moved. Times are seconds since the epoch on the worker's clock."""
 
     started: float
@@ -162,19 +162,19 @@ class Moved(_Body, frozen=True, kw_only=True, tag=True):
     bytes_received: int = 0
 
 
-class Evaluate(_Body, frozen=True, kw_only=True, tag=True):
+class Evaluate(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Evaluate every model that has held-out data."""
 
     order: int
     step: int
 
 
-class Evaluated(_Body, frozen=True, kw_only=True, tag=True):
+class Evaluated(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     stats: Mapping[str, Mapping[str, float]]  # role → statistics
     samples: tuple[Mapping[str, Any], ...] = ()
 
 
-class SaveModel(_Body, frozen=True, kw_only=True, tag=True):
+class SaveModel(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Write a model (``role@replica``) as a Hugging Face directory."""
 
     order: int
@@ -182,34 +182,34 @@ class SaveModel(_Body, frozen=True, kw_only=True, tag=True):
     folder: str
 
 
-class SaveRecover(_Body, frozen=True, kw_only=True, tag=True):
+class SaveRecover(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Write this worker's state for a resume into ``folder``."""
 
     order: int
     folder: str
 
 
-class RecoverSaved(_Body, frozen=True, kw_only=True, tag=True):
+class RecoverSaved(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     file: str
     sha256: str
     num_bytes: int
 
 
-class HashRecover(_Body, frozen=True, kw_only=True, tag=True):
+class HashRecover(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Read ``file``, which is part of a checkpoint, and tell its hash."""
 
     order: int
     file: str
 
 
-class RecoverHashed(_Body, frozen=True, kw_only=True, tag=True):
+class RecoverHashed(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """``sha256`` of the file; empty where it can't be read, and ``why`` then."""
 
     sha256: str
     why: str = ""
 
 
-class LoadRecover(_Body, frozen=True, kw_only=True, tag=True):
+class LoadRecover(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Take back the state in ``file``; of the datapoints in it only ``keep``, or all."""
 
     order: int

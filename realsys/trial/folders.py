@@ -32,7 +32,7 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class FolderFacts:
     """What is known of something on the way to a trial.
 
     Attributes:
@@ -49,7 +49,7 @@ class Facts:
     sticky: bool
 
 
-def weakness(facts: Facts, *, uid: int, shared: bool) -> tuple[str, str]:
+def weakness(facts: FolderFacts, *, uid: int, shared: bool) -> tuple[str, str]:
     """What lets another user exchange what lies in the folder, and what to do; empty: nothing (pure).
 
     Args:
@@ -328,14 +328,14 @@ def _make(name: str, above: int, mode: int) -> None:
         os.close(fd)
 
 
-def _facts(fd: int, path: str) -> Facts:
+def _facts(fd: int, path: str) -> FolderFacts:
     found = os.fstat(fd)
     kinds: Sequence[tuple[Callable[[int], bool], str]] = (
         (stat.S_ISDIR, "folder"),
         (stat.S_ISLNK, "link"),
     )
     kind = next((name for test, name in kinds if test(found.st_mode)), "file")
-    return Facts(
+    return FolderFacts(
         path=path,
         kind=kind,
         owner=found.st_uid,

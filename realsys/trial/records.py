@@ -448,7 +448,7 @@ def write_record(path: Path, record: Any) -> None:
         raise
 
 
-def turn_link(link: Path, target: str) -> None:
+def replace_symlink(link: Path, target: str) -> None:
     """Makes ``link`` a symbolic link to ``target`` in one step, whatever it was before."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ GIT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class CodeSnapshot:
     """``snapshot.json``."""
 
     root: str
@@ -105,7 +105,7 @@ def other_code(files: TrialFiles, plan: LaunchPlan) -> str:
 
 def provenance_remark(files: TrialFiles) -> str:
     """That nobody will be able to say which code a trial's copy is; empty where git does."""
-    taken = read_record(Snapshot, files.snapshot)
+    taken = read_record(CodeSnapshot, files.snapshot)
     if taken is None or not taken.problem:
         return ""
     return (
@@ -122,7 +122,7 @@ def snapshot_imports(imports: Sequence[str], trial_dir: Path) -> tuple[str, ...]
 
 def take_snapshot(
     files: TrialFiles, imports: Iterable[str], *, root: Path | None = None
-) -> Snapshot:
+) -> CodeSnapshot:
     """Copies the code into ``files.code``, replacing an earlier copy.
 
     Args:
@@ -161,7 +161,7 @@ def take_snapshot(
         problem = problem or why
         if diff is not None:
             (files.root / "dirty.diff").write_text(diff, encoding="utf-8", errors="surrogateescape")
-    taken = Snapshot(
+    taken = CodeSnapshot(
         root=str(root),
         revision=found.revision,
         changed=found.changed,

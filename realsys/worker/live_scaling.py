@@ -49,7 +49,7 @@ class Scaling:
 
 
 @dataclass
-class Leaving:
+class DrainDeadlines:
     """Who is to go, and until when each may finish: counted from when *we* heard of it, on our clock."""
 
     until_s: dict[str, float] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from pathlib import Path
 from realsys.api import registry
 from realsys.api.errors import RealsysError, StaleAttempt
 from realsys.api.plan import read_plan
-from realsys.heartbeat.heartbeat_messages import Over
+from realsys.heartbeat.heartbeat_messages import Terminate
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import FINAL, WorkerEvent
@@ -190,7 +190,7 @@ def _leave_last_words(
     _write_words(files.attempt(attempt).words(name), words)
 
 
-def _leave_words_of(files: TrialFiles, attempt: int, name: str, over: Over) -> None:
+def _leave_words_of(files: TrialFiles, attempt: int, name: str, over: Terminate) -> None:
     """Why this process must exit, unless it has failed and said so already."""
     path = files.attempt(attempt).words(name)
     if not path.exists():

@@ -22,10 +22,10 @@ from typing import Any
 from realsys.api.errors import InternalError, TrialError
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.heartbeat.heartbeat_link import Heartbeat
-from realsys.heartbeat.heartbeat_messages import Begin, Over
+from realsys.heartbeat.heartbeat_messages import Init, Terminate
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, Standing, lease_ttl_s
-from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.lease_judge import TTL_S, LeaseStatus, lease_ttl_s
+from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.runtime.lifecycle import WorkerEvent, WorkerState, next_state
@@ -105,7 +105,7 @@ class WorkerRunner:
         if self._store is None:
             if self.worker_type == "model_worker":
                 raise InternalError("a model worker does not open the store", where=self.name)
-            self._store = patiently(
+            self._store = retry_while_unavailable(
                 lambda: open_trial_store(self.plan, self.attempt_files),
                 timeout_s=self.patience_s,
                 what="opening it",
@@ -114,7 +114,7 @@ class WorkerRunner:
 
     def revision(self) -> int:
         """The store's, now; waits while it is away. Raises StoreUnavailable after our patience."""
-        return patiently(
+        return retry_while_unavailable(
             lambda: self.store.revision(), timeout_s=self.patience_s, what="its revision"
         )
 
@@ -145,13 +145,13 @@ class WorkerRunner:
 
     # ---- registration -----------------------------------------------------------------------
 
-    def start_heartbeat(self, *, on_over: Callable[[Over], None]) -> None:
+    def start_heartbeat(self, *, on_over: Callable[[Terminate], None]) -> None:
         """Starts the heartbeat process, which gets ready while this one goes on.
 
         Args:
             on_over: called before this process exits because it must.
         """
-        begin = Begin(
+        begin = Init(
             worker_type=self.worker_type,
             index=self.index,
             pid=os.getpid(),
@@ -213,7 +213,7 @@ class WorkerRunner:
         """
         keys = [self.keys.worker(worker_type, i) for i in range(count)]
         wait = partial(self.store.wait, describe_missing=self._describe_missing)
-        found = patiently(
+        found = retry_while_unavailable(
             lambda: wait(keys, timeout_s=timeout_s),
             timeout_s=self.patience_s,
             what=f"looking for each {worker_type}",
@@ -245,9 +245,9 @@ class WorkerRunner:
         Raises:
             LeaseLost: it is over.
         """
-        if self.heartbeat.standing is Standing.OVER:
+        if self.heartbeat.standing is LeaseStatus.OVER:
             self.check_lease(timeout_s=0.0)  # says so
-        return self.heartbeat.standing is Standing.HELD
+        return self.heartbeat.standing is LeaseStatus.HELD
 
     @property
     def patience_s(self) -> float:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from realsys.api.errors import ClusterError, RealsysError
 from realsys.api.plan import LaunchPlan, StepPlan, read_plan
-from realsys.api.scheduling import RESTARTED_ALONE
+from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE
 from realsys.name_resolve.file.commit_log import NFS, file_system_of
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.linux import pidfd_open
@@ -118,7 +118,7 @@ def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
 
 def _wait(child: subprocess.Popen[bytes], end: Path, worker_type: str) -> int:
     """The child's return code. It is killed as soon as the file ``end`` is there."""
-    if worker_type in RESTARTED_ALONE:
+    if worker_type in INDEPENDENTLY_RESTARTABLE:
         poll = select.poll()
         poll.register(pidfd_open(child.pid), select.POLLIN)
         look = is_there if file_system_of(end.parent) in NFS else Path.exists
@@ -142,7 +142,7 @@ def _gpus(step: StepPlan, args: argparse.Namespace, told: Path) -> dict[str, str
         keep_to_cpus(place)
         return {"CUDA_VISIBLE_DEVICES": devices_at(place, os.environ)}
     found = _own_gpus(step)
-    if args.worker_type in RESTARTED_ALONE:
+    if args.worker_type in INDEPENDENTLY_RESTARTABLE:
         visible = {**os.environ, **found}.get("CUDA_VISIBLE_DEVICES", "")
         write_record(told, place_of_task(step, visible, os.environ))
     return found

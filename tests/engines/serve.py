@@ -20,7 +20,7 @@ from typing import Any
 
 from realsys.api.errors import RemoteError
 from realsys.api.worker_configs import GenerationServer
-from realsys.generation.http.served_engine import Fetch, Fetched
+from realsys.generation.http.served_engine import Fetch, FetchedWeights
 from realsys.generation.server.build import fetch_with
 from realsys.generation.server.choose_engine import make_engine
 from realsys.generation.server.http_app import generation_app
@@ -104,13 +104,13 @@ def _fetch_with(receiver: WeightReceiver, held: Sequence[str]) -> Fetch:
     # Copies: what safetensors gives is still in the file.
     weights = {path: {n: x.clone() for n, x in read_folder(path).items()} for path in held}
 
-    def fetch(source: WeightSource) -> Fetched:
+    def fetch(source: WeightSource) -> FetchedWeights:
         if not source.parts or source.parts[0].endpoint != HELD:
             return from_trainers(source)
         name = source.parts[0].name
         if name not in weights:
             raise RemoteError(f"nobody gives {name}", where="trainers of a test", fix="publish it")
-        return Fetched(weights[name], sum(x.nbytes for x in weights[name].values()))
+        return FetchedWeights(weights[name], sum(x.nbytes for x in weights[name].values()))
 
     return fetch
 

@@ -23,7 +23,7 @@ from realsys.api.errors import StoreDenied, StoreUnavailable
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import endings
 from realsys.name_resolve.open import open_store
-from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.observability.history import read_history
 from realsys.observability.history_check import check_history
 from realsys.supervisor.job_etcd.certificates import LIFE, Authority
@@ -75,7 +75,9 @@ def test_a_new_password_is_read_from_its_file_by_who_is_connected(
         with pytest.raises(StoreDenied, match="does not know the user 'anna' with this password"):
             store.add(KEY, b"2", replace=True)
         write_password(spec, "second")
-        patiently(lambda: store.add(KEY, b"3", replace=True), timeout_s=30, what="the test")
+        retry_while_unavailable(
+            lambda: store.add(KEY, b"3", replace=True), timeout_s=30, what="the test"
+        )
         values: list[bytes] = []
         deadline = time.monotonic() + 30
         while b"3" not in values:
@@ -96,7 +98,7 @@ def test_who_is_not_let_in_at_the_start_is_told_at_once(
         open_store(etcd.url, access=access)
 
     with pytest.raises(StoreUnavailable, match="does not know the user 'anna'"):
-        patiently(open_it, timeout_s=600, what="opening it", when_denied=False)
+        retry_while_unavailable(open_it, timeout_s=600, what="opening it", when_denied=False)
     assert len(tries) == 1
 
 

@@ -111,13 +111,13 @@ def publisher_of(engine: Any, module: Any) -> Callable[[int], int]:
 
     ``module``: one of the same shape.
     """
-    from realsys.weights.sync.plan_publish import who_gives_what, wire_dtypes
+    from realsys.weights.sync.plan_publish import plan_publish, wire_dtypes
     from realsys.weights.sync.publisher import WeightPublisher
 
     layout = FSDPBackend().layout(ModuleInMemory(module), ProcessTopology())
     weights = ModuleInMemory(module).weights()
     dtypes = wire_dtypes(weights, dtype="bfloat16")
-    giving = who_gives_what(layout, [0], dtypes=dtypes)
+    giving = plan_publish(layout, [0], dtypes=dtypes)
     publisher = WeightPublisher(TensorStore(), giving, model="actor@0", worker=0, may_round=True)
     num_bytes = 2 * sum(w.numel for w in weights)
 

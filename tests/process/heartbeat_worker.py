@@ -15,7 +15,7 @@ from pathlib import Path
 
 from realsys.api.errors import RealsysError
 from realsys.heartbeat.heartbeat_link import ARGV, Heartbeat
-from realsys.heartbeat.heartbeat_messages import Begin, Over
+from realsys.heartbeat.heartbeat_messages import Init, Terminate
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.progress import tick
 from realsys.trial.records import WorkerRecord, WorkerStatus, process_start
@@ -28,7 +28,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def over(message: Over) -> None:
+def over(message: Terminate) -> None:
     say(f"over {message.code} {message.kind}: {message.why}")
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     configure_logging("model_worker/0")
     say(f"pid {os.getpid()}")
     link = Heartbeat.start(
-        Begin(
+        Init(
             worker_type="model_worker",
             index=0,
             pid=os.getpid(),

@@ -23,7 +23,7 @@ from serving_double import ServerDouble
 from realsys.api.errors import WaitTimeout, WorkerLost
 from realsys.generation.http import http_session
 from realsys.generation.http.http_client import HttpGenerationClient
-from realsys.generation.http.served_engine import Fetched
+from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines import fronted, sglang, vllm
 from realsys.generation.served_engines.child import ChildServer
 from realsys.generation.served_engines.fronted import FrontedEngine
@@ -117,10 +117,10 @@ def _as_it_is(argv: Sequence[str]) -> list[str]:
     return list(argv)
 
 
-def _one_more(source: WeightSource) -> Fetched:
+def _one_more(source: WeightSource) -> FetchedWeights:
     """As trainers that add 1 to each number of the model in the folder that their part names."""
     weights = {name: x + 1 for name, x in read_folder(source.parts[0].name).items()}
-    return Fetched(weights, sum(x.nbytes for x in weights.values()))
+    return FetchedWeights(weights, sum(x.nbytes for x in weights.values()))
 
 
 async def _nothing(*args: Any, **more: Any) -> None: ...

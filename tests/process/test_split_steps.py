@@ -24,16 +24,16 @@ from realsys.api.cluster import ClusterSpec, SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound, StoreUnavailable
 from realsys.api.plan import (
     JobComponent,
+    JobLayout,
     JobPlan,
     LaunchPlan,
-    Layout,
     PhasePlan,
     StepPlan,
     plan_hash,
     plan_text,
 )
 from realsys.api.scheduling import WorkerType
-from realsys.name_resolve.lease_judge import Standing
+from realsys.name_resolve.lease_judge import LeaseStatus
 from realsys.name_resolve.open import open_store
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor.attempt.attempt import Job, take_attempt
@@ -100,7 +100,7 @@ def make_plan(tmp_path: Path) -> LaunchPlan:
         ),
         phases=(phase,),
         job=JobPlan(
-            layout=Layout.SPLIT,
+            layout=JobLayout.SPLIT,
             components=(
                 component("trainer", WorkerType.MASTER_WORKER),
                 component("rollout", WorkerType.ROLLOUT_WORKER),
@@ -669,7 +669,7 @@ def test_an_old_supervisor_takes_and_says_nothing_of_a_newer_attempt(trial: Tria
     theirs = {entry.key: entry for entry in trial.store.get_subtree(trial.keys.root)}
     assert keeper is not None
     keeper._gone = True  # its lease is lost: it is taken anew only if the attempt is ours
-    wait_until(lambda: keeper.standing is Standing.OVER, timeout_s=30.0)
+    wait_until(lambda: keeper.standing is LeaseStatus.OVER, timeout_s=30.0)
     assert "attempt 2 on n9 has taken over" in keeper.reason
     assert board.components() == {}
     assert board.order(Action.LEAVE, 1, {}), "there is nothing to try again"

@@ -24,7 +24,7 @@ from launcher.sites.places import user_name
 from launcher.submit import dispatch_job
 from launcher.submit import submit as submit_module
 from launcher.submit.executors.local_executor import TIMEOUT_MIN, check_folder
-from launcher.submit.submit import refuse_if_taken, reported, resubmit, submit
+from launcher.submit.submit import refuse_if_taken, resubmit, submit, translate_os_errors
 from launcher.trials.liveness import processes_of
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission, read_submission
@@ -301,7 +301,7 @@ def test_stop_of_a_finished_trial_does_nothing(
     ],
 )
 def test_what_the_file_system_refuses_is_a_cluster_error(number: int, fix: str) -> None:
-    with pytest.raises(ClusterError) as caught, reported(Path("/trial")):
+    with pytest.raises(ClusterError) as caught, translate_os_errors(Path("/trial")):
         raise OSError(number, os.strerror(number), "/trial/plan.json")
     assert os.strerror(number) in caught.value.what
     assert caught.value.where == "/trial/plan.json"

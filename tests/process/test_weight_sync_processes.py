@@ -32,7 +32,7 @@ from realsys.weights.layouts.holdings import fsdp_layout
 from realsys.weights.sync import host_share
 from realsys.weights.sync.host_share import HostShare, PartSource, VersionSource
 from realsys.weights.sync.manifest import KEY
-from realsys.weights.sync.plan_publish import who_gives_what, wire_dtypes
+from realsys.weights.sync.plan_publish import plan_publish, wire_dtypes
 from realsys.weights.sync.publisher import WeightPublisher
 from realsys.weights.sync.receiver import WeightReceiver
 
@@ -92,7 +92,7 @@ class Trainer:
 
     def __init__(self, rank, keypairs, **options):
         layout = fsdp_layout(WEIGHTS, TOPOLOGY)
-        giving = who_gives_what(layout, [0, 1], dtypes=wire_dtypes(WEIGHTS, dtype="float32"))
+        giving = plan_publish(layout, [0, 1], dtypes=wire_dtypes(WEIGHTS, dtype="float32"))
         self.store = TensorStore()
         self.engine = Engine(layout[rank])
         self.publisher = WeightPublisher(

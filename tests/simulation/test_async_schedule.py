@@ -12,13 +12,17 @@ from functools import cache
 import pytest
 
 from realsys.rollout.simulation.lengths import Lengths
-from realsys.rollout.simulation.simulate_rollouts import Outcome, Setting, simulate
+from realsys.rollout.simulation.simulate_rollouts import (
+    SimulationOutcome,
+    SimulationSettings,
+    simulate,
+)
 
 pytestmark = pytest.mark.simulation
 
 # 8 servers of 8 rows and trainers as fast as they are; a batch is 8 answers a row, the longest answer is 8
 # times the mean: as long as a step of the fastest schedule (about 160 s). Weights take 3 s a step.
-BALANCED = Setting(
+BALANCED = SimulationSettings(
     servers=8,
     slots=8,
     token_s=0.02,
@@ -34,7 +38,7 @@ BALANCED = Setting(
 
 
 @cache
-def outcome(**changed: object) -> Outcome:
+def outcome(**changed: object) -> SimulationOutcome:
     return simulate(replace(BALANCED, **changed))  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, LeaseJudge
+from realsys.name_resolve.lease_judge import TTL_S, LeaseValidity
 from realsys.supervisor.health.failure_detector import FailureDetector
 from realsys.trial.lineage import Lineage
 from realsys.trial.records import Resumed
@@ -33,7 +33,7 @@ class Rules:
 
     detector: Callable[[], FailureDetector] = FailureDetector
     # A patience of two minutes: the default, half an hour, is longer than a schedule.
-    judge: Callable[..., LeaseJudge] = partial(LeaseJudge, give_up_s=120.0)
+    judge: Callable[..., LeaseValidity] = partial(LeaseValidity, give_up_s=120.0)
     lineage: Callable[[Mapping[int, Resumed]], Lineage] = Lineage.of
     fenced: frozenset[str] = frozenset(FENCED)
     waits_while_suspended: bool = True

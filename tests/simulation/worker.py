@@ -13,7 +13,7 @@ from typing import Any
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import RENEWALS_PER_TTL, LeaseJudge, Standing
+from realsys.name_resolve.lease_judge import RENEWALS_PER_TTL, LeaseStatus, LeaseValidity
 from realsys.name_resolve.memory_store import MemoryStore
 from realsys.name_resolve.store import Lease, Put
 from realsys.trial.records import AttemptRecord
@@ -37,7 +37,7 @@ class Worker:
     heart: Process
     record: AttemptRecord
     keys: TrialKeys
-    told: Standing | None = None  # what main has heard last; None before it is registered
+    told: LeaseStatus | None = None  # what main has heard last; None before it is registered
     mailbox: Mailbox = None  # type: ignore[assignment]
 
     def fence(self) -> AttemptFence:
@@ -79,7 +79,7 @@ def heartbeat(worker: Worker) -> Generator[Any, Any, None]:
     failing = False
     while worker.main.alive:
         worker.told = judge.standing(world.clock(me))
-        if worker.told is Standing.OVER:
+        if worker.told is LeaseStatus.OVER:
             world.say(f"{worker.name}.{me.attempt} is over: {judge.reason}")
             world.spawn(worker.main, _end(FENCED))
             yield 2.0
@@ -93,7 +93,9 @@ def heartbeat(worker: Worker) -> Generator[Any, Any, None]:
     yield from _leave(worker, fence)
 
 
-def _register(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, tuple[LeaseJudge, Lease]]:
+def _register(
+    worker: Worker, fence: AttemptFence
+) -> Generator[Any, Any, tuple[LeaseValidity, Lease]]:
     world, me, rules = worker.trial.world, worker.heart, worker.trial.rules
     deadline = world.clock(me) + REGISTER_TIMEOUT_S
     while True:
@@ -127,7 +129,7 @@ def _take(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, Lease]:
 
 
 def _renew(
-    worker: Worker, fence: AttemptFence, judge: LeaseJudge, lease: Lease
+    worker: Worker, fence: AttemptFence, judge: LeaseValidity, lease: Lease
 ) -> Generator[Any, Any, tuple[bool, Lease]]:
     """One renewal, and a look at the attempt key (the real one is told of its changes). A lease that has
     ended is taken anew."""
@@ -179,7 +181,7 @@ def _leave(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, None]:
 
 def may_publish(worker: Worker) -> bool:
     """Not while suspended. The heartbeat ends us if that lasts."""
-    return worker.told is Standing.HELD or not worker.trial.rules.waits_while_suspended
+    return worker.told is LeaseStatus.HELD or not worker.trial.rules.waits_while_suspended
 
 
 def publish(worker: Worker, fence: AttemptFence, op: str, step: int) -> Generator[Any, Any, bool]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.rollout.staleness.ledger import StalenessLedger
-from realsys.rollout.staleness.tickets import Admitted
+from realsys.rollout.staleness.tickets import PromptGrant
 
 Make = Callable[..., StalenessLedger]
 
@@ -46,7 +46,7 @@ class Run:
 class Told:
     """What the ledger has said and heard."""
 
-    out: dict[int, tuple[str, Admitted]] = field(default_factory=dict)  # number → holder, ticket
+    out: dict[int, tuple[str, PromptGrant]] = field(default_factory=dict)  # number → holder, ticket
     oldest: dict[int, int] = field(default_factory=dict)  # of the ready and taken
     trained: dict[int, int] = field(default_factory=dict)  # number → step
     batches: list[tuple[int, ...]] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Schedule:
         told.out[number] = (holder, ticket)
         assert self.run.max_in_flight is None or len(told.out) <= self.run.max_in_flight
 
-    def _check_target(self, ticket: Admitted) -> None:
+    def _check_target(self, ticket: PromptGrant) -> None:
         told, size = self.told, self.run.batch_size
         gone = told.trained.keys() | told.filtered | set(told.taken)
         before = sum(n not in gone for n in range(ticket.number))

@@ -8,12 +8,12 @@ from datetime import datetime
 import pytest
 
 from launcher.job.job_allocation import Allocation, JobRequest, allocate
-from launcher.job.task_placement import Demand, NodeShape, place
+from launcher.job.task_placement import NodeShape, TaskDemand, place
 from launcher.job.times import holding_limit
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.plain import from_plain, to_plain
-from realsys.api.plan import JobComponent, JobPlan, Layout, StepPlan
+from realsys.api.plan import JobComponent, JobLayout, JobPlan, StepPlan
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
 
 NOW = datetime(2026, 11, 21, 12, 0)
@@ -92,7 +92,7 @@ def test_eight_model_workers_and_the_master_share_one_node():
     # 8 x 2 + 16 CPUs, 8 x 60000 + 20000 MiB, 8 GPUs
     assert fine() == Allocation(
         job=JobPlan(
-            layout=Layout.SINGLE,
+            layout=JobLayout.SINGLE,
             components=(
                 JobComponent(
                     name="model_worker+master_worker",
@@ -204,7 +204,7 @@ def test_groups_of_two_partitions_become_a_heterogeneous_job():
         phase(master=CPU_MASTER, rollout_worker=tasks(5, cpu=4, mem=1000, partition="cpu"))
     )
     assert found.job == JobPlan(
-        layout=Layout.HET,
+        layout=JobLayout.HET,
         components=(
             JobComponent(
                 name="master_worker+rollout_worker",
@@ -236,7 +236,7 @@ def test_groups_of_two_partitions_become_a_heterogeneous_job():
 
 def test_split_gives_each_worker_type_its_own_job():
     found = fine(phase(rollout_worker=tasks(2)), phase(), layout="split")
-    assert found.job.layout is Layout.SPLIT
+    assert found.job.layout is JobLayout.SPLIT
     assert [(c.name, c.nodes) for c in found.job.components] == [
         ("master_worker", 1),
         ("model_worker", 1),
@@ -247,7 +247,7 @@ def test_split_gives_each_worker_type_its_own_job():
 
 
 def test_het_of_one_kind_of_nodes_is_a_plain_job():
-    assert fine(layout="het").job.layout is Layout.SINGLE
+    assert fine(layout="het").job.layout is JobLayout.SINGLE
 
 
 def test_phases_share_the_allocation_of_the_larger_of_each():
@@ -624,8 +624,8 @@ def test_a_heterogeneous_job_has_at_most_128_components():
 
 def test_steps_hold_what_placement_decided():
     demands = [
-        Demand(name="model_worker", count=20, cpus=2, memory_mib=60_000, gpus=1),
-        Demand(name="master_worker", count=1, cpus=16, memory_mib=20_000),
+        TaskDemand(name="model_worker", count=20, cpus=2, memory_mib=60_000, gpus=1),
+        TaskDemand(name="master_worker", count=1, cpus=16, memory_mib=20_000),
     ]
     packing = place(demands, NodeShape(cpus=64, memory_mib=1_000_000, gpus=8), max_nodes=4)
     steps = fine(phase(tasks(20, cpu=2, gpu=1, mem=60_000))).steps["main"]

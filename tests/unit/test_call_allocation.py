@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.parts.placement_requests import Wish, allocate_calls, wishes_of
+from experiments.parts.placement_requests import (
+    PlacementRequest,
+    allocate_calls,
+    placement_requests,
+)
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.model import ProcessTopology
 from realsys.planner.allocation import (
@@ -139,11 +143,11 @@ def test_any_allocation_survives_its_text(calls: dict[str, CallAllocation]) -> N
     pools_text, text = format_allocation(calls)
     pools = parse_pools(pools_text)
     entries = parse_allocation(text, calls=CALLS, pools=pools)
-    wishes = wishes_of(
+    wishes = placement_requests(
         {name: CALLS[name] for name in calls},
         entries,
         settings={},
-        defaults={role: Wish() for role in CALLS.values()},
+        defaults={role: PlacementRequest() for role in CALLS.values()},
         trained={},
     )
     assert allocate_calls(wishes, pools, n_workers=1) == calls
@@ -160,13 +164,13 @@ def test_workers_are_named_as_they_are_read(workers: list[int]) -> None:
 def wished(text: str, **more: object) -> dict[str, str]:
     rest: dict = {
         "settings": {},
-        "defaults": {role: Wish(pool="home") for role in CALLS.values()},
+        "defaults": {role: PlacementRequest(pool="home") for role in CALLS.values()},
         "trained": {"actor": "actor_train", "critic": "critic_train"},
         "rules": ("rule",),
         **more,
     }
     entries = parse_allocation(text, calls=CALLS, pools=["left", "right"])
-    found = wishes_of(CALLS, entries, **rest)
+    found = placement_requests(CALLS, entries, **rest)
     return {call: f"{wish.topology}@{wish.pool}" for call, wish in found.items()}
 
 
@@ -185,14 +189,18 @@ def test_a_call_that_nobody_names_runs_where_its_role_is_trained() -> None:
 
 
 def test_settings_of_the_role_stand_below_the_allocation_and_above_its_train_step() -> None:
-    settings = {"actor": Wish(topology=topo("d2"), pool="left")}
+    settings = {"actor": PlacementRequest(topology=topo("d2"), pool="left")}
     found = wished("actor_train:t2@right", settings=settings)
     assert (found["actor_gen"], found["actor_train"]) == ("d2t1p1@left", "d1t2p1@right")
     assert wished("*:d4", settings=settings)["actor_gen"] == "d4t1p1@left"
 
 
 def test_calls_take_the_first_workers_of_their_pool_or_all_of_it() -> None:
-    wishes = {"a": Wish(topology=topo("t2"), pool="right"), "b": Wish(pool="right"), "c": Wish()}
+    wishes = {
+        "a": PlacementRequest(topology=topo("t2"), pool="right"),
+        "b": PlacementRequest(pool="right"),
+        "c": PlacementRequest(),
+    }
     found = allocate_calls(wishes, {"right": (4, 5, 6)}, n_workers=8)
     assert found["a"] == CallAllocation(workers=(4, 5), topology=topo("t2"))
     assert found["b"] == CallAllocation(workers=(4, 5, 6), topology=topo("d3"))
@@ -200,7 +208,7 @@ def test_calls_take_the_first_workers_of_their_pool_or_all_of_it() -> None:
 
 
 def test_a_call_has_no_more_ranks_than_its_bound() -> None:
-    wishes = {str(most): Wish(most_ranks=most) for most in (1, 3, 4, 9)}
+    wishes = {str(most): PlacementRequest(most_ranks=most) for most in (1, 3, 4, 9)}
     found = allocate_calls(wishes, {}, n_workers=4)
     assert {name: place.workers for name, place in found.items()} == {
         "1": (0,),
@@ -212,12 +220,12 @@ def test_a_call_has_no_more_ranks_than_its_bound() -> None:
 
 
 def test_a_layout_larger_than_its_pool_is_refused_with_both_numbers() -> None:
-    large = Wish(topology=topo("d2t2"), pool="right", where="allocation, a:d2t2@right")
+    large = PlacementRequest(topology=topo("d2t2"), pool="right", where="allocation, a:d2t2@right")
     wishes = {
         "a": large,
         "a2": large,
-        "b": Wish(topology=topo("d9"), where="b.parallel"),
-        "c": Wish(pool="lost", where="c.pool"),
+        "b": PlacementRequest(topology=topo("d9"), where="b.parallel"),
+        "c": PlacementRequest(pool="lost", where="c.pool"),
     }
     with pytest.raises(ConfigErrors) as refused:
         allocate_calls(wishes, {"right": (0, 1, 2)}, n_workers=8)

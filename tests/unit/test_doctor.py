@@ -27,7 +27,14 @@ from launcher.slurm.doctor.login_checks import (
     version_finding,
 )
 from launcher.slurm.doctor.node_checks import NEEDED, names, node_findings
-from launcher.slurm.doctor.node_job import PACKAGES, Seen, node_job, parse, script, small_request
+from launcher.slurm.doctor.node_job import (
+    PACKAGES,
+    NodeReport,
+    node_job,
+    parse,
+    script,
+    small_request,
+)
 from launcher.slurm.doctor.store_checks import asked_there, there_finding
 from launcher.slurm.images.image_pull import pull
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
@@ -347,7 +354,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 def judged(spec: ClusterSpec, begun: float = 100.0, ended: float = 101.0, **changes: Any) -> Any:
     job = replace(node_job(spec, None), token="token")
-    seen = Seen(begun=begun, ended=ended, returncode=0, report=report(**changes), said="")
+    seen = NodeReport(begun=begun, ended=ended, returncode=0, report=report(**changes), said="")
     return {finding.name: finding for finding in node_findings(job, {"host": seen})}
 
 
@@ -404,13 +411,13 @@ def test_a_clock_within_the_job_is_not_judged(spec: ClusterSpec) -> None:
 
 def test_every_check_has_one_finding(spec: ClusterSpec) -> None:
     job = node_job(spec, None)
-    for seen in ({}, {"host": Seen(begun=0, ended=1, returncode=1, report=None, said="x")}):
+    for seen in ({}, {"host": NodeReport(begun=0, ended=1, returncode=1, report=None, said="x")}):
         assert [finding.name for finding in node_findings(job, seen)] == names(job)
 
 
 def test_an_image_that_ran_proves_its_runtime(spec: ClusterSpec) -> None:
     spec = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="a#b:1")
-    seen = Seen(begun=100, ended=101, returncode=0, report=report(), said="")
+    seen = NodeReport(begun=100, ended=101, returncode=0, report=report(), said="")
     job = replace(node_job(spec, None), token="token")
     both = {f.name: f for f in node_findings(job, {"host": seen, "gpu_image": seen})}
     assert both["runtime there"] == Finding("runtime there", True, "runs gpu_image")
@@ -447,8 +454,8 @@ def test_a_step_that_was_cut_off_is_not_there() -> None:
         "@@ realsys begin cpu_image 9\n"
     )
     assert parse(output) == {
-        "host": Seen(begun=1.5, ended=2.5, returncode=0, report={"a": 1}, said="warning"),
-        "gpu_image": Seen(
+        "host": NodeReport(begun=1.5, ended=2.5, returncode=0, report={"a": 1}, said="warning"),
+        "gpu_image": NodeReport(
             begun=3, ended=9, returncode=124, report=None, said="srun: error: pulling"
         ),
     }
@@ -456,7 +463,7 @@ def test_a_step_that_was_cut_off_is_not_there() -> None:
 
 def test_an_image_that_takes_too_long(spec: ClusterSpec) -> None:
     spec = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="a#b:1")
-    seen = {"gpu_image": Seen(begun=3, ended=9, returncode=124, report=None, said="pulling")}
+    seen = {"gpu_image": NodeReport(begun=3, ended=9, returncode=124, report=None, said="pulling")}
     finding = {f.name: f for f in node_findings(node_job(spec, None), seen)}["inside gpu_image"]
     assert (finding.ok, finding.what) == (False, "it was not done after 6 s: pulling")
     assert "realsys image pull" in finding.fix

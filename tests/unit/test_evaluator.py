@@ -16,21 +16,27 @@ from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluator_worker import CUT_OFF, EvaluatorLoop, Surroundings
 from realsys.evaluator.pass_at_k import mean_pass_at_k, pass_at_k
-from realsys.evaluator.pending import Checkpoint, Evaluate, GiveUp, Wait, next_action
-from realsys.evaluator.results import Evaluation, Results, Standing
+from realsys.evaluator.pending import (
+    EvaluateNow,
+    GiveUpOnCheckpoint,
+    SavedCheckpoint,
+    Wait,
+    next_action,
+)
+from realsys.evaluator.results import Evaluation, EvaluationState, Results
 from realsys.observability.evaluations import last_figures, metric_rows
 from realsys.trial.records import PhaseFiles
 
 # ---- what is next ----------------------------------------------------------------------------
 
 
-def checkpoint(step: int, weights: str = "w") -> Checkpoint:
-    return Checkpoint(role="actor", step=step, path=Path(f"step-{step:06d}"), weights=weights)
+def checkpoint(step: int, weights: str = "w") -> SavedCheckpoint:
+    return SavedCheckpoint(role="actor", step=step, path=Path(f"step-{step:06d}"), weights=weights)
 
 
 def evaluation(
     step: int,
-    standing: Standing,
+    standing: EvaluationState,
     *,
     tries: int = 1,
     attempt: int = 1,
@@ -48,7 +54,9 @@ def evaluation(
     )
 
 
-def decide(checkpoints: list[Checkpoint], *known: Evaluation, now: float = 100.0, attempt: int = 1):
+def decide(
+    checkpoints: list[SavedCheckpoint], *known: Evaluation, now: float = 100.0, attempt: int = 1
+):
     return next_action(
         checkpoints,
         {e.step: e for e in known},
@@ -61,23 +69,25 @@ def decide(checkpoints: list[Checkpoint], *known: Evaluation, now: float = 100.0
 
 def test_checkpoints_are_taken_in_the_order_of_steps():
     both = [checkpoint(12), checkpoint(6)]
-    assert decide(both) == Evaluate(checkpoint=both[1], number=1)
-    assert decide(both, evaluation(6, Standing.DONE)) == Evaluate(checkpoint=both[0], number=1)
-    over = (evaluation(6, Standing.FAILED, tries=3), evaluation(12, Standing.DONE))
+    assert decide(both) == EvaluateNow(checkpoint=both[1], number=1)
+    assert decide(both, evaluation(6, EvaluationState.DONE)) == EvaluateNow(
+        checkpoint=both[0], number=1
+    )
+    over = (evaluation(6, EvaluationState.FAILED, tries=3), evaluation(12, EvaluationState.DONE))
     assert decide(both, *over) is None
 
 
 def test_nothing_is_pending_where_nothing_was_saved():
     assert decide([]) is None
-    assert decide([], evaluation(6, Standing.TRYING)) is None  # its checkpoint is gone
+    assert decide([], evaluation(6, EvaluationState.TRYING)) is None  # its checkpoint is gone
 
 
 def test_one_that_failed_rests_and_the_next_one_is_taken_meanwhile():
-    both, failed = [checkpoint(6), checkpoint(12)], evaluation(6, Standing.RETRY, at=90.0)
-    assert decide(both, failed) == Evaluate(checkpoint=both[1], number=1)
-    assert decide(both, failed, evaluation(12, Standing.DONE)) == Wait()
-    assert decide(both, failed, now=120.0) == Evaluate(checkpoint=both[0], number=2)
-    assert decide(both, failed, now=50.0) == Evaluate(checkpoint=both[0], number=2)  # put back
+    both, failed = [checkpoint(6), checkpoint(12)], evaluation(6, EvaluationState.RETRY, at=90.0)
+    assert decide(both, failed) == EvaluateNow(checkpoint=both[1], number=1)
+    assert decide(both, failed, evaluation(12, EvaluationState.DONE)) == Wait()
+    assert decide(both, failed, now=120.0) == EvaluateNow(checkpoint=both[0], number=2)
+    assert decide(both, failed, now=50.0) == EvaluateNow(checkpoint=both[0], number=2)  # put back
 
 
 @pytest.mark.parametrize(
@@ -90,20 +100,20 @@ def test_one_that_failed_rests_and_the_next_one_is_taken_meanwhile():
 )
 def test_a_try_that_was_cut_off_counts_unless_the_attempt_ended(tries, attempt, number):
     one = checkpoint(6)
-    known = evaluation(6, Standing.TRYING, tries=tries)
-    assert decide([one], known, attempt=attempt) == Evaluate(checkpoint=one, number=number)
+    known = evaluation(6, EvaluationState.TRYING, tries=tries)
+    assert decide([one], known, attempt=attempt) == EvaluateNow(checkpoint=one, number=number)
 
 
 def test_a_checkpoint_that_kills_the_evaluator_is_given_up():
-    one, known = checkpoint(6), evaluation(6, Standing.TRYING, tries=3)
-    assert decide([one], known) == GiveUp(checkpoint=one, evaluation=known)
+    one, known = checkpoint(6), evaluation(6, EvaluationState.TRYING, tries=3)
+    assert decide([one], known) == GiveUpOnCheckpoint(checkpoint=one, evaluation=known)
 
 
-@pytest.mark.parametrize("standing", Standing)
+@pytest.mark.parametrize("standing", EvaluationState)
 def test_a_step_that_was_saved_with_other_weights_is_evaluated_anew(standing):
     anew = checkpoint(6, "others")
     known = evaluation(6, standing, tries=3, at=99.0)
-    assert decide([anew], known) == Evaluate(checkpoint=anew, number=1)
+    assert decide([anew], known) == EvaluateNow(checkpoint=anew, number=1)
 
 
 # ---- what is written down --------------------------------------------------------------------
@@ -111,14 +121,18 @@ def test_a_step_that_was_saved_with_other_weights_is_evaluated_anew(standing):
 
 def test_whatever_is_over_gets_one_line(tmp_path):
     results = Results(PhaseFiles(tmp_path), "actor")
-    results.write(evaluation(6, Standing.TRYING))
+    results.write(evaluation(6, EvaluationState.TRYING))
     assert results.tell() == []
-    for step, standing in ((12, Standing.DONE), (6, Standing.FAILED), (18, Standing.RETRY)):
+    for step, standing in (
+        (12, EvaluationState.DONE),
+        (6, EvaluationState.FAILED),
+        (18, EvaluationState.RETRY),
+    ):
         results.write(evaluation(step, standing))
     again = Results(PhaseFiles(tmp_path), "actor")  # it was killed between file and line
     assert [(r["step"], r["result"]) for r in again.tell()] == [(6, "failed"), (12, "done")]
     assert again.tell() == []
-    again.write(evaluation(6, Standing.DONE, weights="others"))
+    again.write(evaluation(6, EvaluationState.DONE, weights="others"))
     assert [(r["step"], r["weights"]) for r in again.tell()] == [(6, "others")]
     assert [r["step"] for r in again.rows()] == [6, 12, 6]
 
@@ -129,10 +143,10 @@ def test_results_of_another_role_and_damaged_ones_are_left_alone(tmp_path):
         Evaluation(role="critic", step=6, weights="c", standing="done", tries=1, attempt=1, at=0.0)
     )
     mine = Results(files, "actor")
-    mine.write(evaluation(6, Standing.DONE))
-    mine.write(evaluation(12, Standing.DONE))
+    mine.write(evaluation(6, EvaluationState.DONE))
+    mine.write(evaluation(12, EvaluationState.DONE))
     (files.evaluation_results / "actor-step-000012.json").write_text('{"role": "act')
-    assert mine.read() == {6: evaluation(6, Standing.DONE)}
+    assert mine.read() == {6: evaluation(6, EvaluationState.DONE)}
 
 
 def save(folder: Path, step: int, content: bytes) -> Path:
@@ -194,7 +208,7 @@ class Bench:
             ),
         )
 
-    def evaluate(self, one: Checkpoint, before_batch) -> dict[str, float]:
+    def evaluate(self, one: SavedCheckpoint, before_batch) -> dict[str, float]:
         self.tried.append(one.step)
         before_batch()
         play = self.plays[one.step].pop(0)
@@ -246,7 +260,7 @@ def test_told_to_leave_it_leaves_and_the_next_attempt_begins_anew(tmp_path):
     bench = Bench(tmp_path, {6: []})
     bench.plays[6].append(lambda: bench.loop.leave())
     assert bench.run() == []
-    assert bench.results.read()[6].standing is Standing.TRYING
+    assert bench.results.read()[6].standing is EvaluationState.TRYING
     later = Bench(tmp_path, {6: [0.5]}, attempt=2)
     assert later.run() == [(6, "done", 1, 0.5, "")]
 

@@ -167,7 +167,7 @@ def test_a_check_alone_tells_it_too(store, fence, happens, what):
 
 def insist(fence, puts, *, timeout_s=60.0):
     """As whoever publishes does: tries again while the store is away."""
-    retry.patiently(lambda: fence.write(puts), timeout_s=timeout_s, what="publishing")
+    retry.retry_while_unavailable(lambda: fence.write(puts), timeout_s=timeout_s, what="publishing")
 
 
 def away_until(flaky, call):

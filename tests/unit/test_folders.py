@@ -23,7 +23,7 @@ from realsys.trial import folders
 from realsys.trial.folders import (
     ANYBODY,
     OWN_PREFIX,
-    Facts,
+    FolderFacts,
     above,
     check_folders,
     check_trial,
@@ -38,7 +38,7 @@ from realsys.trial.folders import (
 from realsys.trial.records import TrialFiles, trial_dir
 
 ME, ROOT, HER = 1001, 0, 1002
-MINE = Facts(path="/x/y", kind="folder", owner=ME, open_to="", sticky=False)
+MINE = FolderFacts(path="/x/y", kind="folder", owner=ME, open_to="", sticky=False)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 
 from experiments.parts.rollout_parts import RolloutOptions
 from realsys.api.errors import ConfigError, RealsysError, WaitTimeout, WorkerLost
-from realsys.generation.http.served_engine import Answer, Fetch, Fetched
+from realsys.generation.http.served_engine import EngineAnswer, Fetch, FetchedWeights
 from realsys.generation.served_engines import fronted
 from realsys.generation.served_engines.child import ChildServer
 from realsys.generation.served_engines.fronted import FrontedEngine
-from realsys.generation.served_engines.memory_folder import Place
+from realsys.generation.served_engines.memory_folder import TensorExtent
 from realsys.runtime.transfer_time import SLOWEST_BYTES_PER_S
 from realsys.transport.generation_messages import (
     Finish,
@@ -33,7 +33,7 @@ from realsys.transport.generation_messages import (
 from realsys.weights.sync.hf_folder import read_folder
 
 
-def _nobody(source: WeightSource) -> Fetched:
+def _nobody(source: WeightSource) -> FetchedWeights:
     raise AssertionError("nothing is fetched for a folder")
 
 
@@ -89,9 +89,11 @@ def test_a_child_that_reads_weights_for_long_does_not_stand_still(
 class Echo(SlowChild):
     """Answers with as many tokens as it is asked for."""
 
-    async def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:  # type: ignore[override]
+    async def _answers(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncIterator[EngineAnswer]:  # type: ignore[override]
         count = request.sampling.max_new_tokens
-        yield Answer(rid=request.rid, output_ids=[1] * count, finish=Finish.LENGTH)
+        yield EngineAnswer(rid=request.rid, output_ids=[1] * count, finish=Finish.LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_an_answer_ends_where_the_models_positions_do(
 ) -> None:
     """One conversation that outgrew them was refused five times, and ended the run."""
 
-    async def main() -> Answer:
+    async def main() -> EngineAnswer:
         engine = Echo(str(make_policy(tmp_path / "policy")))  # of 256 positions
         sampling = Sampling(max_new_tokens=50, min_new_tokens=40)
         request = GenerateRequest(rid="r", input_ids=(4,) * length, sampling=sampling)
@@ -132,7 +134,7 @@ class Taker(SlowChild):
     async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
         self.folder, self.deadline_s = path, timeout_s
         (file,) = Path(path).iterdir()
-        assert file.is_symlink() == (self._place is Place.MEMORY)
+        assert file.is_symlink() == (self._place is TensorExtent.MEMORY)
         self.taken = load_file(file)
         self.say("load")
 
@@ -148,9 +150,9 @@ def taker(tmp_path: Path, **changed: torch.Tensor) -> Taker:
     policy = str(make_policy(tmp_path / "policy"))
     new = {name: x + 1 for name, x in read_folder(policy).items()} | changed
 
-    def fetch(source: WeightSource) -> Fetched:
+    def fetch(source: WeightSource) -> FetchedWeights:
         engine.say("fetch")
-        return Fetched(new, 77)
+        return FetchedWeights(new, 77)
 
     engine = Taker(policy, fetch)
     return engine
@@ -159,9 +161,9 @@ def taker(tmp_path: Path, **changed: torch.Tensor) -> Taker:
 FROM_TRAINERS = WeightSource(version=5, parts=(WeightPart(endpoint="tcp://trainer", name="w"),))
 
 
-@pytest.mark.parametrize("place", Place)
+@pytest.mark.parametrize("place", TensorExtent)
 def test_it_stands_still_only_while_it_takes_weights_from_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: TensorExtent
 ) -> None:
     """A folder was gathered, written and read: 30 s and more of a step, all paused."""
     engine = taker(tmp_path)
@@ -274,7 +276,7 @@ def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
 ) -> None:
     engine = taker(tmp_path)
     for readable, words in (
-        ((Place.DISK,), "weights from trainers are put on the disk of this node"),
+        ((TensorExtent.DISK,), "weights from trainers are put on the disk of this node"),
         ((), "use rollout.weights_through=disk"),
     ):
         monkeypatch.setattr(fronted, "readable_by", lambda _, place, can=readable: place in can)

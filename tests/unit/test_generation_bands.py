@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realsys.generation.decoding.length_buckets import Band, Disorder, bands_of, cost
+from realsys.generation.decoding.length_buckets import Band, ReorderPolicy, bands_of, cost
 
 widths_of_rows = st.lists(st.integers(1, 60).map(lambda n: 16 * n), min_size=1, max_size=100)
 
@@ -27,7 +27,7 @@ def test_a_few_long_rows_get_a_band_of_their_own():
 
 def test_order_is_made_when_as_much_was_wasted_as_it_costs():
     mixed = ([512] + [32] * 7) * 8  # a long row in each block
-    disorder = Disorder()
+    disorder = ReorderPolicy()
     steps = 0
     while not disorder.due(mixed):
         disorder.note(mixed, bands_of(mixed))
@@ -41,7 +41,7 @@ def test_order_is_made_when_as_much_was_wasted_as_it_costs():
 @given(widths_of_rows)
 def test_rows_in_order_waste_nothing(widths):
     ordered = sorted(widths, reverse=True)
-    disorder = Disorder()
+    disorder = ReorderPolicy()
     for _ in range(1000):
         disorder.note(ordered, bands_of(ordered))
     assert not disorder.due(ordered)

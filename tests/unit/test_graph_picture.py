@@ -10,7 +10,7 @@ import pytest
 from experiments.ppo_math import PPOMathExperiment
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
-from realsys.observability.pictures.graph_layout import BOX, KEYS, Place, lay_out, shortened
+from realsys.observability.pictures.graph_layout import BOX, KEYS, NodePosition, lay_out, shortened
 from realsys.observability.pictures.graph_picture import draw, graph_figure, graph_text
 
 
@@ -47,7 +47,7 @@ def single() -> DataflowGraph:
 GRAPHS = [ppo, wide, single]
 
 
-def overlap(a: Place, b: Place) -> bool:
+def overlap(a: NodePosition, b: NodePosition) -> bool:
     return (
         abs(a.x - b.x) < (a.width + b.width) / 2 - 1e-6
         and abs(a.y - b.y) < (a.height + b.height) / 2 - 1e-6

@@ -13,7 +13,7 @@ from realsys.api.errors import ConfigError, RemoteError, WorkerLost
 from realsys.api.model import ModelName
 from realsys.api.worker_configs import GserverManager
 from realsys.generation.manager.build import make_manager
-from realsys.generation.manager.fleet import Registered
+from realsys.generation.manager.fleet import RegisteredServer
 from realsys.generation.manager.manager import Manager
 from realsys.generation.manager.manager_record import GenerationRecord
 from realsys.generation.manager.registrations import Registrations
@@ -182,7 +182,7 @@ class Cluster:
             url = f"https://s{i}:{self.pids[i]}"
             self.by_url[url] = process
             address = ServerAddress(index=i, url=url)
-            servers[i] = Registered(address=address, incarnation=f"h:{self.pids[i]}:1")
+            servers[i] = RegisteredServer(address=address, incarnation=f"h:{self.pids[i]}:1")
         self.manager.registered(
             Registrations(servers=servers, rollout_workers=self.workers, scaling=self.scaling)
         )

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from realsys.api.worker_configs import SCHEDULE_POLICIES
-from realsys.generation.manager.routing import Asked, Policy, Router
+from realsys.generation.manager.routing import Asked, Router, RoutingPolicy
 
 
-def router(policy: Policy = Policy.ROUND_ROBIN, *, servers: int = 3, limit: int = 0) -> Router:
+def router(
+    policy: RoutingPolicy = RoutingPolicy.ROUND_ROBIN, *, servers: int = 3, limit: int = 0
+) -> Router:
     """All servers well, at version 0."""
     made = Router(policy, num_servers=servers)
     for server in made.servers.values():
@@ -24,7 +26,7 @@ def place(router: Router, rid: str, **asked: object) -> int | None:
 
 
 def test_policies_are_those_that_an_experiment_may_name():
-    assert tuple(SCHEDULE_POLICIES) == tuple(Policy)
+    assert tuple(SCHEDULE_POLICIES) == tuple(RoutingPolicy)
 
 
 # ---- policies ---------------------------------------------------------------------------------
@@ -38,35 +40,35 @@ def test_round_robin_takes_turns_and_skips_who_may_not():
 
 
 def test_least_requests_counts_requests_not_tokens():
-    one = router(Policy.LEAST_REQUESTS, servers=2)
+    one = router(RoutingPolicy.LEAST_REQUESTS, servers=2)
     assert place(one, "a", num_tokens=1000) == 0
     assert place(one, "b", num_tokens=1) == 1
     assert place(one, "c", num_tokens=1) == 0  # one each: the lower index
 
 
 def test_least_tokens_counts_tokens_not_requests():
-    one = router(Policy.LEAST_TOKENS, servers=2)
+    one = router(RoutingPolicy.LEAST_TOKENS, servers=2)
     assert place(one, "a", num_tokens=1000) == 0
     assert [place(one, f"b{i}", num_tokens=400) for i in range(3)] == [1, 1, 1]  # 400, 800, 1200
     assert place(one, "c", num_tokens=1) == 0  # 1000 against 1200
 
 
 def test_sticky_keeps_a_group_on_one_server():
-    one = router(Policy.STICKY)
+    one = router(RoutingPolicy.STICKY)
     assert place(one, "a", group="p", num_tokens=10) == 0
     assert place(one, "b", group="q", num_tokens=10) == 1
     assert [place(one, f"c{i}", group="p", num_tokens=10) for i in range(3)] == [0, 0, 0]
 
 
 def test_sticky_goes_elsewhere_while_the_home_is_full_and_returns():
-    one = router(Policy.STICKY, servers=2, limit=2)
+    one = router(RoutingPolicy.STICKY, servers=2, limit=2)
     assert [place(one, f"a{i}", group="p") for i in range(3)] == [0, 0, 1]
     assert one.done("a0", 0)
     assert place(one, "b", group="p") == 0
 
 
 def test_sticky_moves_the_group_when_its_home_may_not_be_used():
-    one = router(Policy.STICKY, servers=2)
+    one = router(RoutingPolicy.STICKY, servers=2)
     assert place(one, "a", group="p") == 0
     one.set_unfit(0, "is sick")
     assert place(one, "b", group="p") == 1
@@ -74,7 +76,7 @@ def test_sticky_moves_the_group_when_its_home_may_not_be_used():
     assert place(one, "c", group="p") == 1
 
 
-@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("policy", RoutingPolicy)
 def test_a_continued_request_goes_where_it_was(policy):
     one = router(policy)
     place(one, "other", num_tokens=5, group="g")
@@ -119,7 +121,7 @@ def test_one_that_can_not_be_served_holds_up_nobody_behind_it():
 
 
 def test_several_that_wait_are_placed_at_once_each_where_it_may():
-    one = Router(Policy.ROUND_ROBIN, num_servers=3)
+    one = Router(RoutingPolicy.ROUND_ROBIN, num_servers=3)
     for rid, min_version in (("a", 2), ("b", 3), ("c", 1), ("d", 0)):
         place(one, rid, min_version=min_version)
     for server, version in zip(one.servers.values(), (0, 2, 1), strict=True):
@@ -139,7 +141,7 @@ def test_asking_again_keeps_the_place_in_the_order():
 
 
 def test_a_worker_with_a_route_uses_its_servers_only():
-    one = Router(Policy.ROUND_ROBIN, num_servers=3, routes={"w/0": (1,), "w/1": (1, 2)})
+    one = Router(RoutingPolicy.ROUND_ROBIN, num_servers=3, routes={"w/0": (1,), "w/1": (1, 2)})
     for server in one.servers.values():
         server.unfit, server.version, server.limit = "", 0, 2
     assert [place(one, f"a{i}", worker="w/0", former=0) for i in range(3)] == [1, 1, None]
@@ -207,8 +209,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.where: dict[str, tuple[int, int, str]] = {}  # rid → server, tokens, worker
         self.waiting: dict[str, Asked] = {}
 
-    @initialize(policy=st.sampled_from(Policy), limit=st.integers(0, 3))
-    def start(self, policy: Policy, limit: int) -> None:
+    @initialize(policy=st.sampled_from(RoutingPolicy), limit=st.integers(0, 3))
+    def start(self, policy: RoutingPolicy, limit: int) -> None:
         self.router = router(policy, servers=4, limit=limit)
 
     @rule(

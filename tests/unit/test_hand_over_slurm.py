@@ -16,12 +16,12 @@ import pytest
 from stand_in_slurm import calls, make_plan, program
 
 from launcher.submit import dispatch_job as module
-from launcher.submit.dispatch_job import Element, hand_over, hand_over_array, take_back
+from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, hand_over_array
 from launcher.submit.executors import slurm_executor
 from launcher.submit.submit import submit
 from launcher.trials.submission import Submission, read_submission
 from realsys.api.errors import ClusterError, TrialError
-from realsys.api.plan import LaunchPlan, Layout, plan_hash, plan_text
+from realsys.api.plan import JobLayout, LaunchPlan, plan_hash, plan_text
 from realsys.supervisor import job_entry
 from realsys.trial.records import TrialFiles, write_record
 from realsys.worker.environment import read_exports
@@ -71,7 +71,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_a_hand_over_is_one_job_and_is_noted(site):
     plan = make_plan(site.root)
     files = site.trial(plan)
-    found = hand_over(files, plan, "hash")
+    found = dispatch(files, plan, "hash")
     assert found == Submission(
         job_id="41",
         scheduler="slurm",
@@ -103,23 +103,23 @@ def test_a_resume_notes_the_attempt_that_it_comes_after(site):
     files = site.trial(plan)
     for number in (1, 2):
         files.attempt(number).root.mkdir(parents=True)
-    assert hand_over(files, plan, "hash").after_attempt == 2
+    assert dispatch(files, plan, "hash").after_attempt == 2
 
 
 def test_a_split_trial_is_a_job_for_each_component(site):
-    plan = make_plan(site.root, layout=Layout.SPLIT)
+    plan = make_plan(site.root, layout=JobLayout.SPLIT)
     files = site.trial(plan)
-    found = hand_over(files, plan, "hash")
+    found = dispatch(files, plan, "hash")
     assert (found.job_id, found.job_ids) == ("41", ("41", "42"))
     assert "#SBATCH --nodes=1" in site.script(1).splitlines()
     assert "#SBATCH --nodes=2" in site.script(2).splitlines()
 
 
 def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site, monkeypatch):
-    plan = make_plan(site.root, layout=Layout.SPLIT)
+    plan = make_plan(site.root, layout=JobLayout.SPLIT)
     files = site.trial(plan)
     files.attempt(1).root.mkdir(parents=True)
-    hand_over(files, plan, "hash")
+    dispatch(files, plan, "hash")
     called = [shlex.split(site.script(n).splitlines()[-1])[6:] for n in (1, 2)]
     assert called == [
         ["realsys.supervisor.supervisor_main:supervise", str(files.root), "hash"],
@@ -133,10 +133,10 @@ def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site, monkeyp
 
 def test_a_refusal_of_the_second_job_cancels_the_first(site):
     site.sbatch(refuses_from=2)
-    plan = make_plan(site.root, layout=Layout.SPLIT)
+    plan = make_plan(site.root, layout=JobLayout.SPLIT)
     files = site.trial(plan)
     with pytest.raises(ClusterError) as caught:
-        hand_over(files, plan, "hash")
+        dispatch(files, plan, "hash")
     assert caught.value.what == WHY
     assert calls(site.bin, "scancel") == ["41"]
     assert read_submission(files) is None
@@ -145,9 +145,9 @@ def test_a_refusal_of_the_second_job_cancels_the_first(site):
 def test_a_cancellation_that_fails_too_does_not_hide_the_refusal(site):
     site.sbatch(refuses_from=2)
     program(site.bin, "scancel", "echo 'scancel: error: no' >&2; exit 1")
-    plan = make_plan(site.root, layout=Layout.SPLIT)
+    plan = make_plan(site.root, layout=JobLayout.SPLIT)
     with pytest.raises(ClusterError) as caught:
-        hand_over(site.trial(plan), plan, "hash")
+        dispatch(site.trial(plan), plan, "hash")
     assert caught.value.what == WHY
 
 
@@ -180,13 +180,13 @@ def test_a_job_that_can_not_be_noted_down_is_taken_back(site, monkeypatch):
     files = site.trial(plan)
     monkeypatch.setattr(module, "write_record", full)
     with pytest.raises(OSError, match="No space left"):
-        hand_over(files, plan, "hash")
+        dispatch(files, plan, "hash")
     assert calls(site.bin, "scancel") == ["41"]
 
 
 def test_what_was_handed_over_is_taken_back_with_all_its_jobs(site):
-    plan = make_plan(site.root, layout=Layout.SPLIT)
-    take_back(hand_over(site.trial(plan), plan, "hash"))
+    plan = make_plan(site.root, layout=JobLayout.SPLIT)
+    cancel_submission(dispatch(site.trial(plan), plan, "hash"))
     assert calls(site.bin, "scancel") == ["41 42"]
 
 
@@ -195,7 +195,7 @@ def test_a_users_own_options_do_not_reach_sbatch(site, monkeypatch):
         monkeypatch.setenv(name, "mine")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
     plan = make_plan(site.root)
-    hand_over(site.trial(plan), plan, "hash")
+    dispatch(site.trial(plan), plan, "hash")
     seen = site.sbatch_environment()
     assert {name: seen[name] for name in seen if name.startswith(("SBATCH_", "SLURM_"))} == {
         "SLURM_CONF": "/etc/slurm/slurm.conf"
@@ -310,7 +310,7 @@ def test_a_job_that_slurm_took_without_an_answer_is_adopted(site):
     unanswered(site, 'echo "40|/else/where.sh"; echo "43|$script"')
     plan = make_plan(site.root)
     files = site.trial(plan)
-    assert hand_over(files, plan, "hash").job_id == "43"
+    assert dispatch(files, plan, "hash").job_id == "43"
     assert read_submission(files).job_ids == ("43",)
     assert (files.submitit / "43_submission.sh").exists()
 
@@ -320,7 +320,7 @@ def test_a_job_that_slurm_did_not_take_is_refused(site):
     plan = make_plan(site.root)
     files = site.trial(plan)
     with pytest.raises(ClusterError, match="slurmctld does not answer"):
-        hand_over(files, plan, "hash")
+        dispatch(files, plan, "hash")
     assert list(files.submitit.iterdir()) == []
 
 
@@ -329,6 +329,6 @@ def test_when_nobody_can_say_whether_slurm_took_it_the_user_is_told_to_look(site
     unanswered(site, AWAY)
     plan = make_plan(site.root)
     with pytest.raises(ClusterError, match="whether it took the job is not known") as caught:
-        hand_over(site.trial(plan), plan, "hash")
+        dispatch(site.trial(plan), plan, "hash")
     assert "scancel" in caught.value.fix
     assert len(calls(site.bin, "squeue")) == 2

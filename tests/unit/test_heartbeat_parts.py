@@ -9,9 +9,9 @@ import pytest
 
 from realsys.heartbeat import heartbeat_link, stack_dumps
 from realsys.heartbeat.heartbeat_link import STILL_S, Heartbeat
-from realsys.heartbeat.heartbeat_messages import GoodbyeSaid, Line, Pulse, Tell
+from realsys.heartbeat.heartbeat_messages import Deregistered, HeartbeatMemory, PacketSocket, Tell
 from realsys.heartbeat.stack_dumps import StackDumps, innermost, state_letter
-from realsys.name_resolve.lease_judge import GIVE_UP_S, TTL_S, Naps, Standing
+from realsys.name_resolve.lease_judge import GIVE_UP_S, TTL_S, LeaseStatus, Naps
 from realsys.runtime import progress
 from realsys.trial.records import WorkerStatus
 
@@ -69,13 +69,13 @@ def test_stacks_come_without_the_interpreters_help(tmp_path):
 def test_a_worker_stands_by_what_its_heartbeat_process_noted():
     before = progress._memory
     try:
-        here = Pulse.make()
-        there = Pulse(here.fd)
-        assert here.standing(100.0) is Standing.SUSPENDED, "not registered yet"
+        here = HeartbeatMemory.make()
+        there = HeartbeatMemory(here.fd)
+        assert here.standing(100.0) is LeaseStatus.SUSPENDED, "not registered yet"
         there.renewed(100.0, 10.0)
-        assert here.standing(107.9) is Standing.HELD
-        assert here.standing(108.1) is Standing.SUSPENDED
-        assert here.standing(100.1 + GIVE_UP_S) is Standing.OVER
+        assert here.standing(107.9) is LeaseStatus.HELD
+        assert here.standing(108.1) is LeaseStatus.SUSPENDED
+        assert here.standing(100.1 + GIVE_UP_S) is LeaseStatus.OVER
         assert there.ticks == 0
         progress.tick()
         assert there.ticks == 1
@@ -85,7 +85,7 @@ def test_a_worker_stands_by_what_its_heartbeat_process_noted():
 
 
 def test_a_line_keeps_messages_apart_and_never_blocks():
-    worker, heartbeat = Line.pair()
+    worker, heartbeat = PacketSocket.pair()
     sent = 0
     while worker.try_send(Tell(status=WorkerStatus(state="running", step=sent))):
         sent += 1
@@ -95,13 +95,13 @@ def test_a_line_keeps_messages_apart_and_never_blocks():
         assert isinstance(message, Tell)
         assert message.status.step == step
     assert worker.try_send(Tell(status=WorkerStatus(state="done")))
-    assert heartbeat.try_send(GoodbyeSaid(trouble="none"))
-    assert worker.receive_to_worker() == GoodbyeSaid(trouble="none")
+    assert heartbeat.try_send(Deregistered(trouble="none"))
+    assert worker.receive_to_worker() == Deregistered(trouble="none")
     worker.close()
     assert isinstance(heartbeat.receive_from_worker(), Tell)
     assert heartbeat.receive_from_worker() is None
     with pytest.raises(OSError):
-        heartbeat.try_send(GoodbyeSaid())
+        heartbeat.try_send(Deregistered())
     heartbeat.close()
 
 
@@ -116,20 +116,20 @@ def test_the_heartbeat_process_loads_little():
 def test_a_worker_that_was_suspended_with_its_heartbeat_process_waits_for_its_renewal():
     before = progress._memory
     try:
-        pulse, naps = Pulse.make(), Naps(0.0, every_s=1.0)
+        pulse, naps = HeartbeatMemory.make(), Naps(0.0, every_s=1.0)
         pulse.renewed(10.0, TTL_S)
         for now_s in (5.0, 10.0, 11.0, 3600.0):
             naps.awake(now_s)
         assert (
-            pulse.standing(3600.0) is Standing.OVER
+            pulse.standing(3600.0) is LeaseStatus.OVER
         )  # where its heartbeat process alone stood still
-        assert pulse.standing(3600.0, naps) is Standing.SUSPENDED
+        assert pulse.standing(3600.0, naps) is LeaseStatus.SUSPENDED
         pulse.renewed(3600.5, TTL_S)
-        assert pulse.standing(3601.0, naps) is Standing.HELD
+        assert pulse.standing(3601.0, naps) is LeaseStatus.HELD
         never_renewed_s = 3600.5 + GIVE_UP_S + 1.0
         for second in range(3601, int(never_renewed_s)):
             naps.awake(float(second))
-        assert pulse.standing(never_renewed_s, naps) is Standing.OVER  # the nap is used up
+        assert pulse.standing(never_renewed_s, naps) is LeaseStatus.OVER  # the nap is used up
         os.close(pulse.fd)
     finally:
         progress.count_in(before)
@@ -138,10 +138,10 @@ def test_a_worker_that_was_suspended_with_its_heartbeat_process_waits_for_its_re
 def test_a_worker_is_as_patient_as_its_site_says():
     before = progress._memory
     try:
-        pulse = Pulse.make(give_up_s=60.0)
+        pulse = HeartbeatMemory.make(give_up_s=60.0)
         pulse.renewed(100.0, TTL_S)
-        assert pulse.standing(159.0) is Standing.SUSPENDED
-        assert pulse.standing(161.0) is Standing.OVER
+        assert pulse.standing(159.0) is LeaseStatus.SUSPENDED
+        assert pulse.standing(161.0) is LeaseStatus.OVER
         os.close(pulse.fd)
     finally:
         progress.count_in(before)
@@ -155,9 +155,9 @@ def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypa
     """Sooner than a store that is away: it renews nothing, and is not coming back."""
     now_s, before = [1000.0], progress._memory
     monkeypatch.setattr(heartbeat_link.time, "monotonic", lambda: now_s[0])
-    here, there = Line.pair()
+    here, there = PacketSocket.pair()
     try:
-        pulse = Pulse.make()
+        pulse = HeartbeatMemory.make()
         quiet = dict.fromkeys(("on_stop", "on_command", "on_over", "on_watched"))
         link = Heartbeat("w/0", AnotherProcess(), here, pulse, **quiet)
 

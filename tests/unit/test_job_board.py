@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.slurm.query.job_query import Answer, JobInfo
+from launcher.slurm.query.job_query import CachedAnswer, JobInfo
 from launcher.slurm.query.states import JobState
 from launcher.trials import job_board
 from launcher.trials.job_board import NEWS_AGE_S, WATCH_AGE_S, JobBoard
@@ -27,14 +27,16 @@ class Slurm:
         self.accounting_off = False
         self.problems: tuple[str, ...] = ()
 
-    def __call__(self, ids: list[str], *, accounting: bool | None, max_age_s: float) -> Answer:
+    def __call__(
+        self, ids: list[str], *, accounting: bool | None, max_age_s: float
+    ) -> CachedAnswer:
         self.asked.append((ids, accounting, max_age_s))
         jobs = {
             job_id: JobInfo(job_id=job_id, state=JobState.RUNNING)
             for job_id in ids
             if job_id not in self.knows_not
         }
-        return Answer(
+        return CachedAnswer(
             jobs=jobs,
             asked_at=self.now,
             problems=self.problems,
@@ -178,7 +180,7 @@ def test_a_run_that_ends_while_slurm_is_asked_does_not_look_lost(tmp_path):
         end = ExitMarker(result=Result.COMPLETED, attempt=1, ended_at=time.time(), phase="main")
         write_record(attempt.exit, end)
         over = JobInfo(job_id="7", state=JobState.DONE, slurm_state="COMPLETED")
-        return Answer(jobs={"7": over}, asked_at=time.time())
+        return CachedAnswer(jobs={"7": over}, asked_at=time.time())
 
     view = trial_view(files, board=JobBoard(query=ends_meanwhile))
     assert view.state is State.COMPLETED

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from realsys.generation.server import build
-from realsys.heartbeat.heartbeat_messages import ToWorker, Watched
+from realsys.heartbeat.heartbeat_messages import ToWorker, WatchedProcess
 from realsys.heartbeat.key_watcher import KeyWatcher
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.key_table import TrialKeys
@@ -47,9 +47,9 @@ def test_it_is_told_when_all_of_them_are_gone_and_when_one_is_back(
 ) -> None:
     store.delete(OTHER)
     store.delete(MASTER)
-    assert heard.get(timeout=20) == Watched(present=False)
+    assert heard.get(timeout=20) == WatchedProcess(present=False)
     store.add(OTHER, b"y")
-    assert heard.get(timeout=20) == Watched(present=True)
+    assert heard.get(timeout=20) == WatchedProcess(present=True)
     assert heard.empty()
 
 

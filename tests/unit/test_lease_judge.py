@@ -10,66 +10,66 @@ from realsys.name_resolve.lease_judge import (
     RENEWALS_PER_TTL,
     SUSPEND_AT,
     TTL_S,
-    LeaseJudge,
+    LeaseStatus,
+    LeaseValidity,
     Naps,
-    Standing,
     lease_ttl_s,
 )
 
 
 def test_a_lease_is_held_suspended_over():
-    judge = LeaseJudge(10.0, granted_s=100.0, give_up_s=60.0)
-    assert judge.standing(107.9) is Standing.HELD
-    assert judge.standing(108.0) is Standing.SUSPENDED
-    assert judge.standing(159.0) is Standing.SUSPENDED
-    assert judge.standing(160.1) is Standing.OVER
+    judge = LeaseValidity(10.0, granted_s=100.0, give_up_s=60.0)
+    assert judge.standing(107.9) is LeaseStatus.HELD
+    assert judge.standing(108.0) is LeaseStatus.SUSPENDED
+    assert judge.standing(159.0) is LeaseStatus.SUSPENDED
+    assert judge.standing(160.1) is LeaseStatus.OVER
     assert "has not answered for 60 s" in judge.reason
 
 
 def test_a_renewal_counts_from_when_it_was_sent_and_ends_a_suspension():
-    judge = LeaseJudge(10.0, granted_s=100.0)
-    assert judge.standing(120.0) is Standing.SUSPENDED
+    judge = LeaseValidity(10.0, granted_s=100.0)
+    assert judge.standing(120.0) is LeaseStatus.SUSPENDED
     judge.renewed(119.0)
-    assert judge.standing(120.0) is Standing.HELD
+    assert judge.standing(120.0) is LeaseStatus.HELD
     judge.renewed(105.0)  # the answer to an older one, late
     assert judge.renewed_s == 119.0
 
 
 def test_over_is_for_good():
-    judge = LeaseJudge(10.0, granted_s=100.0)
+    judge = LeaseValidity(10.0, granted_s=100.0)
     judge.end("attempt 2 has taken over")
     judge.renewed(101.0)
     judge.replaced(10.0, granted_s=101.0)
-    assert judge.standing(101.0) is Standing.OVER
+    assert judge.standing(101.0) is LeaseStatus.OVER
     assert judge.reason == "attempt 2 has taken over"
 
 
 def test_a_lease_taken_anew_counts_with_its_own_time_however_late():
-    judge = LeaseJudge(10.0, granted_s=100.0)
-    assert judge.standing(150.0) is Standing.SUSPENDED
+    judge = LeaseValidity(10.0, granted_s=100.0)
+    assert judge.standing(150.0) is LeaseStatus.SUSPENDED
     judge.replaced(20.0, granted_s=150.0)
-    assert judge.standing(150.0 + SUSPEND_AT * 20 - 0.1) is Standing.HELD
-    assert judge.standing(150.0 + SUSPEND_AT * 20) is Standing.SUSPENDED
+    assert judge.standing(150.0 + SUSPEND_AT * 20 - 0.1) is LeaseStatus.HELD
+    assert judge.standing(150.0 + SUSPEND_AT * 20) is LeaseStatus.SUSPENDED
 
 
 def test_a_store_that_lost_the_lease_ends_nobody_but_one_that_is_silent_does():
-    judge = LeaseJudge(10.0, granted_s=100.0, give_up_s=60.0)
-    assert judge.standing(159.9) is Standing.SUSPENDED
-    assert judge.standing(160.1) is Standing.OVER
+    judge = LeaseValidity(10.0, granted_s=100.0, give_up_s=60.0)
+    assert judge.standing(159.9) is LeaseStatus.SUSPENDED
+    assert judge.standing(160.1) is LeaseStatus.OVER
     judge.replaced(10.0, granted_s=160.1)  # its answer, too late
-    assert judge.standing(160.2) is Standing.OVER
+    assert judge.standing(160.2) is LeaseStatus.OVER
 
 
 def test_the_next_change_is_when_the_standing_changes():
-    judge = LeaseJudge(10.0, granted_s=100.0, give_up_s=60.0)
+    judge = LeaseValidity(10.0, granted_s=100.0, give_up_s=60.0)
     assert judge.next_change_s(100.0) == pytest.approx(8.0)
     assert judge.next_change_s(108.0) == pytest.approx(52.0)
     assert judge.next_change_s(160.0) == 0.0
 
 
 def test_it_is_never_given_up_before_the_ttl():
-    assert LeaseJudge(300.0, granted_s=0.0, give_up_s=60.0).give_up_s == 300.0
-    assert LeaseJudge(15.0, granted_s=0.0).give_up_s == GIVE_UP_S
+    assert LeaseValidity(300.0, granted_s=0.0, give_up_s=60.0).give_up_s == 300.0
+    assert LeaseValidity(15.0, granted_s=0.0).give_up_s == GIVE_UP_S
 
 
 def test_a_large_trial_renews_less_often():
@@ -80,7 +80,7 @@ def test_whoever_is_held_holds_a_lease_that_lives_whatever_the_network_does():
     """Renewals are sent, arrive, are answered late or are lost. The store counts from the arrival."""
     for seed in range(300):
         chance = random.Random(seed)
-        judge, ends_s = LeaseJudge(TTL_S, granted_s=0.0), TTL_S
+        judge, ends_s = LeaseValidity(TTL_S, granted_s=0.0), TTL_S
         answers: list[tuple[float, float]] = []
         now_s = next_s = 0.0
         while now_s < 200.0:
@@ -96,21 +96,21 @@ def test_whoever_is_held_holds_a_lease_that_lives_whatever_the_network_does():
                     ends_s = there_s + TTL_S
                     if chance.random() < 0.8:
                         answers.append((now_s, there_s + chance.expovariate(0.5)))
-            if judge.standing(now_s) is Standing.HELD:
+            if judge.standing(now_s) is LeaseStatus.HELD:
                 assert now_s < ends_s, f"seed {seed}"
 
 
 def test_who_stood_still_has_not_asked_in_vain():
     """A job that Slurm suspends for an hour: nothing may be published after it before a renewal, but
     nobody has been refused anything."""
-    judge, naps = LeaseJudge(TTL_S, granted_s=0.0, give_up_s=120.0), Naps(0.0, every_s=1.0)
+    judge, naps = LeaseValidity(TTL_S, granted_s=0.0, give_up_s=120.0), Naps(0.0, every_s=1.0)
     for now_s in (1.0, 2.0, 3600.0):
         naps.awake(now_s)
-    assert judge.standing(3600.0, napped_s=naps.since(judge.renewed_s)) is Standing.SUSPENDED
+    assert judge.standing(3600.0, napped_s=naps.since(judge.renewed_s)) is LeaseStatus.SUSPENDED
     for second in range(1, 118):
         naps.awake(3600.0 + second)
-    assert judge.standing(3717.0, napped_s=naps.since(0.0)) is Standing.SUSPENDED
-    assert judge.standing(3724.0, napped_s=naps.since(0.0)) is Standing.OVER  # awake for 120 s
+    assert judge.standing(3717.0, napped_s=naps.since(0.0)) is LeaseStatus.SUSPENDED
+    assert judge.standing(3724.0, napped_s=naps.since(0.0)) is LeaseStatus.OVER  # awake for 120 s
     assert "has not answered for 12" in judge.reason
 
 
@@ -119,8 +119,8 @@ def test_a_nap_before_the_last_renewal_does_not_count():
     naps.awake(1000.0)
     assert naps.since(999.0) == 1.0  # the rest of it was before
     assert naps.since(1000.0) == 0.0
-    judge = LeaseJudge(TTL_S, granted_s=1000.5)
-    assert judge.standing(1000.5 + GIVE_UP_S + 1, napped_s=naps.since(1000.5)) is Standing.OVER
+    judge = LeaseValidity(TTL_S, granted_s=1000.5)
+    assert judge.standing(1000.5 + GIVE_UP_S + 1, napped_s=naps.since(1000.5)) is LeaseStatus.OVER
 
 
 def test_looks_that_come_a_little_late_are_no_nap():

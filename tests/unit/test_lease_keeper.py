@@ -12,8 +12,8 @@ import pytest
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
 from realsys.name_resolve import lease_keeper
 from realsys.name_resolve.file.file_store import FileStore
-from realsys.name_resolve.lease_judge import Standing
-from realsys.name_resolve.lease_keeper import LeaseKeeper
+from realsys.name_resolve.lease_judge import LeaseStatus
+from realsys.name_resolve.lease_keeper import LeaseRenewer
 
 ROOT = "realsys/v1/site/anna/ppo-math/run1"
 
@@ -34,16 +34,16 @@ class Heard:
     """What a keeper says, and when."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[Standing, str]] = []
+        self.changes: list[tuple[LeaseStatus, str]] = []
         self.over = threading.Event()
 
-    def __call__(self, standing: Standing, reason: str) -> None:
+    def __call__(self, standing: LeaseStatus, reason: str) -> None:
         self.changes.append((standing, reason))
-        if standing is Standing.OVER:
+        if standing is LeaseStatus.OVER:
             self.over.set()
 
     @property
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[LeaseStatus]:
         return [standing for standing, _ in self.changes]
 
 
@@ -63,7 +63,7 @@ def test_it_keeps_a_lease_and_gives_it_back(tmp_path: Path):
         store.add(f"{ROOT}/a", b"x", lease=lease, replace=True)
         return lease
 
-    keeper = LeaseKeeper(
+    keeper = LeaseRenewer(
         take, name="w/0", on_change=heard, on_renewed=lambda *told: renewals.append(told)
     )
     with keeper:
@@ -83,36 +83,36 @@ def test_it_keeps_a_lease_and_gives_it_back(tmp_path: Path):
 @pytest.mark.parametrize("renew", [lambda: time.sleep(0.6), refuse], ids=["hangs", "refuses"])
 def test_a_store_that_is_away_suspends_first(renew):
     heard, lease = Heard(), FakeLease(renew)
-    with LeaseKeeper(lambda: lease, name="w/0", on_change=heard, give_up_s=0.8) as keeper:
+    with LeaseRenewer(lambda: lease, name="w/0", on_change=heard, give_up_s=0.8) as keeper:
         time.sleep(0.4)
-        assert keeper.standing is Standing.SUSPENDED
+        assert keeper.standing is LeaseStatus.SUSPENDED
         keeper.check()
         assert heard.over.wait(5)
         with pytest.raises(LeaseLost, match="has not answered for"):
             keeper.check()
-    assert heard.standings == [Standing.SUSPENDED, Standing.OVER]
+    assert heard.standings == [LeaseStatus.SUSPENDED, LeaseStatus.OVER]
     assert not lease.is_revoked, "a lease that is over is left alone"
 
 
 def test_a_store_that_comes_back_ends_the_suspension():
     away, heard = threading.Event(), Heard()
     lease = FakeLease(lambda: refuse() if away.is_set() else None)
-    with LeaseKeeper(lambda: lease, name="w/0", on_change=heard):
+    with LeaseRenewer(lambda: lease, name="w/0", on_change=heard):
         away.set()
         time.sleep(0.4)
         away.clear()
         time.sleep(0.3)
-        assert heard.standings == [Standing.SUSPENDED, Standing.HELD]
+        assert heard.standings == [LeaseStatus.SUSPENDED, LeaseStatus.HELD]
     assert lease.is_revoked
 
 
 def test_a_lease_that_the_store_forgot_is_taken_anew():
     leases = [FakeLease(lose, ttl_s=1.0), FakeLease(ttl_s=0.5)]
     left, heard = iter(leases), Heard()
-    with LeaseKeeper(lambda: next(left), name="w/0", on_change=heard) as keeper:
+    with LeaseRenewer(lambda: next(left), name="w/0", on_change=heard) as keeper:
         time.sleep(0.5)
         assert keeper.lease is leases[1]
-        assert keeper.standing is Standing.HELD
+        assert keeper.standing is LeaseStatus.HELD
     assert heard.changes == []
     assert [lease.is_revoked for lease in leases] == [False, True]
 
@@ -125,9 +125,9 @@ def test_taking_it_anew_goes_on_while_the_store_is_away():
         answer = next(answers)
         return answer() if callable(answer) else answer
 
-    with LeaseKeeper(take, name="w/0", on_change=heard) as keeper:
+    with LeaseRenewer(take, name="w/0", on_change=heard) as keeper:
         time.sleep(1.2)
-        assert keeper.standing is Standing.HELD
+        assert keeper.standing is LeaseStatus.HELD
     assert next(answers, None) is None
 
 
@@ -140,11 +140,11 @@ def test_a_lease_that_ended_in_its_own_time_is_taken_anew_too():
 
     leases = [FakeLease(end_late), FakeLease(ttl_s=1.0)]
     left, heard = iter(leases), Heard()
-    with LeaseKeeper(lambda: next(left), name="w/0", on_change=heard) as keeper:
+    with LeaseRenewer(lambda: next(left), name="w/0", on_change=heard) as keeper:
         time.sleep(0.9)
         assert keeper.lease is leases[1]
-        assert keeper.standing is Standing.HELD
-    assert heard.standings == [Standing.SUSPENDED, Standing.HELD]
+        assert keeper.standing is LeaseStatus.HELD
+    assert heard.standings == [LeaseStatus.SUSPENDED, LeaseStatus.HELD]
 
 
 def test_whoever_stood_still_until_its_attempt_was_ended_is_over():
@@ -156,9 +156,9 @@ def test_whoever_stood_still_until_its_attempt_was_ended_is_over():
         lose()
 
     answers, heard = iter([lambda: FakeLease(end_late), ended]), Heard()
-    with LeaseKeeper(lambda: next(answers)(), name="w/0", on_change=heard):
+    with LeaseRenewer(lambda: next(answers)(), name="w/0", on_change=heard):
         assert heard.over.wait(5)
-    assert heard.changes[-1] == (Standing.OVER, "attempt 1 was ended by its supervisor")
+    assert heard.changes[-1] == (LeaseStatus.OVER, "attempt 1 was ended by its supervisor")
 
 
 def test_keys_that_are_another_attempts_are_not_taken_anew():
@@ -166,26 +166,26 @@ def test_keys_that_are_another_attempts_are_not_taken_anew():
         raise StaleAttempt("attempt 2 has taken over", where="attempt", fix="none")
 
     answers, heard = iter([lambda: FakeLease(lose), stale]), Heard()
-    with LeaseKeeper(lambda: next(answers)(), name="w/0", on_change=heard):
+    with LeaseRenewer(lambda: next(answers)(), name="w/0", on_change=heard):
         assert heard.over.wait(5)
-    assert heard.changes == [(Standing.OVER, "attempt 2 has taken over")]
+    assert heard.changes == [(LeaseStatus.OVER, "attempt 2 has taken over")]
 
 
 def test_a_broken_renewal_is_told_and_an_owner_may_end_it():
     heard = Heard()
-    with LeaseKeeper(lambda: FakeLease(lambda: 1 / 0), name="w/0", on_change=heard):
+    with LeaseRenewer(lambda: FakeLease(lambda: 1 / 0), name="w/0", on_change=heard):
         assert heard.over.wait(5)
     assert "ZeroDivisionError" in heard.changes[0][1]
     heard = Heard()
-    with LeaseKeeper(FakeLease, name="w/0", on_change=heard) as keeper:
+    with LeaseRenewer(FakeLease, name="w/0", on_change=heard) as keeper:
         keeper.end("asked")
         assert heard.over.wait(5)
-    assert heard.changes == [(Standing.OVER, "asked")]
+    assert heard.changes == [(LeaseStatus.OVER, "asked")]
 
 
 def test_what_can_t_be_taken_is_the_callers_error():
     with pytest.raises(StoreUnavailable):
-        LeaseKeeper(refuse, name="w/0", on_change=Heard()).start()
+        LeaseRenewer(refuse, name="w/0", on_change=Heard()).start()
 
 
 def test_a_job_that_slurm_suspended_for_an_hour_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +206,13 @@ def test_a_job_that_slurm_suspended_for_an_hour_goes_on(monkeypatch: pytest.Monk
         leases.append(FakeLease(renew if not leases else lambda: None, ttl_s=10.0))
         return leases[-1]
 
-    with LeaseKeeper(take, name="w/0", on_change=heard) as keeper:
+    with LeaseRenewer(take, name="w/0", on_change=heard) as keeper:
         naps_s[0] = 3600.0
-        wait_until(lambda: heard.standings == [Standing.SUSPENDED])
-        assert keeper.standing is Standing.SUSPENDED
+        wait_until(lambda: heard.standings == [LeaseStatus.SUSPENDED])
+        assert keeper.standing is LeaseStatus.SUSPENDED
         asked.set()
-        wait_until(lambda: len(leases) == 2 and keeper.standing is Standing.HELD)
-    assert Standing.OVER not in heard.standings
+        wait_until(lambda: len(leases) == 2 and keeper.standing is LeaseStatus.HELD)
+    assert LeaseStatus.OVER not in heard.standings
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from realsys.api.errors import WorkerLost
 from realsys.master.rollouts import manager_link
-from realsys.master.rollouts.manager_link import ManagerLink
+from realsys.master.rollouts.manager_link import GserverManagerClient
 from realsys.transport.generation_messages import WeightSource
 from realsys.transport.rollout_messages import ServersAt
 
@@ -45,11 +45,13 @@ class Manager:
 
 
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> tuple[ManagerLink, list[Manager]]:
+def link(monkeypatch: pytest.MonkeyPatch) -> tuple[GserverManagerClient, list[Manager]]:
     """With the managers that register one after another; the last is the one that lives."""
     managers = [Manager(pid=1)]
     monkeypatch.setattr(manager_link, "RETRY_S", 0.02)
-    made = ManagerLink(lambda s: None, sender="m", trial="t", attempt=1, token="", keypairs=None)  # type: ignore[arg-type, return-value]
+    made = GserverManagerClient(
+        lambda s: None, sender="m", trial="t", attempt=1, token="", keypairs=None
+    )  # type: ignore[arg-type, return-value]
 
     async def connect() -> Manager:
         made._record = SimpleNamespace(pid=managers[-1].pid)  # type: ignore[assignment]
@@ -60,7 +62,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> tuple[ManagerLink, list[Manager]]:
     return made, managers
 
 
-def while_running(link: ManagerLink, test: Callable[[], Awaitable[None]]) -> None:
+def while_running(link: GserverManagerClient, test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         async with asyncio.timeout(DEADLINE_S), link:
             running = asyncio.create_task(link.run())

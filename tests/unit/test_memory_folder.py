@@ -22,7 +22,7 @@ from realsys.generation.served_engines import memory_folder
 from realsys.generation.served_engines.memory_folder import (
     MEMORY_NAME,
     MemoryFolder,
-    Place,
+    TensorExtent,
     check_weights,
     place_for,
     readable_by,
@@ -47,8 +47,8 @@ def open_memory() -> list[str]:
     return [link for link in found if MEMORY_NAME in link]
 
 
-@pytest.mark.parametrize("place", Place)
-def test_an_engine_reads_the_weights_bit_by_bit(place: Place) -> None:
+@pytest.mark.parametrize("place", TensorExtent)
+def test_an_engine_reads_the_weights_bit_by_bit(place: TensorExtent) -> None:
     folder = MemoryFolder(WEIGHTS, place=place)
     (file,) = Path(folder.path).iterdir()
     found = load_file(file)
@@ -124,26 +124,26 @@ def test_no_memory_left_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_place_is_one_that_the_engine_can_read() -> None:
-    asked: list[Place] = []
+    asked: list[TensorExtent] = []
 
-    def from_disk(place: Place) -> bool:
+    def from_disk(place: TensorExtent) -> bool:
         asked.append(place)
-        return place is Place.DISK
+        return place is TensorExtent.DISK
 
-    assert place_for(from_disk) is Place.DISK
-    assert asked == [Place.MEMORY, Place.DISK]
-    assert place_for(lambda place: True) is Place.MEMORY
+    assert place_for(from_disk) is TensorExtent.DISK
+    assert asked == [TensorExtent.MEMORY, TensorExtent.DISK]
+    assert place_for(lambda place: True) is TensorExtent.MEMORY
     assert place_for(lambda place: False) is None
 
 
 def test_whether_it_can_is_tried_with_its_interpreter(tmp_path: Path) -> None:
-    assert readable_by(sys.executable, Place.MEMORY)
-    assert readable_by(sys.executable, Place.DISK)
+    assert readable_by(sys.executable, TensorExtent.MEMORY)
+    assert readable_by(sys.executable, TensorExtent.DISK)
     elsewhere = tmp_path / "python"  # as one in a container that sees neither
     elsewhere.write_text('#!/bin/sh\nexec "$0.real" -c "raise SystemExit(1)"\n')
     elsewhere.chmod(0o700)
-    assert not readable_by(str(elsewhere), Place.MEMORY)
-    assert not readable_by(str(tmp_path / "nowhere"), Place.MEMORY)
+    assert not readable_by(str(elsewhere), TensorExtent.MEMORY)
+    assert not readable_by(str(tmp_path / "nowhere"), TensorExtent.MEMORY)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.job.task_placement import Demand, Misfit, NodeShape, Packing, place
+from launcher.job.task_placement import Misfit, NodeShape, Packing, TaskDemand, place
 
 NODE = NodeShape(cpus=64, memory_mib=1_000_000, gpus=8)
 
 
 def group(name, count, cpus=1, memory_mib=1, gpus=0.0):
-    return Demand(name=name, count=count, cpus=cpus, memory_mib=memory_mib, gpus=gpus)
+    return TaskDemand(name=name, count=count, cpus=cpus, memory_mib=memory_mib, gpus=gpus)
 
 
 def placed(groups, node=NODE, max_nodes=None) -> Packing:

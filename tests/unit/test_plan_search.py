@@ -17,7 +17,7 @@ from realsys.api.model import (
 )
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, is_twin, layouts, meshes, places
-from realsys.planner.search.plan_judge import Judge
+from realsys.planner.search.plan_judge import PlanJudge
 from realsys.planner.search.search import Limits, search
 from realsys.planner.time.costs import TableCosts, works_of
 from realsys.planner.time.simulate_steps import simulate
@@ -75,7 +75,7 @@ def random_table(graph: DataflowGraph, num_workers: int, draw: random.Random) ->
 
 def best_of_all(graph: DataflowGraph, costs: TableCosts, num_workers: int) -> float:
     options = [places(num_workers, Degrees())] * len(graph.nodes)
-    judge = Judge(graph, costs, options, num_workers=num_workers)
+    judge = PlanJudge(graph, costs, options, num_workers=num_workers)
     return min(judge.step_s(plan) for plan in product(*(range(len(o)) for o in options)))
 
 
@@ -135,7 +135,7 @@ def test_the_fast_judge_says_what_the_simulator_says() -> None:
     for num_workers in (2, 3, 8):
         costs = random_table(graph, num_workers, draw)
         options = [places(num_workers, Degrees())] * 6
-        judge = Judge(graph, costs, options, num_workers=num_workers)
+        judge = PlanJudge(graph, costs, options, num_workers=num_workers)
         for _ in range(100):
             plan = [draw.randrange(len(options[0])) for _ in range(6)]
             timeline = simulate(

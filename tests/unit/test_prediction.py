@@ -31,7 +31,7 @@ from realsys.planner.time.gantt import gantt
 from realsys.planner.time.profiled import ProfiledCosts
 from realsys.planner.time.realloc_bytes import bytes_to_receive
 from realsys.planner.time.simulate_steps import simulate
-from realsys.planner.time.simulated_timeline import Work
+from realsys.planner.time.simulated_timeline import CallWork
 from realsys.trial.records import PredictionRecord, TrialFiles, read_record, write_record
 
 SHAPE = ModelShape(
@@ -353,8 +353,8 @@ def test_predicted_and_measured_are_told_side_by_side(file_root: Path) -> None:
 def test_bars_are_as_long_as_their_calls_and_like_workers_share_a_line() -> None:
     parents = {"a": frozenset[str](), "b": frozenset({"a"})}
     works = [
-        Work(call="a", workers=(0, 1), seconds=3),
-        Work(call="b", workers=(2,), seconds=1),
+        CallWork(call="a", workers=(0, 1), seconds=3),
+        CallWork(call="b", workers=(2,), seconds=1),
     ]
     lanes = gantt(simulate(works, parents, num_workers=4), width=52)
     assert [lane.text for lane in lanes] == [  # 38 columns for 4 s

@@ -23,8 +23,15 @@ from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, Slurm
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.slurm.preflight import node_program, node_records, rounds
-from realsys.slurm.preflight.drive import Place, examine, place_of
-from realsys.slurm.preflight.node_records import Seen, StepSeen, able, number, own_rows, smi_rows
+from realsys.slurm.preflight.drive import ProbeTarget, examine, place_of
+from realsys.slurm.preflight.node_records import (
+    ProbeRecords,
+    StepSeen,
+    able,
+    number,
+    own_rows,
+    smi_rows,
+)
 from realsys.slurm.preflight.node_verdicts import (
     Check,
     gpu_troubles,
@@ -264,7 +271,7 @@ def pair(step: int, a: str, b: str, seconds: float = 0.006) -> dict[str, Any]:
 
 def everything(
     nodes: Mapping[str, list[dict[str, Any]]], pairs: Sequence[dict[str, Any]] | None = None
-) -> Seen:
+) -> ProbeRecords:
     made = pairs
     if made is None:
         made = [pair(i, *one) for i, some in enumerate(pair_rounds(NODES)) for one in some]
@@ -276,14 +283,14 @@ def everything(
     ]
     names = ["hold", "look", "reduce 0", "reduce 1", "reduce 2", "reduce 3"]
     steps = [StepSeen(name=name, nodes=NODES, begun=100.0, limit_s=300.0) for name in names]
-    return Seen(records=tuple(found), steps=tuple(steps))
+    return ProbeRecords(records=tuple(found), steps=tuple(steps))
 
 
 WANTED = Wanted(nodes=NODES, processes=8, gpus=8, gpu_type="h100", lock="/f/lock")
 WELL = {node: looked(node) for node in NODES}
 
 
-def bad(seen: Seen, wanted: Wanted = WANTED) -> dict[str, str]:
+def bad(seen: ProbeRecords, wanted: Wanted = WANTED) -> dict[str, str]:
     return {check.name: check.what for check in judge(wanted, seen) if not check.ok}
 
 
@@ -552,7 +559,7 @@ def test_what_a_node_says_comes_back_though_its_gpus_hang_or_break(
         **os.environ, "PYTHONPATH": str(tmp_path), "HANGS": hangs, "SLURMD_NODENAME": "here",
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }  # fmt: skip
-    seen = examine(wanted, Place(by_srun=False, command=(sys.executable,)), environ)
+    seen = examine(wanted, ProbeTarget(by_srun=False, command=(sys.executable,)), environ)
     ill = sorted((r for r in seen.records if "doing" in r), key=lambda r: r["gpu"])
     assert [(r["gpu"], r["what"]) for r in ill] == [
         (gpu, "silent" if hangs == "yes" else "broken") for gpu in (0, 1)
@@ -708,7 +715,7 @@ def test_a_stop_that_is_asked_meanwhile_ends_the_step(tmp_path: Path) -> None:
     asked: list[list[str]] = []
     seen = examine(
         wanted,
-        Place(by_srun=False, command=(sys.executable,)),
+        ProbeTarget(by_srun=False, command=(sys.executable,)),
         environ,
         goes_on=lambda: not pids.exists() or len(pids.read_text().split()) < 2,
         note=asked.append,

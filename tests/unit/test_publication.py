@@ -15,7 +15,7 @@ from realsys.api.errors import StaleAttempt, StoreUnavailable
 from realsys.master.build import _resume
 from realsys.master.checkpoint import recover
 from realsys.master.checkpoint.publication import WRITER, Publisher
-from realsys.master.checkpoint.recover import MANIFEST, Checkpoint, begin, newest_whole
+from realsys.master.checkpoint.recover import MANIFEST, RecoverCheckpoint, begin, newest_whole
 from realsys.master.graph.master_state import MasterState
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
@@ -28,7 +28,7 @@ from realsys.trial.records import (
     TrialFiles,
     dumps,
     read_record,
-    turn_link,
+    replace_symlink,
     write_record,
 )
 
@@ -324,8 +324,8 @@ def test_a_done_mark_of_an_earlier_attempt_is_not_ours(trial):
 # ---- steps, and where an attempt goes on ------------------------------------------------------------
 
 
-def found(step: int, attempt: int) -> Checkpoint:
-    return Checkpoint(Path(f"step-{step:06d}.{attempt}"), step, attempt, {})
+def found(step: int, attempt: int) -> RecoverCheckpoint:
+    return RecoverCheckpoint(Path(f"step-{step:06d}.{attempt}"), step, attempt, {})
 
 
 def test_the_first_attempt_goes_on_from_nothing(trial):
@@ -422,7 +422,7 @@ def test_who_dies_while_it_adopts_has_said_nothing(trial, monkeypatch):
 
 def test_the_link_is_replaced_in_one_step(tmp_path, monkeypatch):
     link, seen = tmp_path / "latest", []
-    turn_link(link, "step-000001")
+    replace_symlink(link, "step-000001")
     swap = os.replace
 
     def look(source, target):
@@ -430,7 +430,7 @@ def test_the_link_is_replaced_in_one_step(tmp_path, monkeypatch):
         swap(source, target)
 
     monkeypatch.setattr(os, "replace", look)
-    turn_link(link, "step-000002")
+    replace_symlink(link, "step-000002")
     assert seen == ["step-000001"]
     assert os.readlink(link) == "step-000002"
     assert os.listdir(tmp_path) == ["latest"]

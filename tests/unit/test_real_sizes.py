@@ -29,7 +29,7 @@ from launcher.submit.planning import make_plan
 from realsys.api.cluster import ClusterSpec
 from realsys.api.scheduling import WorkerType
 from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
-from realsys.generation.http.served_engine import Fetched
+from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines import embedded
 from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.generation.served_engines.staged_weights import stage
@@ -431,7 +431,7 @@ def test_a_server_decides_by_the_room_that_a_second_copy_leaves(
         eos_token_ids=(),
         pad_token_id=0,
         settings=settings,
-        fetch=lambda source: Fetched(new, 7),
+        fetch=lambda source: FetchedWeights(new, 7),
     )
     assert server._max_tokens() == bound
     source = embedded.WeightSource(version=1, path="/somewhere")

@@ -21,14 +21,14 @@ from realsys.weights.layouts.boxes import Box
 from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
 from realsys.weights.layouts.regions import cells_of, subtract
 from realsys.weights.realloc.buckets import (
-    Piece,
+    WeightPiece,
     bucket_share,
     cut_into_buckets,
     first_part,
     rounds,
 )
 from realsys.weights.realloc.realloc_plan import plan_realloc
-from realsys.weights.realloc.senders import Demand, busiest_bound, deal
+from realsys.weights.realloc.senders import RegionDemand, busiest_bound, deal
 
 TOPOLOGIES = [
     ProcessTopology(data=d, tensor=t, pipeline=p)
@@ -226,7 +226,10 @@ def test_a_region_that_one_worker_holds_comes_first_and_others_make_up_for_it():
     weights = [Weight("a", (8,)), Weight("b", (8,))]
     a, b = {"a": (Box((0,), (8,)),)}, {"b": (Box((0,), (8,)),)}
     plan = plan_realloc(weights, ({**a, **b}, b), (0, 1), ({**a, **b},), (2,), min_cut_bytes=1)
-    assert plan.streams == {(0, 2): (Piece("a", a["a"][0]),), (1, 2): (Piece("b", b["b"][0]),)}
+    assert plan.streams == {
+        (0, 2): (WeightPiece("a", a["a"][0]),),
+        (1, 2): (WeightPiece("b", b["b"][0]),),
+    }
 
 
 @settings(max_examples=200, deadline=None)
@@ -237,7 +240,9 @@ def test_nested_holders_are_dealt_as_well_as_can_be(data):
     chosen = data.draw(st.lists(st.sampled_from(sets), min_size=1, unique=True))
     sizes = st.lists(st.integers(1, 50), min_size=1, max_size=6)
     groups = {
-        holders: [Demand(9 + i % 3, i, Box((0,), (n,)), n) for i, n in enumerate(data.draw(sizes))]
+        holders: [
+            RegionDemand(9 + i % 3, i, Box((0,), (n,)), n) for i, n in enumerate(data.draw(sizes))
+        ]
         for holders in chosen
     }
     load = Counter()
@@ -254,7 +259,7 @@ def test_only_named_weights_move():
     layouts = (megatron_layout(shape, ProcessTopology(pipeline=2)), (0, 1))
     whole = whole_layout(shape.weights(), ProcessTopology())
     plan = plan_realloc(shape.weights(), *layouts, whole, (2,), names={"model.norm.weight"})
-    assert plan.streams == {(1, 2): (Piece("model.norm.weight", Box((0,), (3,))),)}
+    assert plan.streams == {(1, 2): (WeightPiece("model.norm.weight", Box((0,), (3,))),)}
     assert plan.lower_bound == 12
     with pytest.raises(ConfigError, match=r"does not hold 1 weights that should move: model\.nrom"):
         plan_realloc(shape.weights(), *layouts, whole, (2,), names={"model.nrom"})
@@ -325,7 +330,7 @@ def test_first_part_and_rest_are_the_box_in_its_order(box, max_numel):
     st.one_of(st.none(), st.integers(1, 200)),
 )
 def test_buckets_hold_all_pieces_in_order_and_are_not_too_big(stream, max_bytes, alone_bytes):
-    pieces = [Piece(f"w{i}", box) for i, box in enumerate(stream)]
+    pieces = [WeightPiece(f"w{i}", box) for i, box in enumerate(stream)]
     dtypes = {p.name: ("bfloat16", "float32")[i % 2] for i, p in enumerate(pieces)}
     itemsize = {name: 2 if kind == "bfloat16" else 4 for name, kind in dtypes.items()}
     order = np.arange(9**3).reshape(9, 9, 9)
@@ -351,7 +356,7 @@ def test_buckets_hold_all_pieces_in_order_and_are_not_too_big(stream, max_bytes,
 def test_a_tag_tells_other_weights_apart():
     box = Box((0, 0), (2, 2))
     tags = {
-        next(cut_into_buckets([Piece(name, part)], {name: "float32"}, max_bytes=99)).tag
+        next(cut_into_buckets([WeightPiece(name, part)], {name: "float32"}, max_bytes=99)).tag
         for name, part in (("a", box), ("b", box), ("a", box.with_range(0, 1, 3)))
     }
     assert len(tags) == 3

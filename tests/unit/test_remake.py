@@ -25,7 +25,7 @@ from launcher.submit import submit as submit_module
 from launcher.submit.job_options import JobOptions
 from launcher.submit.plan_change import put_back, read_current, store
 from launcher.submit.planning import LaunchSettings, experiment_type
-from launcher.submit.remake import Wish
+from launcher.submit.remake import RequestedChanges
 from launcher.submit.submit import alone, make_trial, record_of, resubmit
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
@@ -106,7 +106,7 @@ class Site:
         self, files: TrialFiles, *words: str, config: Path | None = None, **job: Any
     ) -> LaunchPlan:
         """The plan that was handed over."""
-        wish = Wish(words=words, config=config, job=JobOptions(**job))
+        wish = RequestedChanges(words=words, config=config, job=JobOptions(**job))
         resubmit(files, wish=wish, command=("realsys", "resume", *words), tell=self.told.append)
         plan, handed = self.started[-1]
         record = record_in(files)

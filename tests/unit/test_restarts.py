@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realsys.api.scheduling import RESTARTED_ALONE, WorkerType
+from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE, WorkerType
 from realsys.supervisor.health.restarts import (
     RestartPolicy,
     Stalls,
@@ -19,7 +19,10 @@ MASTER, MODEL = "master_worker/0", "model_worker/0"
 
 
 def test_master_and_model_workers_end_the_trial():
-    assert set(WorkerType) - RESTARTED_ALONE == {WorkerType.MASTER_WORKER, WorkerType.MODEL_WORKER}
+    assert set(WorkerType) - INDEPENDENTLY_RESTARTABLE == {
+        WorkerType.MASTER_WORKER,
+        WorkerType.MODEL_WORKER,
+    }
     assert [w for w in (SERVER, MANAGER, ROLLOUT, MASTER, MODEL) if is_restarted_alone(w)] == [
         SERVER,
         MANAGER,

@@ -35,7 +35,7 @@ from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.master.rollouts.rollout_desk import RolloutDesk
+from realsys.master.rollouts.rollout_desk import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
 from realsys.rewards.scores import SetAside, checked, score, too_many
@@ -335,8 +335,8 @@ def test_held_out_answers_without_a_score_are_wrong_and_in_no_mean(rule: Any) ->
 SCHEDULE = DataSchedule(dataset_size=100, batch_size=2, seed=1, shuffle=True)
 
 
-async def make_desk() -> RolloutDesk:
-    desk = RolloutDesk()
+async def make_desk() -> RolloutDispatcher:
+    desk = RolloutDispatcher()
     ledger = StalenessLedger(batch_size=2, max_staleness=0, policy="wait", total_steps=50)
     asking = asyncio.create_task(desk.handle(rm.AskPlaces(worker="w", dataset_size=100)))
     await desk.dataset_size(timeout_s=5)
@@ -349,18 +349,18 @@ async def make_desk() -> RolloutDesk:
     return desk
 
 
-async def take(desk: RolloutDesk) -> list[rm.Ticket]:
+async def take(desk: RolloutDispatcher) -> list[rm.Ticket]:
     return list((await desk.handle(rm.TakeWork(worker="w", room=9, wait_s=0.05))).tickets)
 
 
-async def unscored(desk: RolloutDesk, ticket: rm.Ticket) -> None:
+async def unscored(desk: RolloutDispatcher, ticket: rm.Ticket) -> None:
     why = "reward rule 'mine' gave inf"
     await desk.handle(
         rm.GiveUp(worker="w", id=ticket.id, tries=ticket.tries, why=why, unscored=True)
     )
 
 
-async def deliver(desk: RolloutDesk, ticket: rm.Ticket) -> None:
+async def deliver(desk: RolloutDispatcher, ticket: rm.Ticket) -> None:
     meta = SequenceMeta(
         ids=(rm.sample_id(ticket.id, ticket.tries),),
         seqlens={"x": ((1,),)},

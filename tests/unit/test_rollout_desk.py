@@ -8,7 +8,7 @@ from realsys.api.data import SequenceMeta
 from realsys.api.errors import InternalError, RolloutError, WaitTimeout
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts import rollout_desk
-from realsys.master.rollouts.rollout_desk import RolloutDesk, base_ids
+from realsys.master.rollouts.rollout_desk import RolloutDispatcher, base_ids
 from realsys.master.rollouts.routes import Routes
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
@@ -24,7 +24,7 @@ class Cleared(list):
 
 
 async def make_desk(*, max_staleness=1, policy="wait", saved=None, **limits):
-    desk, cleared = RolloutDesk(), Cleared()
+    desk, cleared = RolloutDispatcher(), Cleared()
     ledger = StalenessLedger(
         batch_size=BATCH, max_staleness=max_staleness, policy=policy, total_steps=STEPS
     )
@@ -187,7 +187,7 @@ def test_waits_end_with_a_reason(monkeypatch):
             await desk.load(1)
         with pytest.raises(RolloutError, match="another worker's has 10"):
             await desk.handle(rm.AskPlaces(worker="v", dataset_size=11))
-        nobody = RolloutDesk()
+        nobody = RolloutDispatcher()
         with pytest.raises(WaitTimeout, match="no rollout worker asked"):
             await nobody.dataset_size(timeout_s=0.01)
         with pytest.raises(InternalError):

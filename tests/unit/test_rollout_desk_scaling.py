@@ -12,7 +12,7 @@ from realsys.api.data import SequenceMeta
 from realsys.api.worker_configs import MakerRoute
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts import rollout_desk
-from realsys.master.rollouts.rollout_desk import RolloutDesk
+from realsys.master.rollouts.rollout_desk import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
@@ -35,8 +35,8 @@ def maker(name: str, index: int, *holders: int) -> MakerRoute:
     return MakerRoute(name=name, rollout_workers=own, servers=own, holders=holders, sources=(0,))
 
 
-async def open_desk(makers: Sequence[MakerRoute] = ()) -> RolloutDesk:
-    desk = RolloutDesk()
+async def open_desk(makers: Sequence[MakerRoute] = ()) -> RolloutDispatcher:
+    desk = RolloutDispatcher()
     ledger = StalenessLedger(batch_size=2, max_staleness=3, policy="wait", total_steps=10)
     schedule = DataSchedule(dataset_size=20, batch_size=2, seed=0, shuffle=False)
     routes = Routes(holders=(0, 1), endpoints=("tcp://a", "tcp://b"), makers=makers)
@@ -48,13 +48,13 @@ async def open_desk(makers: Sequence[MakerRoute] = ()) -> RolloutDesk:
     return desk
 
 
-async def take(desk: RolloutDesk, worker: str, room: int = 1, wait_s: float = 0.0) -> rm.Work:
+async def take(desk: RolloutDispatcher, worker: str, room: int = 1, wait_s: float = 0.0) -> rm.Work:
     work = await desk.handle(rm.TakeWork(worker=worker, room=room, wait_s=wait_s))
     assert isinstance(work, rm.Work)
     return work
 
 
-async def deliver(desk: RolloutDesk, worker: str, ticket: rm.Ticket) -> rm.Verdict:
+async def deliver(desk: RolloutDispatcher, worker: str, ticket: rm.Ticket) -> rm.Verdict:
     meta = SequenceMeta(ids=(rm.sample_id(ticket.id, ticket.tries),))
     verdict = await desk.handle(
         rm.Deliver(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.ppo_math_async import PPOMathAsyncExperiment
 from experiments.ppo_math_detached import PPOMathDetachedExperiment
-from launcher.control.scale_plan import Wish, rescaled, units
+from launcher.control.scale_plan import ScaleRequest, rescaled, units
 from realsys.api.errors import ConfigError, RealsysError, TrialError, UnknownName
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.scheduling import WorkerType
@@ -19,7 +19,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.memory_store import MemoryStore
 from realsys.supervisor.scaling.scale_steps import Moves, moves, partners
 from realsys.trial.records import AttemptRecord, dumps
-from realsys.worker.live_scaling import Leaving, Scaling, change_scaling, read_scaling
+from realsys.worker.live_scaling import DrainDeadlines, Scaling, change_scaling, read_scaling
 
 KEYS = TrialKeys(cluster="c", user="u", experiment="e", trial="t")
 EMPTY = Scaling(attempt=1, token="ours", phase="main")
@@ -98,7 +98,7 @@ def test_who_is_overtaken_decides_anew():
 
 
 def test_time_counts_from_when_it_was_heard_and_may_only_get_less():
-    leaving, asked = Leaving(), EMPTY.with_drained({"rollout_worker/0": 60.0})
+    leaving, asked = DrainDeadlines(), EMPTY.with_drained({"rollout_worker/0": 60.0})
     assert leaving.hear(asked, now_s=100.0) == ["rollout_worker/0"]
     assert leaving.hear(asked, now_s=150.0) == []
     assert (leaving.overdue(now_s=159.0), leaving.overdue(now_s=160.0)) == (
@@ -159,21 +159,21 @@ def test_of_a_maker_both_are_given_up_of_others_one():
 
 
 def test_a_maker_is_added_like_the_last_or_like_the_one_named():
-    change = rescaled(TWO, EMPTY, Wish(makers=3))
+    change = rescaled(TWO, EMPTY, ScaleRequest(makers=3))
     assert change.scaling.added == {
         "generation_server/2": "generation_server/1",
         "rollout_worker/2": "rollout_worker/1",
     }
     assert [unit.name for unit in change.coming] == ["maker_2"]
-    named = rescaled(TWO, EMPTY, Wish(makers=3, like="maker_0"))
+    named = rescaled(TWO, EMPTY, ScaleRequest(makers=3, like="maker_0"))
     assert named.scaling.added["rollout_worker/2"] == "rollout_worker/0"
-    like_added = rescaled(TWO, named.scaling, Wish(makers=4, like="maker_2"))
+    like_added = rescaled(TWO, named.scaling, ScaleRequest(makers=4, like="maker_2"))
     assert like_added.scaling.added["rollout_worker/3"] == "rollout_worker/0", "of the plan"
 
 
 def test_fewer_means_that_the_last_ones_go():
-    three = rescaled(TWO, EMPTY, Wish(makers=3)).scaling
-    change = rescaled(TWO, three, Wish(makers=1, grace_s=7.0))
+    three = rescaled(TWO, EMPTY, ScaleRequest(makers=3)).scaling
+    change = rescaled(TWO, three, ScaleRequest(makers=1, grace_s=7.0))
     assert change.scaling.drained == {
         "generation_server/1": 7.0,
         "rollout_worker/1": 7.0,
@@ -183,49 +183,49 @@ def test_fewer_means_that_the_last_ones_go():
 
 
 def test_one_goes_and_the_number_stays():
-    change = rescaled(TWO, EMPTY, Wish(makers=2, drain=("maker_0",)))
+    change = rescaled(TWO, EMPTY, ScaleRequest(makers=2, drain=("maker_0",)))
     assert [unit.name for unit in change.going] == ["maker_0"]
     assert [unit.name for unit in change.coming] == ["maker_2"]
 
 
 def test_to_let_one_go_twice_is_the_same():
-    once = rescaled(TWO, EMPTY, Wish(drain=("maker_1",)))
-    twice = rescaled(TWO, once.scaling, Wish(drain=("maker_1",)))
+    once = rescaled(TWO, EMPTY, ScaleRequest(drain=("maker_1",)))
+    twice = rescaled(TWO, once.scaling, ScaleRequest(drain=("maker_1",)))
     assert twice.scaling == once.scaling
     assert [unit.name for unit in twice.going] == ["maker_1"], "it is waited for all the same"
 
 
 def test_a_name_that_the_user_gave_is_not_given_again():
     mine = makers("fast", "maker_2", "slow")
-    (new,) = rescaled(mine, EMPTY, Wish(makers=4)).coming
+    (new,) = rescaled(mine, EMPTY, ScaleRequest(makers=4)).coming
     assert (new.name, new.workers[0]) == ("maker_3", "generation_server/3")
     mine = makers("maker_3", "a", "b")
-    (new,) = rescaled(mine, EMPTY, Wish(makers=4)).coming
+    (new,) = rescaled(mine, EMPTY, ScaleRequest(makers=4)).coming
     assert (new.name, new.workers[0]) == ("maker_4", "generation_server/3")
 
 
 def test_servers_and_rollout_workers_of_a_plain_run_are_scaled_apart():
-    change = rescaled(PLAIN, EMPTY, Wish(servers=2, workers=3))
+    change = rescaled(PLAIN, EMPTY, ScaleRequest(servers=2, workers=3))
     assert list(change.scaling.added) == [
         "generation_server/1",
         "rollout_worker/1",
         "rollout_worker/2",
     ]
-    after = rescaled(PLAIN, change.scaling, Wish(drain=("generation_server/0",)))
+    after = rescaled(PLAIN, change.scaling, ScaleRequest(drain=("generation_server/0",)))
     assert after.scaling.drained == {"generation_server/0": 60.0}
 
 
 @pytest.mark.parametrize(
     ("config", "wish", "words"),
     [
-        (TWO, Wish(drain=("maker_0", "maker_1")), "none of the makers would stay"),
-        (PLAIN, Wish(drain=("generation_server/0",)), "none of the servers would stay"),
-        (TWO, Wish(servers=2), "has no servers of their own"),
-        (PLAIN, Wish(makers=2), "has no makers of their own"),
-        (TWO, Wish(drain=("rollout_worker/1",)), "is a part of maker_1"),
-        (TWO, Wish(drain=("maker_o",)), "nothing called 'maker_o' can go"),
-        (TWO, Wish(makers=3, like="maker_7"), "none of the makers is called 'maker_7'"),
-        (TWO, Wish(makers=2, like="maker_0"), "nothing is added"),
+        (TWO, ScaleRequest(drain=("maker_0", "maker_1")), "none of the makers would stay"),
+        (PLAIN, ScaleRequest(drain=("generation_server/0",)), "none of the servers would stay"),
+        (TWO, ScaleRequest(servers=2), "has no servers of their own"),
+        (PLAIN, ScaleRequest(makers=2), "has no makers of their own"),
+        (TWO, ScaleRequest(drain=("rollout_worker/1",)), "is a part of maker_1"),
+        (TWO, ScaleRequest(drain=("maker_o",)), "nothing called 'maker_o' can go"),
+        (TWO, ScaleRequest(makers=3, like="maker_7"), "none of the makers is called 'maker_7'"),
+        (TWO, ScaleRequest(makers=2, like="maker_0"), "nothing is added"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -241,10 +241,10 @@ def test_each_trainer_keeps_somebody_who_feeds_it():
     routes = (first, replace(second, holders=(1,)))
     apart = replace(apart, rollout=replace(apart.rollout, makers=routes))
     with pytest.raises(ConfigError, match="nobody would send experience to model_worker/0"):
-        rescaled(apart, EMPTY, Wish(drain=("a",)))
+        rescaled(apart, EMPTY, ScaleRequest(drain=("a",)))
     with pytest.raises(ConfigError, match="nobody would send experience to model_worker/0"):
-        rescaled(apart, EMPTY, Wish(drain=("a",), makers=2, like="b"))
-    change = rescaled(apart, EMPTY, Wish(drain=("a",), makers=2, like="a"))
+        rescaled(apart, EMPTY, ScaleRequest(drain=("a",), makers=2, like="b"))
+    change = rescaled(apart, EMPTY, ScaleRequest(drain=("a",), makers=2, like="a"))
     assert change.scaling.added["rollout_worker/2"] == "rollout_worker/0"
 
 
@@ -254,7 +254,7 @@ def test_a_synchronous_run_has_nothing_to_scale():
 
 
 WISHES = st.builds(
-    Wish,
+    ScaleRequest,
     makers=st.none() | st.integers(1, 4),
     drain=st.lists(st.integers(0, 8).map("maker_{}".format), max_size=2).map(tuple),
 )

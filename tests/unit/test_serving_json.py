@@ -21,7 +21,7 @@ from realsys.api.errors import (
     WorkerLost,
 )
 from realsys.generation.http.http_answers import (
-    Span,
+    TokenSpan,
     answer_json,
     error_json,
     read_answer,
@@ -31,7 +31,7 @@ from realsys.generation.http.http_answers import (
     versions_of,
 )
 from realsys.generation.http.http_json import generate_body, read_generate
-from realsys.generation.http.served_engine import Answer
+from realsys.generation.http.served_engine import EngineAnswer
 from realsys.transport.generation_messages import Finish, GenerateRequest, Sampling
 
 
@@ -140,7 +140,7 @@ def test_an_answer_comes_as_it_was_made(
     tokens: list[tuple[int, float, int]], finish: Finish | None
 ) -> None:
     ids, logprobs, versions = (list(x) for x in zip(*tokens, strict=True)) if tokens else ([],) * 3
-    answer = Answer(
+    answer = EngineAnswer(
         rid="r",
         output_ids=ids,
         logprobs=logprobs,
@@ -173,12 +173,16 @@ def test_an_answer_of_sglangs_is_read() -> None:
 
 
 def test_spans_by_hand() -> None:
-    assert spans_of([3, 3, 4]) == [Span("3", 0, 2), Span("4", 2, 3)]
-    assert versions_of([Span("3", 0, 2), Span("4", 2, 2), Span("5", 2, 3)], 3) == [3, 3, 5]
+    assert spans_of([3, 3, 4]) == [TokenSpan("3", 0, 2), TokenSpan("4", 2, 3)]
+    assert versions_of([TokenSpan("3", 0, 2), TokenSpan("4", 2, 2), TokenSpan("5", 2, 3)], 3) == [
+        3,
+        3,
+        5,
+    ]
     with pytest.raises(ValueError, match="tells of 2 tokens, there are 3"):
-        versions_of([Span("3", 0, 2)], 3)
+        versions_of([TokenSpan("3", 0, 2)], 3)
     with pytest.raises(ValueError, match="begins after 2 tokens"):
-        versions_of([Span("3", 0, 2), Span("4", 1, 3)], 3)
+        versions_of([TokenSpan("3", 0, 2), TokenSpan("4", 1, 3)], 3)
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"{}", b'{"output_ids": [1], "meta_info": {}}'])

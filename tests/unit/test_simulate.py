@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from realsys.api.errors import InternalError
 from realsys.planner.time.figures import critical_path, figures, longest_chain
 from realsys.planner.time.simulate_steps import simulate
-from realsys.planner.time.simulated_timeline import Movement, Overheads, Timeline, Work
+from realsys.planner.time.simulated_timeline import CallWork, MovementWork, Overheads, Timeline
 
 PPO = {
     "gen": frozenset[str](),
@@ -25,12 +25,12 @@ SECONDS = {"gen": 5, "rew": 1, "ref": 2, "critic": 2, "actor_train": 4, "critic_
 RIGHT = ("rew", "critic", "critic_train")
 
 
-def shared() -> list[Work]:
-    return [Work(call=c, workers=(0,), seconds=s) for c, s in SECONDS.items()]
+def shared() -> list[CallWork]:
+    return [CallWork(call=c, workers=(0,), seconds=s) for c, s in SECONDS.items()]
 
 
-def split() -> list[Work]:
-    return [Work(call=c, workers=(int(c in RIGHT),), seconds=s) for c, s in SECONDS.items()]
+def split() -> list[CallWork]:
+    return [CallWork(call=c, workers=(int(c in RIGHT),), seconds=s) for c, s in SECONDS.items()]
 
 
 def spans_of(timeline: Timeline, call: str, step: int = 1) -> list[tuple[int, float, float]]:
@@ -72,7 +72,7 @@ def test_generation_a_step_ahead_fills_the_left_half() -> None:
 
 
 def test_generation_ahead_on_its_own_worker_hides_behind_the_rest() -> None:
-    works = [Work(call=c, workers=(int(c != "gen"),), seconds=s) for c, s in SECONDS.items()]
+    works = [CallWork(call=c, workers=(int(c != "gen"),), seconds=s) for c, s in SECONDS.items()]
     timeline = simulate(works, PPO, num_workers=2, steps=5, ahead=("gen",))
     assert timeline.step_s == 12.0  # 1 + 2 + 2 + 4 + 3 on the other
     strict = simulate(works, PPO, num_workers=2, steps=5)
@@ -81,12 +81,12 @@ def test_generation_ahead_on_its_own_worker_hides_behind_the_rest() -> None:
 
 def test_collective_call_waits_for_its_last_worker() -> None:
     parents = {"a": frozenset[str](), "b": frozenset[str]()}
-    both = Work(call="b", workers=(0, 1), seconds=2)
-    works = [Work(call="a", workers=(0,), seconds=3), both]
+    both = CallWork(call="b", workers=(0, 1), seconds=2)
+    works = [CallWork(call="a", workers=(0,), seconds=3), both]
     timeline = simulate(works, parents, num_workers=2)
     assert spans_of(timeline, "b") == [(0, 3.0, 5.0), (1, 0.0, 5.0)]
     assert figures(timeline).bubbles_s == (0.0, 3.0)  # worker 1 sits in the call for 3 s
-    alone = Work(call="b", workers=(0, 1), seconds=2, together=False)
+    alone = CallWork(call="b", workers=(0, 1), seconds=2, together=False)
     timeline = simulate([works[0], alone], parents, num_workers=2)
     assert spans_of(timeline, "b") == [(0, 3.0, 5.0), (1, 0.0, 2.0)]
 
@@ -95,11 +95,11 @@ def test_weights_occupy_both_copies_and_move_once_per_update() -> None:
     # train on 0, generation on 1: gen gets weights (1 s on 0 and 1), 2 s; a second call on that copy
     # finds them there; train 3 s.
     parents = {"gen": frozenset[str](), "again": frozenset({"gen"}), "train": frozenset({"again"})}
-    move = Movement(name="actor → 1", workers=(0, 1), seconds=1, role="actor")
+    move = MovementWork(name="actor → 1", workers=(0, 1), seconds=1, role="actor")
     works = [
-        Work(call="gen", workers=(1,), seconds=2, before=(move,)),
-        Work(call="again", workers=(1,), seconds=2, before=(move,)),
-        Work(call="train", workers=(0,), seconds=3, trains="actor"),
+        CallWork(call="gen", workers=(1,), seconds=2, before=(move,)),
+        CallWork(call="again", workers=(1,), seconds=2, before=(move,)),
+        CallWork(call="train", workers=(0,), seconds=3, trains="actor"),
     ]
     timeline = simulate(works, parents, num_workers=2, steps=2)
     moves = [(s.step, s.worker, s.start, s.end) for s in timeline.spans if s.kind == "realloc"]
@@ -109,8 +109,8 @@ def test_weights_occupy_both_copies_and_move_once_per_update() -> None:
 
 def test_weights_behind_a_call_delay_the_step_not_the_reply_of_others() -> None:
     parents = {"train": frozenset[str]()}
-    ema = Movement(name="ema", workers=(0, 1), seconds=2)
-    works = [Work(call="train", workers=(0,), seconds=3, after=(ema,))]
+    ema = MovementWork(name="ema", workers=(0, 1), seconds=2)
+    works = [CallWork(call="train", workers=(0,), seconds=3, after=(ema,))]
     timeline = simulate(works, parents, num_workers=2, steps=2)
     assert timeline.step_ends == (5.0, 10.0)
 
@@ -119,8 +119,8 @@ def test_overheads_and_loading() -> None:
     # load 0.5, call 0.2 in all (half before, half after), step 1: chain of gen 5 and train 4
     parents = {"gen": frozenset[str](), "train": frozenset({"gen"})}
     works = [
-        Work(call="gen", workers=(0,), seconds=5),
-        Work(call="train", workers=(0,), seconds=4, fetch_s=0.25, release_s=0.25),
+        CallWork(call="gen", workers=(0,), seconds=5),
+        CallWork(call="train", workers=(0,), seconds=4, fetch_s=0.25, release_s=0.25),
     ]
     overheads = Overheads(call_s=0.2, step_s=1, load_s=0.5)
     timeline = simulate(works, parents, num_workers=1, steps=2, overheads=overheads)
@@ -131,21 +131,23 @@ def test_overheads_and_loading() -> None:
 
 def test_calls_ready_together_are_issued_in_the_order_of_the_graph() -> None:
     parents = {name: frozenset[str]() for name in "cab"}
-    works = [Work(call=name, workers=(0,), seconds=1) for name in "cab"]
+    works = [CallWork(call=name, workers=(0,), seconds=1) for name in "cab"]
     timeline = simulate(works, parents, num_workers=1)
     assert [s.name for s in timeline.spans] == ["c", "a", "b"]
 
 
 def test_a_call_that_can_never_start_is_an_error_of_ours() -> None:
     with pytest.raises(InternalError, match="never start"):
-        simulate([Work(call="a", workers=(0,), seconds=1)], {"a": frozenset({"a"})}, num_workers=1)
+        simulate(
+            [CallWork(call="a", workers=(0,), seconds=1)], {"a": frozenset({"a"})}, num_workers=1
+        )
     with pytest.raises(InternalError, match="of 1"):
-        simulate([Work(call="a", workers=(1,), seconds=1)], {"a": frozenset()}, num_workers=1)
+        simulate([CallWork(call="a", workers=(1,), seconds=1)], {"a": frozenset()}, num_workers=1)
 
 
 # ---- for all graphs -------------------------------------------------------------------------------
 
-Case = tuple[list[Work], dict[str, frozenset[str]], int]
+Case = tuple[list[CallWork], dict[str, frozenset[str]], int]
 
 
 @st.composite
@@ -159,7 +161,7 @@ def cases(draw: st.DrawFn, *, own_workers: bool = False) -> Case:
         parents[name] = frozenset(f"c{j}" for j in range(i) if draw(st.booleans()))
         some = {i} if own_workers else draw(st.sets(st.integers(0, num_workers - 1), min_size=1))
         works.append(
-            Work(
+            CallWork(
                 call=name,
                 workers=tuple(sorted(some)),
                 seconds=draw(st.integers(1, 20)),
@@ -169,7 +171,7 @@ def cases(draw: st.DrawFn, *, own_workers: bool = False) -> Case:
     return works, parents, num_workers
 
 
-def busy_s(works: list[Work]) -> dict[int, float]:
+def busy_s(works: list[CallWork]) -> dict[int, float]:
     busy: dict[int, float] = {}
     for work in works:
         for worker in work.workers:
@@ -199,7 +201,7 @@ def test_with_a_worker_a_call_the_step_is_the_longest_chain_and_grows_with_any_c
     assert end == longest_chain(works, parents)
     slow = works[which % len(works)]
     slower = [
-        Work(call=w.call, workers=w.workers, seconds=w.seconds + 3 * (w is slow)) for w in works
+        CallWork(call=w.call, workers=w.workers, seconds=w.seconds + 3 * (w is slow)) for w in works
     ]
     later = simulate(slower, parents, num_workers=num_workers).step_ends[0]
     assert end <= later <= end + 3

@@ -14,7 +14,7 @@ from launcher.slurm.discovery.site_yaml import scalar, site_yaml
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.config.option_tree import rows
-from realsys.config.overrides import put_on
+from realsys.config.overrides import apply_overrides
 from realsys.config.settings import read_words, read_yaml
 
 SHIPPED = sorted((Path(__file__).parents[2] / "cluster_specs").glob("*.yaml"))
@@ -101,13 +101,13 @@ def test_all_mistakes_in_a_table_with_their_lines(tmp_path: Path) -> None:
 def test_settings_of_an_entry_join_and_keep_the_others() -> None:
     words = ["partitions={a: {cpus: 4}, b: {}}", "partitions.a.gpus=8"]
     problems: list[ConfigError] = []
-    applied = put_on(ClusterSpec(), read_words(words, problems))
+    applied = apply_overrides(ClusterSpec(), read_words(words, problems))
     assert (problems, applied.problems) == ([], [])
     assert applied.options.partitions == {"a": PartitionSpec(cpus=4, gpus=8), "b": PartitionSpec()}
 
 
 def test_a_table_is_no_value() -> None:
-    applied = put_on(ClusterSpec(), read_words(["partitions=5"], []))
+    applied = apply_overrides(ClusterSpec(), read_words(["partitions=5"], []))
     (problem,) = applied.problems
     assert problem.fix == "use a table"
 
@@ -350,7 +350,7 @@ def test_the_written_file_reads_back_the_same(home: Path, runtime: str) -> None:
     found = lab(runtime)
     path = write_spec("lab", site_yaml(found))
     problems: list[ConfigError] = []
-    applied = put_on(ClusterSpec(), read_yaml(path, problems))
+    applied = apply_overrides(ClusterSpec(), read_yaml(path, problems))
     assert (problems, applied.problems) == ([], [])
     assert applied.options == found.spec
     assert find_cluster("lab").partitions == found.spec.partitions

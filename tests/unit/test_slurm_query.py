@@ -512,7 +512,7 @@ def test_an_answer_survives_being_kept(tmp_path):
         **read_squeue(recorded("squeue_22_05")).jobs,
         **read_sacct(recorded("sacct_25_05")).jobs,
     }
-    answer = answer_cache.Answer(
+    answer = answer_cache.CachedAnswer(
         jobs=jobs, asked_at=time.time(), problems=("ü",), reached=False, accounting_off=True
     )
     answer_cache.save(tmp_path / "a" / "b.json", answer)

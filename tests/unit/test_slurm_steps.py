@@ -18,7 +18,7 @@ import pytest
 from stand_in_slurm import make_plan, program, wait_until, write_plan
 
 from realsys.api.errors import ClusterError
-from realsys.api.plan import Layout
+from realsys.api.plan import JobLayout
 from realsys.name_resolve.file.folder_changes import Writes
 from realsys.runtime import worker_exit_codes
 from realsys.slurm import srun_messages
@@ -247,7 +247,7 @@ def test_an_srun_that_is_not_there_is_a_cluster_error_with_a_fix(make, monkeypat
 
 
 def test_a_start_that_fails_midway_ends_what_it_has_started(make):
-    trial = make(layout=Layout.HET)  # the second component has one node, and needs two
+    trial = make(layout=JobLayout.HET)  # the second component has one node, and needs two
     trial.srun(f'echo $$ > "{trial.bin}/pid"; {LATER}')
     real, started = trial.steps._start, []
 
@@ -280,7 +280,7 @@ def test_a_step_is_told_its_hosts_and_its_command_is_written_down(make):
 
 
 def test_steps_of_other_components_are_not_ours(make):
-    trial = make(layout=Layout.SPLIT).srun("true")
+    trial = make(layout=JobLayout.SPLIT).srun("true")
     trial.steps.components = {0: ["n1"]}
     trial.tasks = trial.steps.start(trial.phase)
     assert [task.worker for task in trial.tasks] == ["master_worker/0"]
@@ -492,7 +492,7 @@ def test_the_nodes_of_one_job_are_in_slurms_order(tmp_path):
 
 
 def test_a_het_job_has_a_list_for_each_component(tmp_path):
-    job = make_plan(tmp_path, layout=Layout.HET).job
+    job = make_plan(tmp_path, layout=JobLayout.HET).job
     environ = {
         "SLURM_JOB_NODELIST": "n1",
         "SLURM_JOB_NODELIST_HET_GROUP_0": "n1",
@@ -504,12 +504,12 @@ def test_a_het_job_has_a_list_for_each_component(tmp_path):
 
 
 def test_a_job_of_the_layout_split_holds_its_own_component(tmp_path):
-    job = make_plan(tmp_path, layout=Layout.SPLIT).job
+    job = make_plan(tmp_path, layout=JobLayout.SPLIT).job
     assert component_nodes(job, {"SLURM_JOB_NODELIST": "n5"}) == [["n5"]]
 
 
 def test_outside_a_batch_step_there_are_no_nodes(tmp_path):
-    job = make_plan(tmp_path, layout=Layout.HET).job
+    job = make_plan(tmp_path, layout=JobLayout.HET).job
     with pytest.raises(ClusterError) as caught:
         component_nodes(job, {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1"})
     assert caught.value.what == "SLURM_JOB_NODELIST_HET_GROUP_1 is not set"

@@ -12,7 +12,7 @@ from launcher.slurm.query.states import JobState
 from launcher.trials.explain import explain
 from launcher.trials.liveness import Liveness
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import Facts, State, decide
+from launcher.trials.trial_state import State, TrialFacts, decide
 from launcher.trials.trial_view import Records, view_of
 from realsys.trial.records import AttemptRecord, ExitMarker, Result, StopRequest, WorkerRecord
 
@@ -60,7 +60,7 @@ def test_every_combination_of_facts_means_a_state():
     ) in itertools.product(
         Liveness, Liveness, (None, *Result), *[(False, True)] * 3, JobState, *[(False, True)] * 2
     ):
-        facts = Facts(
+        facts = TrialFacts(
             planned=True,
             pending=pending,
             supervisor=supervisor,

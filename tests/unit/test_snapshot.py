@@ -17,7 +17,7 @@ from stand_in_slurm import make_plan
 
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
 from realsys.trial.snapshot import (
-    Snapshot,
+    CodeSnapshot,
     code_digest,
     other_code,
     provenance_remark,
@@ -57,7 +57,7 @@ def test_a_clean_checkout_is_its_revision(checkout, files):
     assert len(taken.revision) == 12
     assert (taken.changed, taken.files) == (False, 3)
     assert not (files.root / "dirty.diff").exists()
-    assert read_record(Snapshot, files.snapshot) == taken
+    assert read_record(CodeSnapshot, files.snapshot) == taken
 
 
 def test_changes_new_files_and_deletions_are_in_the_copy_and_ignored_files_are_not(checkout, files):
@@ -148,7 +148,7 @@ def test_a_checkout_that_git_refuses_to_speak_of_is_not_called_unchanged(
     taken = take_snapshot(files, [], root=checkout)
     assert (taken.revision, taken.changed) == ("", None)
     assert taken.problem == f"git rev-parse: {words}"
-    assert read_record(Snapshot, files.snapshot) == taken
+    assert read_record(CodeSnapshot, files.snapshot) == taken
     assert (files.code / "realsys" / "a.py").exists()  # the code is there all the same
     assert words in provenance_remark(files)
     assert revision(checkout) == ""

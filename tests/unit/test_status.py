@@ -20,7 +20,7 @@ from launcher.trials.liveness import Liveness, Process, liveness, processes_of
 from launcher.trials.render import picture
 from launcher.trials.status import TrialReader, keys_of, trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import Facts, State, decide
+from launcher.trials.trial_state import State, TrialFacts, decide
 from launcher.trials.trial_view import Records, view_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import LaunchPlan, plan_text
@@ -46,7 +46,7 @@ START = process_start(PID) or 0
 ALIVE, DEAD, NONE, UNKNOWN = Liveness.ALIVE, Liveness.DEAD, Liveness.NONE, Liveness.UNKNOWN
 YES_NO = (False, True)
 ALL_FACTS = [
-    Facts(
+    TrialFacts(
         planned=planned,
         pending=pending,
         supervisor=supervisor,
@@ -61,7 +61,7 @@ ALL_FACTS = [
 ]
 
 
-def expected(f: Facts) -> State:
+def expected(f: TrialFacts) -> State:
     """The table, written the other way round: which facts make each state."""
     results = {
         Result.COMPLETED: State.COMPLETED,

@@ -20,7 +20,7 @@ from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.graph.feeds import DataSetFeed
 from realsys.master.graph.function_executor import FunctionExecutor
 from realsys.master.graph.idle import pools_of
-from realsys.master.graph.master_state import Ahead, MasterState, read_state, write_state
+from realsys.master.graph.master_state import MasterState, PrefetchedStep, read_state, write_state
 from realsys.master.graph.model_function_call import ModelFunctionCall
 from realsys.master.graph.model_workers import RequestOrder
 from realsys.master.graph.storage_tracker import StorageTracker
@@ -242,7 +242,7 @@ def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
     assert ahead.step == 3
     write_state(tmp_path / "master.json", MasterState(ahead=ahead))
     assert read_state(tmp_path / "master.json").ahead == ahead
-    assert msgspec.json.decode(msgspec.json.encode(ahead), type=Ahead) == ahead
+    assert msgspec.json.decode(msgspec.json.encode(ahead), type=PrefetchedStep) == ahead
 
     async def second():
         workers = Workers()

@@ -12,7 +12,7 @@ from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import StoreDenied, StoreUnavailable, WaitTimeout
 from realsys.api.options import range_problems
 from realsys.heartbeat.heartbeat_link import Heartbeat
-from realsys.heartbeat.heartbeat_messages import Begin
+from realsys.heartbeat.heartbeat_messages import Init
 from realsys.name_resolve import retry
 from realsys.supervisor.job_etcd import job_store
 from realsys.supervisor.job_etcd.job_store import START_TIMEOUT_S, JobStore
@@ -61,7 +61,7 @@ def test_half_an_hour_unless_the_site_says_otherwise():
 
 
 def test_a_workers_heartbeat_process_is_told(runner: WorkerRunner, monkeypatch: pytest.MonkeyPatch):
-    told: list[Begin] = []
+    told: list[Init] = []
     monkeypatch.setattr(Heartbeat, "start", lambda begin, **on: told.append(begin))
     runner.start_heartbeat(on_over=lambda over: None)
     assert told[0].patience_s == PATIENCE_S

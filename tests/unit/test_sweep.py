@@ -45,7 +45,7 @@ from realsys.api.errors import (
     TrialError,
     UnknownName,
 )
-from realsys.api.plan import JobComponent, JobPlan, Layout
+from realsys.api.plan import JobComponent, JobLayout, JobPlan
 from realsys.api.scheduling import WorkerType
 from realsys.trial.records import Progress, TrialFiles, TrialRecord, read_record, write_record
 
@@ -300,7 +300,7 @@ def test_what_a_laptop_has_no_queue_for_is_refused(
 # ---- on Slurm -------------------------------------------------------------------------------
 
 
-def job(*, cpus: int = 4, layout: Layout = Layout.SINGLE) -> JobPlan:
+def job(*, cpus: int = 4, layout: JobLayout = JobLayout.SINGLE) -> JobPlan:
     component = JobComponent(
         name="all",
         worker_types=(WorkerType.MODEL_WORKER,),
@@ -314,8 +314,8 @@ def job(*, cpus: int = 4, layout: Layout = Layout.SINGLE) -> JobPlan:
 def test_equal_single_jobs_share_an_array_and_others_do_not() -> None:
     assert job_groups([job(), job(), job()]) == [[0, 1, 2]]
     assert job_groups([job(), job(cpus=8), job(), job(cpus=8)]) == [[0, 2], [1, 3]]
-    het = job(layout=Layout.HET)
-    assert job_groups([het, het, job(layout=Layout.SPLIT)]) == [[0], [1], [2]]
+    het = job(layout=JobLayout.HET)
+    assert job_groups([het, het, job(layout=JobLayout.SPLIT)]) == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_different_jobs_are_submitted_apart_and_keep_their_numbers(
     sbatch: Callable[..., Path],
 ) -> None:
     sbatch()
-    jobs = [job(), job(cpus=8), job(), job(layout=Layout.HET), job(cpus=8)]
+    jobs = [job(), job(cpus=8), job(), job(layout=JobLayout.HET), job(cpus=8)]
     planned = on_slurm(["seed=1,2,3,4,5"], jobs)
     trials = make_trials(planned, command=(), imports=())
     assert submit_jobs(planned, trials) == ["70_[0,2]", "71_[1,4]", "72"]

@@ -13,7 +13,7 @@ import pytest
 from stand_in_slurm import make_plan
 
 from launcher.slurm.plan_lines import plan_lines
-from launcher.slurm.query.job_query import Answer
+from launcher.slurm.query.job_query import CachedAnswer
 from launcher.slurm.query.job_rows import JobInfo
 from launcher.slurm.query.reasons import fix as reason_fix
 from launcher.slurm.query.reasons import is_shared_limit, words
@@ -218,7 +218,7 @@ def test_tres_and_pairs_as_slurm_writes_them():
 def test_a_board_asks_once_for_a_trial_and_never_for_a_list():
     def query(ids, *, accounting, max_age_s):
         jobs = {job_id: waiting("Reservation") for job_id in ids}
-        return Answer(jobs=jobs, asked_at=0.0)  # too old at once
+        return CachedAnswer(jobs=jobs, asked_at=0.0)  # too old at once
 
     asked: list[JobInfo] = []
 

@@ -25,7 +25,7 @@ from realsys.transport.codec import ProtocolError
 from realsys.transport.generation_messages import WeightSource
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.sync.adapters import adapted, merged
-from realsys.weights.sync.buffer_pool import MIN_BYTES, WarmMemory
+from realsys.weights.sync.buffer_pool import MIN_BYTES, BufferPool
 from realsys.weights.sync.manifest import KEY
 
 SMALL = 700  # bytes a bucket: weights are cut, and several share one
@@ -451,7 +451,7 @@ def test_two_threads_may_ask_one_receiver():
 
 
 def test_memory_comes_back_when_the_last_view_of_it_is_gone():
-    memory = WarmMemory()
+    memory = BufferPool()
     x = memory.take(MIN_BYTES)
     address, part = x.data_ptr(), x[6:10].view(torch.int16)
     del x

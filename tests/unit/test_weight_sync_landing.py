@@ -8,7 +8,7 @@ from test_weight_sync_parts import WEIGHTS, lists
 
 from realsys.transport.codec import ProtocolError
 from realsys.weights.sync.assembly import Assembly
-from realsys.weights.sync.buffer_pool import WarmMemory
+from realsys.weights.sync.buffer_pool import BufferPool
 from realsys.weights.sync.checksum import RunningChecksum, checksum
 
 
@@ -30,7 +30,7 @@ def test_a_bucket_lands_in_its_places_in_whatever_pieces_it_comes(frame_bytes, m
     monkeypatch.setattr("realsys.weights.sync.assembly.RunningChecksum", SumOfBytes)
     whole = {w.name: torch.randn(w.shape) for w in WEIGHTS}
     for part in lists(bucket_bytes=1 << 20):
-        assembly = Assembly(part.weights, {}, WarmMemory())
+        assembly = Assembly(part.weights, {}, BufferPool())
         for bucket in part.buckets:
             data = b"".join(
                 whole[piece.name][tuple(map(slice, piece.box.start, piece.box.stop))]
@@ -68,8 +68,8 @@ def test_a_bucket_of_columns_or_of_kept_weights_does_not_land():
     (bucket,) = part.buckets
     piece = bucket.pieces[0]
     columns = msgspec.structs.replace(piece, stop=(piece.stop[0], piece.stop[1] - 1))
-    assembly = Assembly(part.weights, {}, WarmMemory())
+    assembly = Assembly(part.weights, {}, BufferPool())
     assert assembly.landing(part, bucket) is not None
     assert assembly.landing(part, msgspec.structs.replace(bucket, pieces=(columns,))) is None
-    kept = Assembly(part.weights, {"a": assembly.weights["a"]}, WarmMemory())
+    kept = Assembly(part.weights, {"a": assembly.weights["a"]}, BufferPool())
     assert kept.landing(part, bucket) is None

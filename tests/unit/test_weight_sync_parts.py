@@ -25,9 +25,9 @@ from realsys.weights.sync.manifest import (
     giver_of,
     manifest_name,
 )
-from realsys.weights.sync.parts import Way, check_parts, overlap, way_of
+from realsys.weights.sync.parts import FetchMode, check_parts, overlap, way_of
 from realsys.weights.sync.patches import apply_patch, make_patch
-from realsys.weights.sync.plan_publish import weights_of, who_gives_what, wire_dtypes
+from realsys.weights.sync.plan_publish import plan_publish, weights_of, wire_dtypes
 
 # ---- checksums ------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ def lists(cut=3, *, version=2, bucket_bytes=24, **changes):
         {"a": (Box((0, 0), (cut, 4)),)},
         {"a": (Box((cut, 0), (6, 4)),), "b": (Box((0,), (5,)),), "s": (Box((), ()),)},
     )
-    giving = who_gives_what(layout, [4, 7], dtypes=wire_dtypes(weights_of(layout), dtype="float32"))
+    giving = plan_publish(layout, [4, 7], dtypes=wire_dtypes(weights_of(layout), dtype="float32"))
     index = {w.name: i for i, w in enumerate(giving.weights)}
     return [
         Manifest(
@@ -160,7 +160,7 @@ def test_lists_come_back_as_they_were_and_are_whole():
 
 def test_what_is_kept_apart_shares_no_bucket():
     layout = ({w.name: (Box.whole(w.shape),) for w in WEIGHTS},)
-    giving = who_gives_what(layout, [0], dtypes=wire_dtypes(WEIGHTS, dtype="float32"))
+    giving = plan_publish(layout, [0], dtypes=wire_dtypes(WEIGHTS, dtype="float32"))
     assert [[p.name for p in b.pieces] for b in giving.buckets(0)] == [["a", "b", "s"]]
     assert [[p.name for p in b.pieces] for b in giving.buckets(0, apart={"b"})] == [
         ["a", "s"],
@@ -290,14 +290,14 @@ def test_scalars_overlap():
 @pytest.mark.parametrize(
     ("changed_in", "base", "held", "expected"),
     [
-        (5, 4, 4, Way.PATCH),
-        (5, 4, 3, Way.WHOLE),  # it lacks a version in between
-        (5, None, 4, Way.WHOLE),
-        (3, 2, 4, Way.HELD),
-        (3, 2, 3, Way.HELD),
-        (3, 2, 2, Way.PATCH),  # changed once since, and not again
-        (5, 4, None, Way.WHOLE),
-        (3, 2, 6, Way.WHOLE),  # what is here is newer than what is asked for
+        (5, 4, 4, FetchMode.PATCH),
+        (5, 4, 3, FetchMode.WHOLE),  # it lacks a version in between
+        (5, None, 4, FetchMode.WHOLE),
+        (3, 2, 4, FetchMode.HELD),
+        (3, 2, 3, FetchMode.HELD),
+        (3, 2, 2, FetchMode.PATCH),  # changed once since, and not again
+        (5, 4, None, FetchMode.WHOLE),
+        (3, 2, 6, FetchMode.WHOLE),  # what is here is newer than what is asked for
     ],
 )
 def test_the_cheapest_way(changed_in, base, held, expected):

@@ -16,7 +16,7 @@ from launcher.trials.submission import Submission
 from launcher.trials.trial_view import Records
 from realsys.api.cluster import ContainerSpec
 from realsys.api.errors import ClusterError, TrialError
-from realsys.api.plan import LaunchPlan, Layout
+from realsys.api.plan import JobLayout, LaunchPlan
 from realsys.trial.records import (
     AttemptRecord,
     TrialFiles,
@@ -97,7 +97,7 @@ def test_a_container_is_the_workers_own(tmp_path):
 
 
 def test_in_a_heterogeneous_job_it_is_in_the_workers_component(tmp_path):
-    plan = make_plan(tmp_path, layout=Layout.HET)
+    plan = make_plan(tmp_path, layout=JobLayout.HET)
     assert argv(plan, ["ls"]) == ["srun", "--jobid=7", "--het-group=1", *BESIDE, "ls"]
     master, model = plan.phases[0].steps
     assert (master.component, model.component) == (0, 1)
@@ -106,7 +106,7 @@ def test_in_a_heterogeneous_job_it_is_in_the_workers_component(tmp_path):
 
 
 def test_in_the_layout_split_it_is_in_the_workers_own_job(tmp_path):
-    plan = make_plan(tmp_path, layout=Layout.SPLIT)
+    plan = make_plan(tmp_path, layout=JobLayout.SPLIT)
     assert argv(plan, ["ls"], job_ids=("7", "8")) == ["srun", "--jobid=8", *BESIDE, "ls"]
 
 

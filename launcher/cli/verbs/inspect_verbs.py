@@ -250,9 +250,9 @@ def graph(
         raise typer.BadParameter(f"--out {out}: a picture's name ends in .png, .svg or .pdf")
     found = _graph_of(name, imports or [], cluster)
     if out is not None:
-        from launcher.submit.submit import reported
+        from launcher.submit.submit import translate_os_errors
 
-        with reported(out, "the picture"):
+        with translate_os_errors(out, "the picture"):
             draw(found, out)
         output.say(f"drawn: {out}")
     if json:

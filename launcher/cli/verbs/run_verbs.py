@@ -206,7 +206,7 @@ def resume(
     from dataclasses import replace
 
     from launcher.submit.nodes_to_leave_out import offers
-    from launcher.submit.remake import Wish
+    from launcher.submit.remake import RequestedChanges
     from launcher.submit.submit import remarks_on_resume, resubmit
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
@@ -220,7 +220,7 @@ def resume(
     submission = resubmit(
         files,
         exclude=job.exclude,
-        wish=Wish(words=overrides or (), config=config, job=replace(job, exclude=None)),
+        wish=RequestedChanges(words=overrides or (), config=config, job=replace(job, exclude=None)),
         command=("realsys", *sys.argv[1:]),
         tell=output.say,
     )

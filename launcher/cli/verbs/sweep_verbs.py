@@ -88,7 +88,7 @@ def launch_sweep(
 def _one_after_the_other(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int:
     """OK when all completed; a failed trial does not keep the next from running, a stopped one does."""
     from launcher.cli.watching import watch_until_over
-    from launcher.submit.submit import reported, start
+    from launcher.submit.submit import start, translate_os_errors
     from realsys.api.plan import plan_hash, plan_text
 
     output.say(f"{len(trials)} trials, one after the other; Ctrl-C leaves the one that runs")
@@ -97,7 +97,7 @@ def _one_after_the_other(planned: PlannedSweep, trials: Sequence[TrialFiles]) ->
         zip(planned.points, planned.plans, trials, strict=True), 1
     ):
         output.say(f"\n{i} of {len(trials)}: {plan.trial}  {point}")
-        with reported(files.root):
+        with translate_os_errors(files.root):
             start(files, plan, plan_hash(plan_text(plan)))
         status = watch_until_over(files, plan.trial)
         if status in (ExitCode.INTERRUPTED, ExitCode.RUN_STOPPED):

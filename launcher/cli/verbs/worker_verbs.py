@@ -104,12 +104,12 @@ def scale(
     from contextlib import closing
 
     from launcher.control.scale import scale as scale_trial
-    from launcher.control.scale_plan import Wish
+    from launcher.control.scale_plan import ScaleRequest
     from launcher.terminal import output
     from launcher.trials.find_trials import find_own_trial
     from launcher.trials.status import TrialReader
 
-    wish = Wish(
+    wish = ScaleRequest(
         makers=makers,
         servers=servers,
         workers=workers,

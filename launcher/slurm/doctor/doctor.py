@@ -23,7 +23,7 @@ from launcher.slurm.doctor.gpu_job import GPU_NODES, GpuQuestion, gpu_findings
 from launcher.slurm.doctor.kernel_checks import kernel_here
 from launcher.slurm.doctor.login_checks import slurm_findings
 from launcher.slurm.doctor.node_checks import NEEDED, node_findings, not_looked, python_here
-from launcher.slurm.doctor.node_job import QUEUE_S, NodeJob, Seen, look, node_job
+from launcher.slurm.doctor.node_job import QUEUE_S, NodeJob, NodeReport, look, node_job
 from launcher.slurm.doctor.store_checks import store_finding
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
@@ -145,7 +145,7 @@ def _no_node(error: ClusterError) -> ClusterError:
     )
 
 
-def with_answer(job: NodeJob, seen: dict[str, Seen]) -> dict[str, Seen]:
+def with_answer(job: NodeJob, seen: dict[str, NodeReport]) -> dict[str, NodeReport]:
     """The reports, with whether the file that the node wrote is seen here; removes it."""
     answer = Path(job.spec.file_root, f"{job.canary}.node")
     try:

@@ -25,8 +25,8 @@ from launcher.slurm.slurm_commands import run_slurm, said
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import compress, expand
-from realsys.slurm.preflight.drive import Place, examine, place_of
-from realsys.slurm.preflight.node_records import Seen, StepSeen
+from realsys.slurm.preflight.drive import ProbeTarget, examine, place_of
+from realsys.slurm.preflight.node_records import ProbeRecords, StepSeen
 from realsys.slurm.preflight.node_verdicts import Check, judge, to_leave_out
 from realsys.slurm.preflight.rounds import Wanted
 from realsys.trial.folders import make_folders
@@ -104,7 +104,9 @@ def gpu_request(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) ->
     return found
 
 
-def _look(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> tuple[Wanted, Seen]:
+def _look(
+    spec: ClusterSpec, partition: str | None, asked: GpuQuestion
+) -> tuple[Wanted, ProbeRecords]:
     root = Path(spec.file_root)
     lock = root / f".realsys-doctor-{secrets.token_hex(8)}.lock"
     wanted = _wanted(spec, partition, asked, lock=str(lock))
@@ -126,7 +128,7 @@ def _look(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> tuple
         lock.unlink(missing_ok=True)
 
 
-def _in_job(wanted: Wanted, place: Place, request: list[str]) -> tuple[Wanted, Seen]:
+def _in_job(wanted: Wanted, place: ProbeTarget, request: list[str]) -> tuple[Wanted, ProbeRecords]:
     """Raises ClusterError: no nodes in time, or Slurm refused; nothing is left in the queue."""
     name = f"realsys-doctor-{secrets.token_hex(8)}"
     argv = ["salloc", "--quiet", *request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
@@ -149,11 +151,11 @@ def _in_job(wanted: Wanted, place: Place, request: list[str]) -> tuple[Wanted, S
         StepSeen(**{**step, "nodes": tuple(step["nodes"]), "said": tuple(step["said"])})
         for step in told["steps"]
     )
-    seen = Seen(records=tuple(told["records"]), steps=steps)
+    seen = ProbeRecords(records=tuple(told["records"]), steps=steps)
     return replace(wanted, nodes=tuple(told["nodes"])), seen
 
 
-def _driver(wanted: Wanted, place: Place) -> str:
+def _driver(wanted: Wanted, place: ProbeTarget) -> str:
     """A shell's line that runs drive.py from this code, wherever it lies."""
     code = Path(realsys.__file__).parent.parent
     start = f"import sys; sys.path.insert(0, {str(code)!r}); from realsys.slurm.preflight.drive import main"

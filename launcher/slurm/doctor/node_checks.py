@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.slurm.doctor.findings import Finding, unchecked
 from launcher.slurm.doctor.kernel_checks import kernel_there
-from launcher.slurm.doctor.node_job import NodeJob, Seen
+from launcher.slurm.doctor.node_job import NodeJob, NodeReport
 from launcher.slurm.doctor.store_checks import there_finding
 from launcher.slurm.images.image_pull import PROGRAMS
 from realsys.api.cluster import ClusterSpec
@@ -49,7 +49,7 @@ def not_looked(job: NodeJob, error: RealsysError) -> list[Finding]:
     ]
 
 
-def node_findings(job: NodeJob, seen: Mapping[str, Seen]) -> Iterator[Finding]:
+def node_findings(job: NodeJob, seen: Mapping[str, NodeReport]) -> Iterator[Finding]:
     """One for each of ``names``."""
     host = seen.get("host")
     if host is None or host.report is None:
@@ -66,7 +66,7 @@ def node_findings(job: NodeJob, seen: Mapping[str, Seen]) -> Iterator[Finding]:
 
 
 def _host_findings(
-    job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]
+    job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, NodeReport]
 ) -> Iterator[Finding]:
     yield _shared(job, report["shared"])
     if job.spec.rendezvous == "file":
@@ -85,7 +85,7 @@ def _where(report: Mapping[str, Any]) -> str:
     return f"a job ran on {report['node'] or report['host']}, Python {report['python']}"
 
 
-def _no_report(name: str, seen: Seen | None) -> Finding:
+def _no_report(name: str, seen: NodeReport | None) -> Finding:
     """A step that gave no report, with what was printed instead."""
     if seen is None:
         return Finding(name, None, "not checked: the job ended before", "try again")
@@ -125,7 +125,7 @@ def _locks(found: str) -> Finding:
     return Finding("locks", False, what, fix)
 
 
-def _clock(host: Seen, report: Mapping[str, Any]) -> Finding:
+def _clock(host: NodeReport, report: Mapping[str, Any]) -> Finding:
     """The node's times must lie between ours around its run; beyond that, its clock is off."""
     behind, ahead = host.begun - report["begin"], report["end"] - host.ended
     if max(behind, ahead) > MOST_SKEW_S:
@@ -165,7 +165,7 @@ def _within(address: str, subnet: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(subnet, strict=False)
 
 
-def _runtime(job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]) -> Finding:
+def _runtime(job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, NodeReport]) -> Finding:
     """An image that ran is the proof; pyxis looks for enroot on slurmd's PATH, not on a task's."""
     name, program = "runtime there", PROGRAMS[job.spec.container.runtime]
     ran = [option for option in job.images if option in seen and seen[option].report]
@@ -177,7 +177,7 @@ def _runtime(job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, Seen]) 
     return Finding(name, False, f"{program} is not on PATH there", fix)
 
 
-def _inside(name: str, seen: Seen | None) -> Finding:
+def _inside(name: str, seen: NodeReport | None) -> Finding:
     """Python and its packages, in an image or on the host."""
     if seen is None or seen.report is None:
         return _no_report(name, seen)
@@ -199,7 +199,7 @@ def _inside(name: str, seen: Seen | None) -> Finding:
     return Finding(name, True, has)
 
 
-def _gpu(seen: Seen | None) -> Finding:
+def _gpu(seen: NodeReport | None) -> Finding:
     if seen is None or seen.report is None:
         return Finding("GPU", None, "not checked: the program did not run", "see above")
     visible, gpus = seen.report["visible"], seen.report["gpus"]

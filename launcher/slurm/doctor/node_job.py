@@ -37,7 +37,7 @@ _EPHEMERAL = (49152, 65535)  # where no range is configured: whether anything ca
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class NodeReport:
     """What one srun told.
 
     Attributes:
@@ -115,7 +115,7 @@ def node_job(spec: ClusterSpec, partition: str | None) -> NodeJob:
     )
 
 
-def look(job: NodeJob) -> dict[str, Seen]:
+def look(job: NodeJob) -> dict[str, NodeReport]:
     """What each step saw: ``host``, and the images by the name of their option.
 
     Raises:
@@ -169,7 +169,7 @@ def script(job: NodeJob) -> str:
     return "\n".join(lines)
 
 
-def parse(output: str) -> dict[str, Seen]:
+def parse(output: str) -> dict[str, NodeReport]:
     """The steps in the script's output; one that was cut off is left out (pure)."""
     pattern = rf"^{_BEGIN} (\S+) ([\d.]+)\n(.*?)^{_END} \1 (\d+) ([\d.]+)$"
     found = {}
@@ -178,7 +178,7 @@ def parse(output: str) -> dict[str, Seen]:
         lines = text.splitlines()
         reports = [line for line in lines if line.startswith(node_probe.MARK)]
         rest = [line for line in lines if not line.startswith(node_probe.MARK) and line.strip()]
-        found[step] = Seen(
+        found[step] = NodeReport(
             begun=float(begun),
             ended=float(ended),
             returncode=int(code),

@@ -26,7 +26,7 @@ FORMAT = 1  # of the file; another one is asked anew
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CachedAnswer:
     """What Slurm said.
 
     Attributes:
@@ -52,19 +52,19 @@ def place(cluster: str = "") -> Path:
     return Path(places.state_home(), "slurm", f"{name}-{digest}.json")
 
 
-def load(path: Path, *, max_age_s: float) -> Answer | None:
+def load(path: Path, *, max_age_s: float) -> CachedAnswer | None:
     """The kept answer, unless it is too old, from the future, or not one of ours."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.pop("format") != FORMAT or not 0 <= time.time() - raw["asked_at"] <= max_age_s:
             return None
         jobs = {name: _job(info) for name, info in raw.pop("jobs").items()}
-        return Answer(jobs=jobs, problems=tuple(raw.pop("problems")), **raw)
+        return CachedAnswer(jobs=jobs, problems=tuple(raw.pop("problems")), **raw)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def save(path: Path, answer: Answer) -> None:
+def save(path: Path, answer: CachedAnswer) -> None:
     """Keeps the answer; readers see it whole or not at all. Failing to is no error."""
     text = json.dumps({"format": FORMAT, **asdict(answer)})
     new = path.with_name(f"{path.name}.{os.getpid()}.new")

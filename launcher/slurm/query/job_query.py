@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from launcher.slurm.query import answer_cache
-from launcher.slurm.query.answer_cache import Answer
+from launcher.slurm.query.answer_cache import CachedAnswer
 from launcher.slurm.query.job_rows import (
     FIELD_END,
     ROW_END,
@@ -31,7 +31,7 @@ from launcher.slurm.query.states import JobState
 from launcher.slurm.slurm_commands import names_no_job, run_slurm, said
 from realsys.api.errors import ClusterError
 
-__all__ = ["Answer", "JobInfo", "ask"]
+__all__ = ["CachedAnswer", "JobInfo", "ask"]
 
 SQUEUE_FORMAT = ",".join(f"{name}:{FIELD_END}" for name in SQUEUE_FIELDS[:-1])
 SQUEUE_FORMAT += f",{SQUEUE_FIELDS[-1]}:{ROW_END}"
@@ -50,7 +50,7 @@ def ask(
     max_age_s: float = 0.0,
     cluster: str = "",
     timeout_s: float = 30.0,
-) -> Answer:
+) -> CachedAnswer:
     """What Slurm says of these jobs; problems are in the answer, and make jobs UNKNOWN, never GONE.
 
     Every id asked for is a key of the answer (``12``, ``12_3``, ``12+0``, or ``12;cluster`` as sbatch
@@ -76,7 +76,7 @@ def ask(
 
 def _through_cache(
     ids: list[str], accounting: bool | None, max_age_s: float, cluster: str, timeout_s: float
-) -> Answer:
+) -> CachedAnswer:
     path = answer_cache.place(cluster)
     kept = answer_cache.load(path, max_age_s=max_age_s)
     if kept and not _unknown_in(kept, ids):
@@ -89,9 +89,9 @@ def _through_cache(
     return answer
 
 
-def _fresh(ids: list[str], accounting: bool | None, timeout_s: float) -> Answer:
+def _fresh(ids: list[str], accounting: bool | None, timeout_s: float) -> CachedAnswer:
     if not ids:
-        return Answer(asked_at=time.time())
+        return CachedAnswer(asked_at=time.time())
     if len(ids) == 1:
         return _completed(_from_squeue(_by_id(ids), timeout_s), ids, accounting, timeout_s)
     mine = _from_squeue(["--me"], timeout_s)
@@ -99,13 +99,13 @@ def _fresh(ids: list[str], accounting: bool | None, timeout_s: float) -> Answer:
 
 
 def _completed(
-    seen: Answer,
+    seen: CachedAnswer,
     ids: list[str],
     accounting: bool | None,
     timeout_s: float,
     *,
     only_mine: bool = False,
-) -> Answer:
+) -> CachedAnswer:
     """``seen`` with something about every id."""
     if (missing := _unknown_in(seen, ids)) and accounting is not False and not seen.accounting_off:
         seen = _with_sacct(seen, missing, accounting, timeout_s)
@@ -121,7 +121,7 @@ def _completed(
     return replace(seen, jobs={**seen.jobs, **last_word})
 
 
-def _not_over(seen: Answer, ids: list[str]) -> list[str]:
+def _not_over(seen: CachedAnswer, ids: list[str]) -> list[str]:
     """Those of ``ids`` that squeue did not show, and whose end accounting does not know either."""
     return [
         job_id
@@ -131,7 +131,7 @@ def _not_over(seen: Answer, ids: list[str]) -> list[str]:
     ]
 
 
-def _unseen(seen: Answer, job_id: str) -> JobInfo:
+def _unseen(seen: CachedAnswer, job_id: str) -> JobInfo:
     """The last word on a job that the controller did not show."""
     recorded = seen.jobs.get(job_id)
     if not seen.reached:  # what accounting says is then the best there is
@@ -142,25 +142,27 @@ def _unseen(seen: Answer, job_id: str) -> JobInfo:
     return JobInfo(job_id=job_id, state=JobState.GONE, reason_words=_LEFT)
 
 
-def _from_squeue(which: list[str], timeout_s: float) -> Answer:
+def _from_squeue(which: list[str], timeout_s: float) -> CachedAnswer:
     asked_at = time.time()
     argv = ["squeue", *which, "--all", "--noheader", "--array", "--states=all"]
     try:
         done = run_slurm([*argv, f"--Format={SQUEUE_FORMAT}"], timeout_s=timeout_s, env=SECONDS)
     except ClusterError as error:
-        return Answer(asked_at=asked_at, problems=(error.what,), reached=False)
+        return CachedAnswer(asked_at=asked_at, problems=(error.what,), reached=False)
     if names_no_job(done):
-        return Answer(asked_at=asked_at)
+        return CachedAnswer(asked_at=asked_at)
     rows = read_squeue(done.stdout)
     problems = _unreadable("squeue", rows)
     if done.returncode != 0:
         problems += (f"squeue failed: {said(done.stderr) or f'exit {done.returncode}'}",)
-    return Answer(jobs=dict(rows.jobs), asked_at=asked_at, problems=problems, reached=not problems)
+    return CachedAnswer(
+        jobs=dict(rows.jobs), asked_at=asked_at, problems=problems, reached=not problems
+    )
 
 
 def _with_sacct(
-    seen: Answer, missing: list[str], accounting: bool | None, timeout_s: float
-) -> Answer:
+    seen: CachedAnswer, missing: list[str], accounting: bool | None, timeout_s: float
+) -> CachedAnswer:
     argv = ["sacct", "--allocations", "--parsable2", "--noheader", "--duplicates"]
     argv += [f"--delimiter={FIELD_END}", f"--format={','.join(SACCT_FIELDS)}"]
     try:
@@ -184,7 +186,7 @@ def _unreadable(program: str, rows: Rows) -> tuple[str, ...]:
     return (f"{program} printed {rows.unreadable} rows that can't be read, first {rows.example!r}",)
 
 
-def _unknown_in(seen: Answer, ids: list[str]) -> list[str]:
+def _unknown_in(seen: CachedAnswer, ids: list[str]) -> list[str]:
     return [job_id for job_id in ids if job_id not in seen.jobs]
 
 
@@ -192,7 +194,7 @@ def _by_id(ids: list[str]) -> list[str]:
     return [f"--jobs={','.join(ids)}"]
 
 
-def _picked(answer: Answer, ids: dict[str, str]) -> Answer:
+def _picked(answer: CachedAnswer, ids: dict[str, str]) -> CachedAnswer:
     """The answer with the jobs asked for, and their parts, alone."""
     jobs: dict[str, JobInfo] = {}
     problems = list(answer.problems)

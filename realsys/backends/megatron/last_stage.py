@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from realsys.backends.megatron.megatron_groups import Company
+from realsys.backends.megatron.megatron_groups import MegatronGroups
 
 _DTYPES = (
     torch.float32,
@@ -27,7 +27,7 @@ _DTYPES = (
 
 
 def figures_from_last_stage(
-    figures: Mapping[str, float] | None, company: Company, device: torch.device
+    figures: Mapping[str, float] | None, company: MegatronGroups, device: torch.device
 ) -> dict[str, float]:
     """``figures`` as the last stage has them (others pass None), bit for bit."""
     text = json.dumps(figures).encode()
@@ -36,7 +36,9 @@ def figures_from_last_stage(
     return dict(json.loads(bytes(told.tolist())))
 
 
-def tensor_from_last_stage(x: Tensor | None, company: Company, device: torch.device) -> Tensor:
+def tensor_from_last_stage(
+    x: Tensor | None, company: MegatronGroups, device: torch.device
+) -> Tensor:
     """The last stage's ``x`` (1 to 6 dimensions; other stages pass None)."""
     if x is not None and dist.get_world_size(company.slot) == 1:
         return x
@@ -51,7 +53,7 @@ def tensor_from_last_stage(x: Tensor | None, company: Company, device: torch.dev
     return told
 
 
-def _tell(x: Tensor, company: Company) -> None:
+def _tell(x: Tensor, company: MegatronGroups) -> None:
     topo = company.topology
     head = (topo.pipeline - 1) * topo.tensor  # rank in the slot, which goes stage by stage
     dist.broadcast(x, group=company.slot, group_src=head)

@@ -2,7 +2,7 @@
 
 Megatron-Core keeps its process groups in the globals of ``parallel_state``: one layout a process.
 Here several models with layouts of their own share a process, so the globals belong to whichever
-engine works: ``Company.active`` puts a model's groups there for as long as an operation lasts.
+engine works: ``MegatronGroups.active`` puts a model's groups there for as long as an operation lasts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _process: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Company:
+class MegatronGroups:
     """The groups of one model as ``ParallelGroups`` has them, but real ones throughout.
 
     Attributes:
@@ -50,7 +50,7 @@ class Company:
     alone: Any
 
     @staticmethod
-    def of(model: Model) -> Company:
+    def of(model: Model) -> MegatronGroups:
         """The company of ``model``; without torch.distributed a world of one is made."""
         topo, alone = model.topology, group_of_one(model.device)
         sizes = {
@@ -68,7 +68,7 @@ class Company:
                     where=str(model.name),
                 )
         ends = model.groups.ends if topo.pipeline > 1 else alone
-        return Company(topology=topo, rank=model.rank, **found, ends=ends, alone=alone)
+        return MegatronGroups(topology=topo, rank=model.rank, **found, ends=ends, alone=alone)
 
     @property
     def coordinate(self) -> tuple[int, int, int]:

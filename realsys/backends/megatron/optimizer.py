@@ -27,7 +27,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from realsys.api.errors import CheckpointError, DataError
 from realsys.api.options import OptimizerOptions
 from realsys.backends.megatron import compat
-from realsys.backends.megatron.megatron_groups import Company
+from realsys.backends.megatron.megatron_groups import MegatronGroups
 
 
 class StageOptimizer:
@@ -40,7 +40,7 @@ class StageOptimizer:
     def __init__(
         self,
         stage: nn.Module,
-        company: Company,
+        company: MegatronGroups,
         options: OptimizerOptions,
         *,
         distributed: bool,
@@ -150,7 +150,7 @@ class StageOptimizer:
 
 def _make(
     ddp: DistributedDataParallel,
-    company: Company,
+    company: MegatronGroups,
     options: OptimizerOptions,
     config: Any,
     distributed: bool,

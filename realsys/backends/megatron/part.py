@@ -11,7 +11,7 @@ from torch import nn
 from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModuleSource
 from realsys.backends.megatron import compat
-from realsys.backends.megatron.megatron_groups import Company
+from realsys.backends.megatron.megatron_groups import MegatronGroups
 from realsys.backends.megatron.megatron_weights import (
     Slice,
     load,
@@ -35,7 +35,7 @@ class Part:
 
     source: ModuleSource
     shape: ModelShape
-    company: Company
+    company: MegatronGroups
     stage: nn.Module
     holdings: Sequence[Sequence[Slice]]  # by rank of the copy
 
@@ -51,7 +51,7 @@ class Part:
         if problems := layout_problems(shape, topo, "megatron"):
             raise problems[0]
         compat.prepare_process(model.device)
-        company = Company.of(model)
+        company = MegatronGroups.of(model)
         dtype = _dtype_of(source, model)
         config = transformer_config(
             shape,

@@ -68,7 +68,7 @@ def cost(bands: Sequence[Band], cutting: Cutting = ON_CPU) -> int:
     return sum(band.cells + cutting.cells_of_a_band for band in bands)
 
 
-class Disorder:
+class ReorderPolicy:
     """When to put rows in order of length: when as much has been wasted as that costs.
 
     So it never costs more than twice what the best choice would have, without a guess at what comes.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from realsys.generation.decoding.attention import KeyValues, seen_width
 from realsys.generation.decoding.decoder import FastForward, rounded
-from realsys.generation.decoding.length_buckets import ON_CPU, ON_GPU, Band, Disorder, bands_of
+from realsys.generation.decoding.length_buckets import ON_CPU, ON_GPU, Band, ReorderPolicy, bands_of
 from realsys.generation.decoding.prefix import PrefixCache
 from realsys.runtime.progress import tick
 
@@ -206,7 +206,7 @@ class FastSlots:
         self.lengths: list[int] = []  # by slot, 0 where there is no row; as positions
         self._cutting = ON_GPU if forward.fused else ON_CPU
         self._read_tokens = READ_TOKENS_FUSED if forward.fused else _READ_TOKENS
-        self._disorder = Disorder(self._cutting)
+        self._disorder = ReorderPolicy(self._cutting)
 
     # ---- reading ------------------------------------------------------------------------------
 

@@ -17,14 +17,14 @@ from realsys.api.errors import (
     WaitTimeout,
     WorkerLost,
 )
-from realsys.generation.http.served_engine import Answer
+from realsys.generation.http.served_engine import EngineAnswer
 from realsys.transport.generation_messages import Finish
 
 DONE = b"data: [DONE]\n\n"
 UNAUTHORIZED, OVERLOADED = 401, 503
 
 
-class Span(msgspec.Struct, frozen=True):
+class TokenSpan(msgspec.Struct, frozen=True):
     """Tokens ``start`` … ``end`` - 1 of an answer come from weights ``version``."""
 
     version: str
@@ -42,7 +42,7 @@ class _MetaInfo(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     weight_version: str | int = "0"
-    weight_versions: tuple[Span, ...] | None = None
+    weight_versions: tuple[TokenSpan, ...] | None = None
     output_token_logprobs: list[tuple[float, int, str | None]] = []
 
 
@@ -60,7 +60,9 @@ class _ErrorBody(msgspec.Struct):
     fix: str = ""
 
 
-def answer_json(answer: Answer, *, seconds: float, index: int | None = None) -> dict[str, Any]:
+def answer_json(
+    answer: EngineAnswer, *, seconds: float, index: int | None = None
+) -> dict[str, Any]:
     """One answer as /generate tells it, finished or not.
 
     Args:
@@ -90,7 +92,7 @@ def answer_json(answer: Answer, *, seconds: float, index: int | None = None) -> 
     return body if index is None else {**body, "index": index}
 
 
-def _finish_json(answer: Answer) -> dict[str, Any] | None:
+def _finish_json(answer: EngineAnswer) -> dict[str, Any] | None:
     match answer.finish:
         case None:
             return None
@@ -107,7 +109,7 @@ def event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-def read_answer(data: bytes | dict[str, Any], *, rid: str) -> Answer:
+def read_answer(data: bytes | dict[str, Any], *, rid: str) -> EngineAnswer:
     """What /generate answered, from our servers or from a real SGLang.
 
     Raises:
@@ -122,8 +124,8 @@ def read_answer(data: bytes | dict[str, Any], *, rid: str) -> Answer:
         spans = meta.weight_versions
         if len(meta.output_token_logprobs) != count:
             raise ValueError(f"{len(meta.output_token_logprobs)} log-probs for {count} tokens")
-        whole = [Span(str(meta.weight_version), 0, count)]
-        return Answer(
+        whole = [TokenSpan(str(meta.weight_version), 0, count)]
+        return EngineAnswer(
             rid=meta.id or rid,
             output_ids=response.output_ids,
             logprobs=[logprob for logprob, *_ in meta.output_token_logprobs],
@@ -137,7 +139,7 @@ def read_answer(data: bytes | dict[str, Any], *, rid: str) -> Answer:
         raise DataError(what, where="/generate", fix="is it a generation server?") from None
 
 
-def spans_of(versions: Sequence[int]) -> list[Span]:
+def spans_of(versions: Sequence[int]) -> list[TokenSpan]:
     """Runs of equal versions.
 
     >>> [(s.version, s.start, s.end) for s in spans_of([3, 3, 4])]
@@ -146,12 +148,12 @@ def spans_of(versions: Sequence[int]) -> list[Span]:
     spans, start = [], 0
     for version, run in groupby(versions):
         end = start + sum(1 for _ in run)
-        spans.append(Span(str(version), start, end))
+        spans.append(TokenSpan(str(version), start, end))
         start = end
     return spans
 
 
-def versions_of(spans: Iterable[Span], count: int) -> list[int]:
+def versions_of(spans: Iterable[TokenSpan], count: int) -> list[int]:
     """One version for each of ``count`` tokens: ``spans_of`` undone.
 
     Raises:

@@ -11,7 +11,7 @@ from realsys.api.errors import RealsysError, WaitTimeout
 from realsys.generation.http.http_answers import read_answer
 from realsys.generation.http.http_json import generate_body
 from realsys.generation.http.http_session import HttpSession
-from realsys.generation.http.served_engine import Answer
+from realsys.generation.http.served_engine import EngineAnswer
 from realsys.transport.generation_messages import (
     GenerateRequest,
     GenerateResult,
@@ -57,7 +57,9 @@ class HttpGenerationClient:
             raise
         return read_answer(data, rid=request.rid).result()
 
-    async def stream(self, request: GenerateRequest, *, timeout_s: float) -> AsyncIterator[Answer]:
+    async def stream(
+        self, request: GenerateRequest, *, timeout_s: float
+    ) -> AsyncIterator[EngineAnswer]:
         """The answer as it grows, whole each time. Raises: as ``generate``."""
         body, finished = generate_body(request, stream=True), False
         try:

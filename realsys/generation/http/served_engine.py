@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # values that are only handed on
     from torch import Tensor
 
 
-class Fetched(NamedTuple):
+class FetchedWeights(NamedTuple):
     """Weights by their Hugging Face names, and how many bytes had to be read for them."""
 
     weights: Mapping[str, Tensor]
@@ -34,10 +34,10 @@ class Fetched(NamedTuple):
 
 
 # Called in a thread of its own. What it gives is only read.
-Fetch = Callable[[WeightSource], Fetched]
+Fetch = Callable[[WeightSource], FetchedWeights]
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class EngineAnswer(msgspec.Struct, kw_only=True):
     """What a request has so far: ``GenerateResult`` that may be unfinished (``finish`` is None)."""
 
     rid: str
@@ -64,9 +64,9 @@ class Answer(msgspec.Struct, kw_only=True):
         )
 
 
-def full_answer(request: GenerateRequest) -> Answer:
+def full_answer(request: GenerateRequest) -> EngineAnswer:
     """The answer to tokens that leave no room for one: none, ended for its length."""
-    return Answer(rid=request.rid, finish=Finish.LENGTH, prompt_tokens=len(request.input_ids))
+    return EngineAnswer(rid=request.rid, finish=Finish.LENGTH, prompt_tokens=len(request.input_ids))
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -82,7 +82,7 @@ class Counters(msgspec.Struct, kw_only=True):
     update_s: float = 0.0
     update_paused_s: float = 0.0
 
-    def count(self, answer: Answer) -> None:
+    def count(self, answer: EngineAnswer) -> None:
         """Adds a request that has ended."""
         self.prompt_tokens += answer.prompt_tokens
         self.cached_tokens += answer.cached_tokens
@@ -109,7 +109,7 @@ class ServedEngine(Protocol):
     async def start(self) -> None:
         """Returns when it can generate."""
 
-    def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+    def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[EngineAnswer]:
         """The answer as it grows, each time whole (``stream``), or only the finished one.
 
         It ends for its length where the model has no more room: with no token, if the prompt fills it.

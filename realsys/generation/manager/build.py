@@ -14,10 +14,10 @@ from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.secret import bearer_key
 from realsys.generation.manager.fleet import Fleet, MakeClient
 from realsys.generation.manager.manager import Dismiss, Manager, nobody
-from realsys.generation.manager.manager_record import Event, GenerationRecord
+from realsys.generation.manager.manager_record import GenerationRecord, ManagerEvent
 from realsys.generation.manager.quarantine import Quarantine, Rules
 from realsys.generation.manager.registrations import Registrations, RegistrationWatch
-from realsys.generation.manager.routing import Policy, Router
+from realsys.generation.manager.routing import Router, RoutingPolicy
 from realsys.generation.manager.updates import UpdateMode, Updates
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import WorkerEvent
@@ -63,7 +63,9 @@ def make_manager(
     """The manager that a configuration asks for. Needs a running event loop, which owns it."""
     fleet = Fleet(
         Router(
-            Policy(config.schedule_policy), num_servers=config.n_servers, routes=dict(config.routes)
+            RoutingPolicy(config.schedule_policy),
+            num_servers=config.n_servers,
+            routes=dict(config.routes),
         ),
         Quarantine(Rules(failures=config.sick_after, check_every_s=config.check_every_s)),
         make_client=make_client,
@@ -76,7 +78,7 @@ def make_manager(
         share=config.update_share,
         timeout_s=config.flush_request_timeout,
     )
-    record.write(Event.MANAGER_UP)
+    record.write(ManagerEvent.MANAGER_UP)
     return Manager(fleet, updates, dismiss=dismiss)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from realsys.api.errors import RealsysError
-from realsys.generation.manager.manager_record import Event
+from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.generation.manager.quarantine import Condition, Quarantine
 from realsys.generation.manager.routing import Router
 from realsys.transport.generation_messages import (
@@ -36,11 +36,11 @@ MakeClient = Callable[[ServerAddress], GenerationClient]
 class Recorder(Protocol):
     """Where events go (manager_record.py)."""
 
-    def write(self, event: Event, **fields: Any) -> None: ...
+    def write(self, event: ManagerEvent, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registered:
+class RegisteredServer:
     """A server's registration; ``incarnation`` names its process for good."""
 
     address: ServerAddress
@@ -58,7 +58,7 @@ class Member:
         listed: whether its registration is still there.
     """
 
-    registered: Registered
+    registered: RegisteredServer
     client: GenerationClient
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     checking: bool = False
@@ -107,7 +107,7 @@ class Fleet:
 
     # ---- who is there -----------------------------------------------------------------------
 
-    def registered(self, found: Mapping[int, Registered]) -> None:
+    def registered(self, found: Mapping[int, RegisteredServer]) -> None:
         """All registrations there are. A new process is to be checked before it gets requests.
 
         One that is missing is only looked at: leases also end when the store was away.
@@ -133,9 +133,9 @@ class Fleet:
             self.quarantine.left(index)
         self.router.removed(index)
         logger.info("server left server=%d", index)
-        self.record.write(Event.SERVER_LEFT, server=index)
+        self.record.write(ManagerEvent.SERVER_LEFT, server=index)
 
-    def _joins(self, one: Registered, former: Member | None) -> None:
+    def _joins(self, one: RegisteredServer, former: Member | None) -> None:
         index = one.address.index
         if former is not None:
             self._left.append(self.members.pop(index))
@@ -197,7 +197,7 @@ class Fleet:
     def _left_out(self, member: Member, why: str) -> None:
         self.router.set_unfit(member.index, f"is sick: {why}")
         logger.warning("server left out server=%d why=%s", member.index, why)
-        self.record.write(Event.SERVER_SICK, server=member.index, why=why)
+        self.record.write(ManagerEvent.SERVER_SICK, server=member.index, why=why)
 
     def well(self, member: Member) -> None:
         """A check passed: it takes requests."""
@@ -207,7 +207,7 @@ class Fleet:
         self.router.set_unfit(member.index, "")
         version = self.version(member)
         logger.info("server takes requests server=%d version=%d", member.index, version)
-        event = Event.SERVER_BACK if former is Condition.SICK else Event.SERVER_UP
+        event = ManagerEvent.SERVER_BACK if former is Condition.SICK else ManagerEvent.SERVER_UP
         self.record.write(event, server=member.index, version=version)
         self.on_change()
 

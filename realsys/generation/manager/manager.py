@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from realsys.generation.manager.fleet import Fleet, Member
-from realsys.generation.manager.manager_record import Event
+from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.generation.manager.registrations import Registrations
 from realsys.generation.manager.routing import Asked
 from realsys.generation.manager.server_checks import check
@@ -26,7 +26,7 @@ from realsys.runtime.progress import tick
 from realsys.transport import rollout_messages as rm
 from realsys.transport.codec import decode
 from realsys.transport.generation_messages import WeightSource
-from realsys.worker.live_scaling import Leaving, Scaling, index_of
+from realsys.worker.live_scaling import DrainDeadlines, Scaling, index_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Manager:
         dismiss: Dismiss = nobody,
     ) -> None:
         self.fleet, self.updates, self._router = fleet, updates, fleet.router
-        self._dismiss, self._leaving_servers = dismiss, Leaving()
+        self._dismiss, self._leaving_servers = dismiss, DrainDeadlines()
         self._dismiss_at_s: dict[int, float] = {}
         self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # of requests that wait
         self._rollout_workers: dict[str, str] = {}
@@ -154,7 +154,7 @@ class Manager:
             if worker.startswith(SERVER):
                 self._router.leaving.add(index_of(worker))
                 logger.info("server is to go server=%d by=%s", index_of(worker), scaling.by)
-                self.fleet.record.write(Event.SERVER_LEAVING, server=index_of(worker))
+                self.fleet.record.write(ManagerEvent.SERVER_LEAVING, server=index_of(worker))
 
     def _worker_lost(self, worker: str) -> None:
         """Whatever it held is free again. Were it only cut off from the store, its servers get somewhat
@@ -162,7 +162,7 @@ class Manager:
         for rid in self._router.worker_lost(worker):
             self._tell(rid, rm.UseServer(why=f"{worker} was lost"))
         logger.info("rollout worker gone worker=%s", worker)
-        self.fleet.record.write(Event.WORKER_LOST, worker=worker)
+        self.fleet.record.write(ManagerEvent.WORKER_LOST, worker=worker)
 
     def _servers_changed(self) -> None:
         self._give_out()

@@ -1,6 +1,6 @@
 """What the manager did, one JSON line each: ``generation.jsonl`` in the phase's folder.
 
-Read by people and by the report. ``event`` is one of ``Event``; ``at`` is seconds since the epoch.
+Read by people and by the report. ``event`` is one of ``ManagerEvent``; ``at`` is seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from realsys.observability.jsonl import JsonlAppender
 logger = logging.getLogger(__name__)
 
 
-class Event(StrEnum):
+class ManagerEvent(StrEnum):
     """What can have happened."""
 
     MANAGER_UP = "manager_up"
@@ -40,7 +40,7 @@ class GenerationRecord:
         self._attempt = attempt
         self._refused = False
 
-    def write(self, event: Event, **fields: Any) -> None:
+    def write(self, event: ManagerEvent, **fields: Any) -> None:
         """One line."""
         row = {
             "at": round(time.time(), 3),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from realsys.api.errors import RealsysError
 from realsys.api.scheduling import WorkerType
-from realsys.generation.manager.fleet import Registered
+from realsys.generation.manager.fleet import RegisteredServer
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve, Watch
 from realsys.transport.generation_messages import ServerAddress
@@ -32,7 +32,7 @@ _TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
 class Registrations:
     """Servers by index; rollout workers by name, with their incarnation; who came or is to go."""
 
-    servers: Mapping[int, Registered] = field(default_factory=dict)
+    servers: Mapping[int, RegisteredServer] = field(default_factory=dict)
     rollout_workers: Mapping[str, str] = field(default_factory=dict)
     scaling: Scaling | None = None
 
@@ -41,7 +41,7 @@ def registrations(
     store: NameResolve, keys: TrialKeys, *, token: str, phase: str = ""
 ) -> Registrations:
     """Those of one attempt. Raises StoreError; TrialError for a wish that can't be understood."""
-    servers: dict[int, Registered] = {}
+    servers: dict[int, RegisteredServer] = {}
     workers: dict[str, str] = {}
     for kind in _TYPES:
         for entry in store.get_subtree(f"{keys.workers}/{kind.value}"):
@@ -56,7 +56,7 @@ def registrations(
                 continue
             if kind is WorkerType.GENERATION_SERVER:
                 address = ServerAddress(index=index, url=record.control)
-                servers[index] = Registered(address=address, incarnation=incarnation)
+                servers[index] = RegisteredServer(address=address, incarnation=incarnation)
             else:
                 workers[record.worker] = incarnation
     # Read last: who was added is registered after that was written, so we never see one without it.

@@ -18,7 +18,7 @@ MAX_GROUPS = 8192  # whose server is remembered; an older group is placed like a
 MAX_ARRIVALS = 65536  # whose place in the order is remembered over repeated asking
 
 
-class Policy(StrEnum):
+class RoutingPolicy(StrEnum):
     """How one of several servers is chosen. Names as in ``GserverManager.schedule_policy``."""
 
     ROUND_ROBIN = "round_robin"
@@ -92,7 +92,7 @@ class Router:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: RoutingPolicy,
         *,
         num_servers: int,
         routes: Mapping[str, Collection[int]] | None = None,
@@ -269,12 +269,12 @@ class Router:
     def _choose(self, asked: Asked, able: list[int]) -> int:
         if asked.former in able:  # its tokens may still be cached there
             return asked.former
-        if self.policy is Policy.ROUND_ROBIN:
+        if self.policy is RoutingPolicy.ROUND_ROBIN:
             self._last = min((i for i in able if i > self._last), default=min(able))
             return self._last
-        if self.policy is Policy.LEAST_REQUESTS:
+        if self.policy is RoutingPolicy.LEAST_REQUESTS:
             return min(able, key=lambda i: (self.servers[i].num_requests, i))
-        if self.policy is Policy.STICKY:
+        if self.policy is RoutingPolicy.STICKY:
             return self._at_home(asked, able)
         return self._lightest(able)
 

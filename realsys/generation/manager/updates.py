@@ -18,7 +18,7 @@ from typing import Any
 
 from realsys.api.errors import InternalError
 from realsys.generation.manager.fleet import Fleet, Member, told
-from realsys.generation.manager.manager_record import Event
+from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.runtime.transfer_time import transfer_time_s
 from realsys.transport.generation_messages import WeightSource
 from realsys.transport.rollout_messages import ServersAt
@@ -85,7 +85,7 @@ class Updates:
         fleet, began_s = self._fleet, self._fleet.now_s()
         members = {member.index: member for member in fleet.well_members}
         plan = waves(list(members), mode=self._mode, share=self._share)
-        fleet.record.write(Event.UPDATE_START, version=source.version, servers=list(members))
+        fleet.record.write(ManagerEvent.UPDATE_START, version=source.version, servers=list(members))
         to_come = set(members.values())
         self._rounds.append(to_come)
         try:
@@ -102,7 +102,7 @@ class Updates:
         paused_s = max((t.paused_s for t in taken), default=0.0)
         sick = fleet.sick_members
         fleet.record.write(
-            Event.UPDATE_END,
+            ManagerEvent.UPDATE_END,
             version=source.version,
             seconds=round(seconds, 3),
             paused_s=round(paused_s, 3),

@@ -23,7 +23,7 @@ from realsys.generation.engine.cache_room import room_on_gpu
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
 from realsys.generation.engine.row import room_left
-from realsys.generation.http.served_engine import Answer, Counters, Fetch, full_answer
+from realsys.generation.http.served_engine import Counters, EngineAnswer, Fetch, full_answer
 from realsys.generation.served_engines.embedded_requests import answer_of, engine_request
 from realsys.generation.served_engines.engine_thread import EngineThread
 from realsys.generation.served_engines.staged_weights import StagedWeights, stage
@@ -45,7 +45,7 @@ class _Open:
 
     prompt_tokens: int
     stream: bool
-    answer: Answer | None = None
+    answer: EngineAnswer | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -114,7 +114,9 @@ class EmbeddedEngine:
 
     # ---- requests ---------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncIterator[EngineAnswer]:
         if request.rid in self._open:
             raise DataError(
                 f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
@@ -293,7 +295,7 @@ class EmbeddedEngine:
         if news:
             self._loop.call_soon_threadsafe(self._tell, news)
 
-    def _tell(self, news: Sequence[tuple[_Open, Answer]]) -> None:
+    def _tell(self, news: Sequence[tuple[_Open, EngineAnswer]]) -> None:
         for entry, answer in news:
             if answer.finish is not None:
                 self.counters.count(answer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from realsys.api.model import GenerationHyperparameters
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
 from realsys.generation.engine.sampling import row_seed
-from realsys.generation.http.served_engine import Answer
+from realsys.generation.http.served_engine import EngineAnswer
 from realsys.transport.generation_messages import Finish, GenerateRequest
 
 
@@ -39,9 +39,9 @@ def engine_request(
     )
 
 
-def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> Answer:
+def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> EngineAnswer:
     """A copy of what the engine has so far."""
-    return Answer(
+    return EngineAnswer(
         rid=output.rid,
         output_ids=list(output.tokens),
         logprobs=list(output.logprobs),

@@ -22,11 +22,11 @@ from msgspec import structs
 
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
 from realsys.generation.http.http_session import HttpSession
-from realsys.generation.http.served_engine import Answer, Counters, Fetch, full_answer
+from realsys.generation.http.served_engine import Counters, EngineAnswer, Fetch, full_answer
 from realsys.generation.served_engines.child import START_TIMEOUT_S, ChildServer
 from realsys.generation.served_engines.memory_folder import (
     MemoryFolder,
-    Place,
+    TensorExtent,
     check_weights,
     place_for,
     readable_by,
@@ -96,7 +96,7 @@ class FrontedEngine(abc.ABC):
         self._http: HttpSession  # for answers, which last: any number at a time
         self._control: HttpSession  # for all else
         self._watching: asyncio.Task[None] | None = None
-        self._fetch, self._place = fetch, Place.MEMORY
+        self._fetch, self._place = fetch, TensorExtent.MEMORY
         self._can_read = True  # weights that we put into ``_place``
         self._broken: WorkerLost | None = None
         # One at a time, and one core: the child decodes beside it.
@@ -107,7 +107,7 @@ class FrontedEngine(abc.ABC):
     # ---- of each server ---------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+    def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[EngineAnswer]:
         """As ``generate``, straight from the child."""
 
     @abc.abstractmethod
@@ -161,7 +161,9 @@ class FrontedEngine(abc.ABC):
             self._check()
             await asyncio.sleep(_ENDED_S)
 
-    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncIterator[EngineAnswer]:
         if self._broken is not None:
             raise self._broken
         if request.rid in self._open:
@@ -320,8 +322,8 @@ class FrontedEngine(abc.ABC):
     def _find_place(self) -> None:
         place = place_for(partial(readable_by, self._python()))
         self._can_read = place is not None
-        self._place = place or Place.MEMORY
-        if place is not Place.MEMORY:
+        self._place = place or TensorExtent.MEMORY
+        if place is not TensorExtent.MEMORY:
             logger.warning(
                 "%s can't open memory of its front: weights from trainers are put on %s",
                 self.kind,

@@ -43,7 +43,7 @@ _PROBE = "import sys; sys.exit(0 if open(sys.argv[1], 'rb').read(1) else 1)"
 _SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL
 
 
-class Place(StrEnum):
+class TensorExtent(StrEnum):
     """Where the bytes of weights for an engine are put."""
 
     MEMORY = "memory"
@@ -65,7 +65,9 @@ class MemoryFolder:
         ClusterError: no room for them.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], *, place: Place = Place.MEMORY) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], *, place: TensorExtent = TensorExtent.MEMORY
+    ) -> None:
         header, order = safetensors_header(weights)
         self.num_bytes = sum(weights[name].nbytes for name in order)
         # Small, so that memory for temporary files is no matter; only this user can enter it.
@@ -74,7 +76,7 @@ class MemoryFolder:
         file = Path(self.path) / WEIGHTS
         self._fd = -1
         try:
-            if place is Place.MEMORY:
+            if place is TensorExtent.MEMORY:
                 self._fd = memfd_create(MEMORY_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING)
                 file.symlink_to(f"/proc/{os.getpid()}/fd/{self._fd}")
             else:
@@ -83,7 +85,7 @@ class MemoryFolder:
             _write(self._fd, header)
             for name in order:
                 _write(self._fd, _bytes_of(weights[name]))
-            if place is Place.MEMORY:
+            if place is TensorExtent.MEMORY:
                 fcntl.fcntl(self._fd, F_ADD_SEALS, _SEALS)
         except OSError as error:
             self.close()
@@ -156,12 +158,12 @@ def check_weights(found: Mapping[str, _HasShape], model_path: str, *, where: str
         )
 
 
-def place_for(readable: Callable[[Place], bool]) -> Place | None:
+def place_for(readable: Callable[[TensorExtent], bool]) -> TensorExtent | None:
     """Memory if the engine can read it there, else its node's disk; None: neither (pure)."""
-    return next((place for place in Place if readable(place)), None)
+    return next((place for place in TensorExtent if readable(place)), None)
 
 
-def readable_by(python: str, place: Place) -> bool:
+def readable_by(python: str, place: TensorExtent) -> bool:
     """Whether a process of the engine's interpreter can read weights that are put into ``place``."""
     try:
         folder = MemoryFolder({"probe": torch.zeros(1)}, place=place)

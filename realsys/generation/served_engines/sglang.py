@@ -18,7 +18,7 @@ import msgspec
 from realsys.generation.http.http_answers import read_answer
 from realsys.generation.http.http_json import generate_body
 from realsys.generation.http.http_session import HttpSession
-from realsys.generation.http.served_engine import Answer, Fetch
+from realsys.generation.http.served_engine import EngineAnswer, Fetch
 from realsys.generation.served_engines.child import ChildServer, Guard, options
 from realsys.generation.served_engines.fronted import CONTROL_S, IDLE_S, REQUEST_S, FrontedEngine
 from realsys.transport.generation_messages import GenerateRequest, PauseMode
@@ -86,7 +86,9 @@ class SGLangEngine(FrontedEngine):
         finally:
             self._config.unlink(missing_ok=True)  # it has been read
 
-    async def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+    async def _answers(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncIterator[EngineAnswer]:
         sampling = msgspec.structs.replace(request.sampling, position=0)
         body = generate_body(msgspec.structs.replace(request, sampling=sampling), stream=stream)
         if not stream:

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from realsys.api.errors import DataError, RemoteError
-from realsys.generation.http.http_answers import Span, version_number, versions_of
+from realsys.generation.http.http_answers import TokenSpan, version_number, versions_of
 from realsys.generation.http.http_session import HttpSession
-from realsys.generation.http.served_engine import Answer, Fetch
+from realsys.generation.http.served_engine import EngineAnswer, Fetch
 from realsys.generation.served_engines.child import ChildServer, Guard, options
 from realsys.generation.served_engines.fronted import CONTROL_S, IDLE_S, REQUEST_S, FrontedEngine
 from realsys.transport.generation_messages import Finish, GenerateRequest, PauseMode
@@ -41,7 +41,7 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[TokenSpan] | None = None
 
 
 class _Details(msgspec.Struct):
@@ -52,7 +52,7 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Response(msgspec.Struct):
+class _VllmResponse(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage | None = None
 
@@ -105,9 +105,11 @@ class VLLMEngine(FrontedEngine):
         await super().close()
         self._folder.cleanup()
 
-    async def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[Answer]:
+    async def _answers(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncIterator[EngineAnswer]:
         body = vllm_body(request, stream=stream)
-        answer = Answer(rid=request.rid, prompt_tokens=len(request.input_ids))
+        answer = EngineAnswer(rid=request.rid, prompt_tokens=len(request.input_ids))
         path, version = "/inference/v1/generate", self._version
         if not stream:
             data = await self._http.call("POST", path, body, timeout_s=REQUEST_S)
@@ -211,10 +213,10 @@ def vllm_body(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
     }
 
 
-def _extended(answer: Answer, data: bytes, version: int) -> Answer:
+def _extended(answer: EngineAnswer, data: bytes, version: int) -> EngineAnswer:
     """``answer`` and what this part of the response adds to it."""
     try:
-        response = msgspec.json.decode(data, type=_Response)
+        response = msgspec.json.decode(data, type=_VllmResponse)
         if not response.choices:
             return answer  # usage alone
         choice = response.choices[0]
@@ -224,11 +226,12 @@ def _extended(answer: Answer, data: bytes, version: int) -> Answer:
         versions = answer.versions + [version] * len(tokens)
         if choice.weight_versions is not None:  # told with the last part, for the whole answer
             spans = [
-                Span(str(version_number(s.version)), s.start, s.end) for s in choice.weight_versions
+                TokenSpan(str(version_number(s.version)), s.start, s.end)
+                for s in choice.weight_versions
             ]
             versions = versions_of(spans, len(output_ids))
         details = response.usage.prompt_tokens_details if response.usage else None
-        return Answer(
+        return EngineAnswer(
             rid=answer.rid,
             output_ids=output_ids,
             logprobs=answer.logprobs + [p.logprob for p in content],

@@ -10,7 +10,7 @@ from typing import Any
 
 from realsys.data.transfer.tensor_client import TensorClient
 from realsys.generation.http.secret import bearer_key
-from realsys.generation.http.served_engine import Fetched, ServedEngine
+from realsys.generation.http.served_engine import FetchedWeights, ServedEngine
 from realsys.generation.server.choose_engine import make_engine
 from realsys.generation.server.http_app import generation_app
 from realsys.generation.server.listener import HttpsListener
@@ -73,16 +73,16 @@ def _gpus(runner: WorkerRunner) -> float:
     return group.scheduling.gpu if group is not None else 0.0
 
 
-def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], Fetched]:
+def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], FetchedWeights]:
     """What an engine gets new weights with."""
 
-    def fetch(source: WeightSource) -> Fetched:
+    def fetch(source: WeightSource) -> FetchedWeights:
         before = receiver.num_bytes
         timeout_s = transfer_time_s(source.num_bytes, at_least_s=FETCH_TIMEOUT_S)
         weights = receiver.fetch(source, timeout_s=timeout_s)
         came = receiver.num_bytes - before
         read = sum(w.numel() * w.element_size() for w in weights.values()) if source.path else 0
-        return Fetched(weights, came + read)
+        return FetchedWeights(weights, came + read)
 
     return fetch
 

@@ -27,7 +27,7 @@ from realsys.generation.http.http_answers import (
     status_of,
 )
 from realsys.generation.http.http_json import GenerateCall, read_generate
-from realsys.generation.http.served_engine import Answer, ServedEngine
+from realsys.generation.http.served_engine import EngineAnswer, ServedEngine
 from realsys.generation.server.http_control import Control
 from realsys.generation.server.http_responses import json_response, refused
 from realsys.generation.server.http_weights import Weights
@@ -103,7 +103,7 @@ class _Generate:
         bodies = [answer_json(answer, seconds=seconds) for answer in answers]
         return json_response(bodies if call.batch else bodies[0])
 
-    async def _answer(self, request: GenerateRequest) -> Answer:
+    async def _answer(self, request: GenerateRequest) -> EngineAnswer:
         async with aclosing(self._engine.generate(request, stream=False)) as answers:  # type: ignore[type-var]
             async for answer in answers:
                 if answer.finish is not None:
@@ -116,7 +116,7 @@ class _Generate:
         """Server-sent events, each the whole answer so far; the last is ``[DONE]``."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        queue: asyncio.Queue[tuple[int, Answer] | RealsysError | None] = asyncio.Queue(
+        queue: asyncio.Queue[tuple[int, EngineAnswer] | RealsysError | None] = asyncio.Queue(
             maxsize=2 * len(call.requests)  # a slow reader slows its own requests' events
         )
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import StaleAttempt
-from realsys.master.checkpoint.recover import Checkpoint, read_resumed
+from realsys.master.checkpoint.recover import RecoverCheckpoint, read_resumed
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.store import Put
 from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.trial.lineage import Lineage
-from realsys.trial.records import Resumed, turn_link, write_record
+from realsys.trial.records import Resumed, replace_symlink, write_record
 from realsys.worker.runner import WorkerRunner
 
 WRITER = "realsys.json"  # in a saved model: which attempt wrote it
@@ -49,7 +49,7 @@ class Publisher:
         """A step's lines have been written."""
         self._history.note(Op.STEP, step=step)
 
-    def resumed(self, found: Checkpoint | None) -> None:
+    def resumed(self, found: RecoverCheckpoint | None) -> None:
         """Goes on from ``found``, or from nothing; what others write beyond it counts no more."""
         files, phase = self._runner.attempt_files, self._runner.phase.name
         step, of = (found.step, found.attempt) if found else (0, 0)
@@ -78,7 +78,7 @@ class Publisher:
             self._refuse_if_newer(final)
             shutil.rmtree(final)
         os.rename(written, final)
-        turn_link(final.parent / "latest", final.name)
+        replace_symlink(final.parent / "latest", final.name)
         return final
 
     def done(self, step: int) -> None:

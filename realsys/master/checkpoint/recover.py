@@ -44,7 +44,7 @@ HashesOf = Callable[[Mapping[str, Path]], Mapping[str, tuple[str, str]]]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RecoverCheckpoint:
     """A whole checkpoint: the step after which it was taken, and its files by worker."""
 
     folder: Path
@@ -176,7 +176,7 @@ def newest_whole(
     lineage: Lineage,
     ledger_of: Callable[[int, int], Path] | None = None,
     hashes_of: HashesOf | None = None,
-) -> Checkpoint | None:
+) -> RecoverCheckpoint | None:
     """The newest checkpoint whose manifest and files are whole; None when there is none.
 
     Every file is read and hashed, by the worker that wrote it where there are workers. A torn one is
@@ -228,7 +228,7 @@ def _uncovered(found: _Folder, ledger: Path, lacks: Sequence[int]) -> Checkpoint
     )
 
 
-def adopt(found: Checkpoint, *, attempt: int) -> Checkpoint | None:
+def adopt(found: RecoverCheckpoint, *, attempt: int) -> RecoverCheckpoint | None:
     """The same checkpoint under this attempt's name, by hard links: whoever tidies up in the other's
     name, however late it wakes up, can't take it from us.
 
@@ -254,7 +254,7 @@ def adopt(found: Checkpoint, *, attempt: int) -> Checkpoint | None:
         shutil.rmtree(folder, ignore_errors=True)
         return found if found.folder.is_dir() else None
     files = {worker: final / file.name for worker, file in found.files.items()}
-    return Checkpoint(final, found.step, attempt, files)
+    return RecoverCheckpoint(final, found.step, attempt, files)
 
 
 def read_resumed(files: TrialFiles, phase: str) -> dict[int, Resumed]:
@@ -263,7 +263,7 @@ def read_resumed(files: TrialFiles, phase: str) -> dict[int, Resumed]:
     return {number: record for number, record in found.items() if record is not None}
 
 
-def _read_whole(found: _Folder, workers: Sequence[str], hashes_of: HashesOf) -> Checkpoint:
+def _read_whole(found: _Folder, workers: Sequence[str], hashes_of: HashesOf) -> RecoverCheckpoint:
     folder = found.path
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -290,7 +290,7 @@ def _read_whole(found: _Folder, workers: Sequence[str], hashes_of: HashesOf) -> 
         if digest != expected[worker]:
             found_hash = digest[:12] or NO_FILE
             raise _torn(folder, f"{file.name} has hash {found_hash}, not {expected[worker][:12]}")
-    return Checkpoint(folder, step, found.attempt, files)
+    return RecoverCheckpoint(folder, step, found.attempt, files)
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, tuple[str, str]]:

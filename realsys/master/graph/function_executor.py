@@ -19,7 +19,7 @@ from realsys.api.model import ModelInterfaceType, ModelName
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
 from realsys.master.graph.feeds import Feed
 from realsys.master.graph.idle import Span, idle_shares
-from realsys.master.graph.master_state import Ahead
+from realsys.master.graph.master_state import PrefetchedStep
 from realsys.master.graph.model_function_call import CallReport, ModelFunctionCall
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.graph.storage_tracker import StorageTracker
@@ -52,7 +52,7 @@ class StepReport:
 
 
 @dataclass
-class _Begun:
+class _IssuedStep:
     """A step whose first calls have been issued."""
 
     ids: asyncio.Future[tuple[str, ...]]
@@ -86,8 +86,8 @@ class FunctionExecutor:
         self._storage, self._workers, self._hooks = storage, workers, hooks
         self._feed, self._after_call = feed, after_call
         self._pools, self._last_step = pools, last_step
-        self._first_calls = first_calls(graph) if max_staleness else ()
-        self._begun: dict[int, _Begun] = {}
+        self._first_calls = prefetchable_calls(graph) if max_staleness else ()
+        self._begun: dict[int, _IssuedStep] = {}
         self._spans: list[Span] = []
         self._clearing: asyncio.Task[None] | None = None
         self._tasks = asyncio.TaskGroup()
@@ -122,10 +122,10 @@ class FunctionExecutor:
         idle = idle_shares(self._spans, self._pools, start=started, end=ended)
         return StepReport(step, started, ended, calls, tuple(used), idle)
 
-    async def _begin(self, step: int) -> _Begun:
+    async def _begin(self, step: int) -> _IssuedStep:
         """Loads a step's data and issues the calls that run ahead; returns when all have their place."""
         issued = {name: asyncio.Event() for name in self._first_calls}
-        begun = _Begun(
+        begun = _IssuedStep(
             self._tasks.create_task(self.load_data(step), name=f"load data {step}"),
             {name: self._start(name, step, issued[name]) for name in self._first_calls},
         )
@@ -180,7 +180,7 @@ class FunctionExecutor:
 
     # ---- what has run ahead, for a checkpoint -------------------------------------------------
 
-    async def ahead(self) -> Ahead | None:
+    async def ahead(self) -> PrefetchedStep | None:
         """What is known of the next step already; waits until its calls that run ahead are done.
 
         And until the workers have no tensors of steps that are over: theirs go into the checkpoint.
@@ -191,7 +191,7 @@ class FunctionExecutor:
         ((step, begun),) = self._begun.items()
         ids = await begun.ids
         calls = {name: await task for name, task in begun.calls.items()}
-        return Ahead(
+        return PrefetchedStep(
             step=step,
             ids=ids,
             calls=calls,
@@ -199,14 +199,14 @@ class FunctionExecutor:
             storage=self._storage.snapshot(),
         )
 
-    def go_on_from(self, ahead: Ahead) -> None:
+    def go_on_from(self, ahead: PrefetchedStep) -> None:
         """Takes back what ``ahead`` gave; before the first step."""
         self._buffer.restore(ahead.buffer)
         self._storage.restore(ahead.storage)
 
         ids: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
         ids.set_result(ahead.ids)
-        self._begun[ahead.step] = _Begun(ids, {n: _known(c) for n, c in ahead.calls.items()})
+        self._begun[ahead.step] = _IssuedStep(ids, {n: _known(c) for n, c in ahead.calls.items()})
 
 
 def _known(call: CallReport) -> asyncio.Future[CallReport]:
@@ -215,7 +215,7 @@ def _known(call: CallReport) -> asyncio.Future[CallReport]:
     return future
 
 
-def first_calls(graph: DataflowGraph) -> tuple[str, ...]:
+def prefetchable_calls(graph: DataflowGraph) -> tuple[str, ...]:
     """Calls that may run a step ahead: generation that reads the data set only."""
     return tuple(
         node.name for node in graph.sources if node.interface_type is ModelInterfaceType.GENERATE

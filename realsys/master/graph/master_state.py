@@ -20,7 +20,7 @@ from realsys.master.graph.model_function_call import CallReport
 FILE = "master.json"
 
 
-class Ahead(msgspec.Struct, frozen=True, kw_only=True):
+class PrefetchedStep(msgspec.Struct, frozen=True, kw_only=True):
     """The step that has begun ahead of its turn.
 
     Attributes:
@@ -55,7 +55,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 class MasterState(msgspec.Struct, frozen=True, kw_only=True):
     """All of it; None for what a run does not have."""
 
-    ahead: Ahead | None = None
+    ahead: PrefetchedStep | None = None
     rollouts: Rollouts | None = None
 
     def kept(self, worker: int) -> tuple[str, ...] | None:

@@ -20,7 +20,7 @@ from realsys.master.graph.buffer import AsyncIOSequenceBuffer
 from realsys.master.graph.dispatch import split_over_ranks
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.graph.storage_tracker import StorageTracker
-from realsys.master.graph.weight_hooks import Movement, WeightHooks
+from realsys.master.graph.weight_hooks import WeightHooks, WeightMovement
 from realsys.runtime.first_error import first_error
 from realsys.transport.worker_requests import CallDone, Moved, RunCall
 
@@ -114,10 +114,10 @@ class ModelFunctionCall:
             bodies, timeout_s=CALL_TIMEOUT_S, what=f"{what} step {step}"
         )
 
-    def _before(self, step: int) -> list[Movement]:
+    def _before(self, step: int) -> list[WeightMovement]:
         return self._hooks.before(self.call, step=step)
 
-    def _after(self, step: int) -> list[Movement]:
+    def _after(self, step: int) -> list[WeightMovement]:
         return self._hooks.after(self.call, step=step)
 
     def _inputs(self, batch: SequenceMeta) -> dict[int, SequenceMeta]:

@@ -16,7 +16,7 @@ from realsys.transport.worker_requests import Offload, Reallocate
 
 
 @dataclass(frozen=True)
-class Movement:
+class WeightMovement:
     """One hook's requests: worker → the request but for its number."""
 
     what: str  # for waits, logs and the timeline
@@ -33,32 +33,34 @@ class WeightHooks:
         self._version: dict[ModelName, int] = {}  # times written to, by training or by a hook
         self._copied: dict[tuple[ModelName, ModelName], tuple[int, int]] = {}
 
-    def before(self, call: MFCDef, *, step: int) -> list[Movement]:
+    def before(self, call: MFCDef, *, step: int) -> list[WeightMovement]:
         """What must be moved before ``call`` runs."""
         return self._movements(call, call.pre_hooks, step)
 
-    def after(self, call: MFCDef, *, step: int) -> list[Movement]:
+    def after(self, call: MFCDef, *, step: int) -> list[WeightMovement]:
         """What must be moved behind ``call``, whose own effect on its weights is counted here."""
         if call.is_train:
             self._written(call.model_name)
         return self._movements(call, call.post_hooks, step)
 
-    def refresh(self, target: ModelName, calls: Iterable[MFCDef], *, step: int) -> list[Movement]:
+    def refresh(
+        self, target: ModelName, calls: Iterable[MFCDef], *, step: int
+    ) -> list[WeightMovement]:
         """What brings ``target`` up to date as the hooks of ``calls`` would, for an evaluation."""
-        found: list[Movement] = []
+        found: list[WeightMovement] = []
         for call in calls:
             if call.model_name == target:
                 found += self._movements(call, call.pre_hooks, step)
         return found
 
-    def _movements(self, call: MFCDef, hooks: Iterable[Hook], step: int) -> list[Movement]:
+    def _movements(self, call: MFCDef, hooks: Iterable[Hook], step: int) -> list[WeightMovement]:
         found = []
         for hook in hooks:
             if isinstance(hook, OffloadHook):
                 name = call.model_name
                 request = partial(Offload, call=call.name, step=step, model=str(name))
                 requests = dict.fromkeys(self._holders[name], request)
-                found.append(Movement(f"offload {name}", requests))
+                found.append(WeightMovement(f"offload {name}", requests))
                 continue
             source, target = hook.source or call.model_name, hook.target or call.model_name
             if hook.eta == 1 and self._copied.get((source, target)) == self._state(source, target):
@@ -74,7 +76,9 @@ class WeightHooks:
                 eta=hook.eta,
             )
             workers = sorted({*self._holders[source], *self._holders[target]})
-            found.append(Movement(f"weights {source} → {target}", dict.fromkeys(workers, move)))
+            found.append(
+                WeightMovement(f"weights {source} → {target}", dict.fromkeys(workers, move))
+            )
         return found
 
     def _state(self, source: ModelName, target: ModelName) -> tuple[int, int]:

@@ -35,7 +35,7 @@ LOOK_S = 10.0
 NONE_WELL_S = 300.0
 
 
-class ManagerLink:
+class GserverManagerClient:
     """Use as ``async with``; within one event loop.
 
     Args:

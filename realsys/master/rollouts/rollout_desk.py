@@ -22,7 +22,7 @@ from realsys.master.rollouts.routes import Routes
 from realsys.rewards.scores import too_many
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
-from realsys.worker.live_scaling import Leaving, Scaling
+from realsys.worker.live_scaling import DrainDeadlines, Scaling
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ async def _nothing(worker: int, ids: Sequence[str]) -> None:
     pass
 
 
-class RolloutDesk:
+class RolloutDispatcher:
     """Where rollout workers get prompts and hand in what they made."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class RolloutDesk:
         self._stats: list[Mapping[str, float]] = []
         self._over = False
         self._scaling: Scaling | None = None
-        self._leaving = Leaving()
+        self._leaving = DrainDeadlines()
 
     # ---- set-up -----------------------------------------------------------------------------
 

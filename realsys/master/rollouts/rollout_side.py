@@ -21,8 +21,8 @@ from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.graph.function_executor import AfterCall
 from realsys.master.graph.master_state import Rollouts
 from realsys.master.graph.model_workers import ModelWorkers
-from realsys.master.rollouts.manager_link import MANAGER, ManagerLink
-from realsys.master.rollouts.rollout_desk import RolloutDesk
+from realsys.master.rollouts.manager_link import MANAGER, GserverManagerClient
+from realsys.master.rollouts.rollout_desk import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.master.rollouts.server_weights import ServerWeights
 from realsys.rollout.staleness.ledger import StalenessLedger
@@ -42,7 +42,7 @@ LEAVE_TIMEOUT_S = 5.0
 LOOK_S = 1.0  # for workers that come and go
 
 
-class RolloutSide:
+class RolloutService:
     """Use as ``async with``; ``endpoint`` is known then, ``start`` gives prompts out."""
 
     def __init__(self, runner: WorkerRunner, control: RolloutControl) -> None:
@@ -54,8 +54,8 @@ class RolloutSide:
             "token": runner.attempt.token,
             "keypairs": keypairs,
         }
-        self.desk = RolloutDesk()
-        self.manager = ManagerLink(self._find_manager, sender=runner.name, **who)
+        self.desk = RolloutDispatcher()
+        self.manager = GserverManagerClient(self._find_manager, sender=runner.name, **who)
         self._server = RequestServer(
             name=runner.name,
             request_type=rm.ToMaster,

@@ -10,7 +10,7 @@ from pathlib import Path
 from realsys.api.model import ModelName
 from realsys.api.worker_configs import MakerRoute
 from realsys.master.graph.model_workers import ModelWorkers
-from realsys.master.rollouts.manager_link import ManagerLink
+from realsys.master.rollouts.manager_link import GserverManagerClient
 from realsys.transport.generation_messages import WeightPart, WeightSource
 from realsys.transport.worker_requests import Published, PublishWeights, SaveModel
 
@@ -36,7 +36,7 @@ class ServerWeights:
         trained_by: str,
         holders: Sequence[int],
         workers: ModelWorkers,
-        manager: ManagerLink,
+        manager: GserverManagerClient,
         every: int = 1,
         makers: Sequence[MakerRoute] = (),
         folder: Path | None,

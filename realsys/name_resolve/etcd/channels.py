@@ -20,7 +20,7 @@ from realsys.api.errors import StoreDenied, StoreError
 from realsys.name_resolve.etcd import protocol
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.failures import (
-    Verdict,
+    FailureVerdict,
     final_error,
     is_hopeless,
     judge,
@@ -94,14 +94,14 @@ class Channels:
                 verdict = judge(code, details)
                 tries += 1
                 is_silent = code == "DEADLINE_EXCEEDED" and channel.was_silent_since(try_s)
-                if verdict is Verdict.LOG_IN and self.access.user and logins < MAX_LOGINS:
+                if verdict is FailureVerdict.LOG_IN and self.access.user and logins < MAX_LOGINS:
                     logins += 1
                     self._forget_token(token)
                     continue
-                if verdict in (Verdict.FINAL, Verdict.LOG_IN):
+                if verdict in (FailureVerdict.FINAL, FailureVerdict.LOG_IN):
                     raise self._refusal(code, details) from error
                 self.move_on(channel, is_silent=is_silent)
-                if verdict is Verdict.UNSURE and not resend:
+                if verdict is FailureVerdict.UNSURE and not resend:
                     raise Unsure(details) from error
                 if is_hopeless(details) and tries >= 2 * len(self._channels):
                     if self._read_files_again():
@@ -272,9 +272,9 @@ class Stream:
         except _FAILURES as error:
             code, details = _read(error)
             verdict = judge(code, details)
-            if verdict is Verdict.LOG_IN and self._channels.access.user:
+            if verdict is FailureVerdict.LOG_IN and self._channels.access.user:
                 self.log_in_again()
-            elif verdict in (Verdict.FINAL, Verdict.LOG_IN):
+            elif verdict in (FailureVerdict.FINAL, FailureVerdict.LOG_IN):
                 raise self._channels._refusal(code, details) from error
             else:
                 self._channels.move_on(self._channel, is_silent=False)

@@ -23,7 +23,7 @@ from realsys.name_resolve.etcd.etcd_client import CALL_TIMEOUT_S, EtcdClient
 from realsys.name_resolve.etcd.etcd_lease import EtcdLease
 from realsys.name_resolve.etcd.etcd_watch import EtcdWatch
 from realsys.name_resolve.etcd.listing import entries_of, entries_under, revisions_under
-from realsys.name_resolve.etcd.transaction import Outcome, Transaction, delete_keys
+from realsys.name_resolve.etcd.transaction import Transaction, TransactionOutcome, delete_keys
 from realsys.name_resolve.store import (
     Compare,
     Entry,
@@ -219,7 +219,7 @@ class EtcdStore:
         if self._closed:
             raise store_refusals.closed(where=self.where)
 
-    def _run(self, *, puts: Sequence[Put] = (), **parts: Any) -> Outcome:
+    def _run(self, *, puts: Sequence[Put] = (), **parts: Any) -> TransactionOutcome:
         self._check_open()
         try:
             return Transaction(self.client, puts=puts, **parts).run()

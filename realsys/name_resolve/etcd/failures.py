@@ -10,7 +10,7 @@ from enum import StrEnum
 from realsys.api.errors import ConfigError, LeaseLost, StoreDenied, StoreError, StoreUnavailable
 
 
-class Verdict(StrEnum):
+class FailureVerdict(StrEnum):
     NEVER_SENT = "never sent"  # no connection: it can't have happened
     UNSURE = "unsure"  # it may have happened, or may yet
     LOG_IN = "log in"  # the token is not known (any more): nothing happened
@@ -34,21 +34,21 @@ _NO_LOGIN = ("invalid auth token", "revision of auth store is old", "auth: revis
 _TLS = ("andshake", "CERTIFICATE", "SSL", "certificate", "Verification", "TSI_")
 
 
-def judge(code: str, details: str) -> Verdict:
+def judge(code: str, details: str) -> FailureVerdict:
     """Args: ``code`` is the name of a gRPC status; ``details`` the text that came with it."""
     if any(text in details for text in _NO_LOGIN) or code == "UNAUTHENTICATED":
-        return Verdict.LOG_IN
+        return FailureVerdict.LOG_IN
     if code == "UNAVAILABLE":
         if "failed to connect" in details or "no leader" in details or _is_tls(details):
-            return Verdict.NEVER_SENT
-        return Verdict.UNSURE
+            return FailureVerdict.NEVER_SENT
+        return FailureVerdict.UNSURE
     if code in ("DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"):
-        return Verdict.UNSURE
+        return FailureVerdict.UNSURE
     if code == "RESOURCE_EXHAUSTED" and "too many requests" in details:
-        return Verdict.NEVER_SENT
+        return FailureVerdict.NEVER_SENT
     if code in ("UNKNOWN", "INTERNAL") and "etcdserver:" not in details:
-        return Verdict.UNSURE  # a stream that was torn, e.g. RST_STREAM
-    return Verdict.FINAL
+        return FailureVerdict.UNSURE  # a stream that was torn, e.g. RST_STREAM
+    return FailureVerdict.FINAL
 
 
 def final_error(

@@ -33,7 +33,7 @@ MAX_LOOKS_BACK = 64  # values of one key since the first try
 RESEND_AFTER_S = 0.05
 
 
-class Outcome(NamedTuple):
+class TransactionOutcome(NamedTuple):
     """``responses`` is None where the reply was lost and the writes were found."""
 
     happened: bool
@@ -80,7 +80,7 @@ class Transaction:
             failure=otherwise,
         )
 
-    def run(self) -> Outcome:
+    def run(self) -> TransactionOutcome:
         """Raises StoreUnavailable when nobody answers, and when it can't be told whether it happened."""
         client, deadline_s = self._client, self._client.deadline_s()
         before, was_lost = client.newest_revision, False
@@ -90,7 +90,7 @@ class Transaction:
             except Unsure as error:
                 was_lost = True
                 if found := self._find(before, deadline_s):
-                    return Outcome(True, found, None)
+                    return TransactionOutcome(True, found, None)
                 if time.monotonic() + RESEND_AFTER_S > deadline_s:
                     raise self._unknown(error.details) from error
                 time.sleep(RESEND_AFTER_S)
@@ -101,8 +101,8 @@ class Transaction:
                 raise
             # A condition that fails now may fail because the first try made it so.
             if was_lost and not reply.succeeded and (found := self._find(before, deadline_s)):
-                return Outcome(True, found, None)
-            return Outcome(reply.succeeded, reply.header.revision, reply.responses)
+                return TransactionOutcome(True, found, None)
+            return TransactionOutcome(reply.succeeded, reply.header.revision, reply.responses)
 
     def _find(self, before: int, deadline_s: float) -> int | None:
         """The revision in which our writes stand, None if they are nowhere after ``before``."""
@@ -139,7 +139,9 @@ class Transaction:
         return repr(key.decode(errors="backslashreplace")[1:])
 
 
-def delete_keys(client: EtcdClient, keys: Sequence[str], conditions: Sequence[Any]) -> Outcome:
+def delete_keys(
+    client: EtcdClient, keys: Sequence[str], conditions: Sequence[Any]
+) -> TransactionOutcome:
     """Deletes keys if the conditions hold, as somebody's deed."""
     ranges = [(to_etcd(key), b"") for key in keys]
     return Transaction(client, conditions=conditions, ranges=ranges, deletes_of=keys).run()

@@ -32,8 +32,8 @@ from realsys.name_resolve.keyspace import (
     EndLease,
     GrantLease,
     KeySpace,
+    KeySpaceSnapshot,
     Operation,
-    Snapshot,
 )
 from realsys.name_resolve.keyspace_store import Decide, KeySpaceStore
 from realsys.runtime.process_identity import is_known_dead
@@ -45,7 +45,7 @@ READS_PER_TTL = 5.0  # of a lease's counter
 SNAPSHOT_EVERY = 1024  # revisions; also how far behind a reader may be and still see every event
 
 _commits = msgspec.msgpack.Decoder(list[Operation])
-_snapshots = msgspec.msgpack.Decoder(Snapshot)
+_snapshots = msgspec.msgpack.Decoder(KeySpaceSnapshot)
 
 
 class FileStore(KeySpaceStore):

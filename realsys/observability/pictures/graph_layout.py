@@ -24,7 +24,7 @@ _MARGIN = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodePosition:
     """A part of the picture; ``x`` and ``y`` are its middle, in inches from the top left."""
 
     name: str
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class EdgeLine:
     """Leaves a part on its right side and enters another on its left."""
 
     start: str
@@ -50,11 +50,11 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class GraphLayout:
     """The whole picture, in inches."""
 
-    places: dict[str, Place]
-    lines: tuple[Line, ...]
+    places: dict[str, NodePosition]
+    lines: tuple[EdgeLine, ...]
     width: float
     height: float
 
@@ -87,12 +87,12 @@ class _Net:
         return max(map(len, lines)) * _CHAR + 0.12, len(lines) * _LINE + 0.06
 
 
-def lay_out(graph: DataflowGraph) -> Layout:
+def lay_out(graph: DataflowGraph) -> GraphLayout:
     """Places of all parts."""
     net = _net(graph)
     ys = _rows(net)
     top = min(ys[n] - net.size(n)[1] / 2 for n in net.kinds)
-    places: dict[str, Place] = {}
+    places: dict[str, NodePosition] = {}
     left = _MARGIN
     for column in net.columns:
         wide = max((net.size(n)[0] for n in column), default=0.0)
@@ -100,7 +100,7 @@ def lay_out(graph: DataflowGraph) -> Layout:
             width, height = net.size(name)
             if net.kinds[name] == PASS:
                 width = wide  # the line runs straight through the column
-            places[name] = Place(
+            places[name] = NodePosition(
                 name=name,
                 kind=net.kinds[name],
                 x=left + wide / 2,
@@ -112,10 +112,10 @@ def lay_out(graph: DataflowGraph) -> Layout:
         left += wide + _GAP_X + (0.25 if KEYS in {net.kinds[n] for n in column} else 0.0)
     height = max(p.y + p.height / 2 for p in places.values()) + _MARGIN + 0.35
     width = left - _GAP_X + _MARGIN
-    return Layout(places=places, lines=_lines(net, places), width=width, height=height)
+    return GraphLayout(places=places, lines=_lines(net, places), width=width, height=height)
 
 
-def _lines(net: _Net, places: dict[str, Place]) -> tuple[Line, ...]:
+def _lines(net: _Net, places: dict[str, NodePosition]) -> tuple[EdgeLine, ...]:
     """Lines into one box enter side by side, in the order of their sources, not in one point."""
     lines = []
     for end, place in places.items():
@@ -125,7 +125,7 @@ def _lines(net: _Net, places: dict[str, Place]) -> tuple[Line, ...]:
             shift = spread * (i - (len(sources) - 1) / 2) if place.kind == BOX else 0.0
             before = places[start]
             lines.append(
-                Line(
+                EdgeLine(
                     start=start,
                     end=end,
                     x0=before.x + before.width / 2,
@@ -138,7 +138,7 @@ def _lines(net: _Net, places: dict[str, Place]) -> tuple[Line, ...]:
         if place.kind == PASS:
             x0, x1 = place.x - place.width / 2, place.x + place.width / 2
             lines.append(
-                Line(start=end, end=end, x0=x0, y0=place.y, x1=x1, y1=place.y, arrow=False)
+                EdgeLine(start=end, end=end, x0=x0, y0=place.y, x1=x1, y1=place.y, arrow=False)
             )
     return tuple(lines)
 

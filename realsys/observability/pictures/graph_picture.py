@@ -17,9 +17,9 @@ from realsys.observability.pictures.graph_layout import (
     BOX_HEIGHT,
     BOX_WIDTH,
     KEYS,
-    Layout,
-    Line,
-    Place,
+    EdgeLine,
+    GraphLayout,
+    NodePosition,
     lay_out,
 )
 from realsys.observability.pictures.palette import GRID, INK, MUTED, RoleColours
@@ -71,7 +71,7 @@ def graph_figure(graph: DataflowGraph) -> Figure:
     return figure
 
 
-def _draw_line(axes: Any, line: Line) -> None:
+def _draw_line(axes: Any, line: EdgeLine) -> None:
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path as Curve
 
@@ -98,7 +98,7 @@ def _draw_line(axes: Any, line: Line) -> None:
     )
 
 
-def _draw_keys(axes: Any, place: Place) -> None:
+def _draw_keys(axes: Any, place: NodePosition) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     corner = (place.x - place.width / 2, place.y - place.height / 2)
@@ -119,7 +119,7 @@ def _draw_keys(axes: Any, place: Place) -> None:
     )
 
 
-def _draw_box(axes: Any, graph: DataflowGraph, place: Place, colours: RoleColours) -> None:
+def _draw_box(axes: Any, graph: DataflowGraph, place: NodePosition, colours: RoleColours) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     node = next((n for n in graph.nodes if n.name == place.name), None)
@@ -155,7 +155,9 @@ def _box_lines(node: MFCDef) -> tuple[str, ...]:
     return node.name, f"{node.model_name} · {node.interface_type.value}", f"{node.n_seqs} seqs"
 
 
-def _draw_legend(axes: Any, graph: DataflowGraph, layout: Layout, colours: RoleColours) -> None:
+def _draw_legend(
+    axes: Any, graph: DataflowGraph, layout: GraphLayout, colours: RoleColours
+) -> None:
     x = 0.3
     for role in dict.fromkeys(n.role for n in graph.nodes):
         y = layout.height - 0.2

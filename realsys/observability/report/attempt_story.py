@@ -22,7 +22,7 @@ _TAIL_BYTES = 64_000
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """How the trial stands."""
 
     RUNNING = "running"
@@ -34,9 +34,9 @@ class Outcome(StrEnum):
 
 
 _OUTCOMES = {
-    Result.COMPLETED: Outcome.COMPLETED,
-    Result.STOPPED: Outcome.STOPPED,
-    Result.FAILED: Outcome.FAILED,
+    Result.COMPLETED: AttemptOutcome.COMPLETED,
+    Result.STOPPED: AttemptOutcome.STOPPED,
+    Result.FAILED: AttemptOutcome.FAILED,
 }
 
 
@@ -48,17 +48,17 @@ class Attempt:
     marker: ExitMarker | None
 
 
-def outcome(attempts: Sequence[Attempt]) -> Outcome:
+def outcome(attempts: Sequence[Attempt]) -> AttemptOutcome:
     """How the newest attempt stands."""
     if not attempts:
-        return Outcome.UNKNOWN
+        return AttemptOutcome.UNKNOWN
     record, marker = attempts[-1].record, attempts[-1].marker
     if marker:
         return _OUTCOMES[marker.result]
     if record.host != socket.gethostname():
-        return Outcome.UNKNOWN
+        return AttemptOutcome.UNKNOWN
     alive = is_alive(record.supervisor_pid, record.supervisor_start)
-    return Outcome.RUNNING if alive else Outcome.LOST
+    return AttemptOutcome.RUNNING if alive else AttemptOutcome.LOST
 
 
 def first_failure(files: TrialFiles, attempts: Sequence[Attempt]) -> Failure | None:
@@ -75,7 +75,7 @@ def first_failure(files: TrialFiles, attempts: Sequence[Attempt]) -> Failure | N
         if first.log_tail:
             return first
         return replace(first, log_tail=_tail(attempt.log(first.worker)))
-    if outcome(attempts) is not Outcome.LOST:
+    if outcome(attempts) is not AttemptOutcome.LOST:
         return None
     log = attempt.log("supervisor")
     return Failure(
@@ -118,7 +118,7 @@ def duration_s(attempts: Sequence[Attempt], events: Sequence[Event]) -> float | 
         start = attempt.record.started_at
         if attempt.marker:
             end = attempt.marker.ended_at
-        elif is_last and outcome(attempts) is Outcome.RUNNING:
+        elif is_last and outcome(attempts) is AttemptOutcome.RUNNING:
             end = time.time()
         else:
             limit = float("inf") if is_last else attempts[i + 1].record.started_at

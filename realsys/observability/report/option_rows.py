@@ -15,7 +15,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptionRow:
+class ReportOptionRow:
     """One setting. ``default`` is None in text form when nobody knows it."""
 
     name: str
@@ -30,7 +30,7 @@ class OptionRow:
         return self.default is not None and self.value != self.default
 
 
-def option_rows(options: Mapping[str, Any], experiment_name: str) -> list[OptionRow]:
+def option_rows(options: Mapping[str, Any], experiment_name: str) -> list[ReportOptionRow]:
     """Every setting in the order of its declaration, with what the experiment declares about it.
 
     Looks at experiments that are registered in this process; imports no file of the trial.
@@ -43,7 +43,7 @@ def option_rows(options: Mapping[str, Any], experiment_name: str) -> list[Option
         default = defaults.get(name, _MISSING)
         metadata = declared.get(name, {})
         rows.append(
-            OptionRow(
+            ReportOptionRow(
                 name=name,
                 value=_text(value),
                 default=None if default is _MISSING else _text(default),

@@ -19,7 +19,7 @@ from realsys.api.errors import RealsysError
 from realsys.observability.jsonl import write_error
 from realsys.observability.report import report_details as details
 from realsys.observability.report import report_sections as parts
-from realsys.observability.report.attempt_story import Outcome
+from realsys.observability.report.attempt_story import AttemptOutcome
 from realsys.observability.report.report_evaluations import evaluations
 from realsys.observability.report.report_page import page, section
 from realsys.observability.report.report_samples import samples
@@ -68,14 +68,14 @@ def report_html(story: TrialStory) -> str:
 def going_on(story: TrialStory) -> str:
     """Commands for what one may want next."""
     steps = {
-        Outcome.RUNNING: (f"realsys watch {story.trial}", "attach the live view"),
-        Outcome.UNKNOWN: (f"realsys status {story.trial}", "ask how it stands"),
+        AttemptOutcome.RUNNING: (f"realsys watch {story.trial}", "attach the live view"),
+        AttemptOutcome.UNKNOWN: (f"realsys status {story.trial}", "ask how it stands"),
     }
     resume = (story.marker.resume if story.marker else "") or f"realsys resume {story.trial}"
     lines = []
     if story.outcome in steps:
         lines.append(steps[story.outcome])
-    elif story.outcome is not Outcome.COMPLETED:
+    elif story.outcome is not AttemptOutcome.COMPLETED:
         lines.append((resume, "go on from the newest whole checkpoint"))
     if checkpoint := _newest_checkpoint(story):
         lines.append((str(checkpoint), "newest saved policy: a Hugging Face folder"))

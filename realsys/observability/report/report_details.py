@@ -11,7 +11,7 @@ from realsys.api.errors import RealsysError
 from realsys.observability.pictures.graph_picture import graph_png, graph_text
 from realsys.observability.pictures.step_picture import step_png
 from realsys.observability.predicted import STEP, error_text, predicted_rows
-from realsys.observability.report.option_rows import OptionRow, option_rows
+from realsys.observability.report.option_rows import ReportOptionRow, option_rows
 from realsys.observability.report.report_page import picture, rows_table, section
 from realsys.observability.report.trial_story import TrialStory
 from realsys.observability.timeline import mean_ratio, mfc_summary, role_of, typical_step
@@ -107,7 +107,7 @@ def settings(story: TrialStory) -> str:
     return section("Settings", f'<div class="card">{body}{full}</div>')
 
 
-def _option_table(rows: list[OptionRow]) -> str:
+def _option_table(rows: list[ReportOptionRow]) -> str:
     return rows_table(
         ("option", "value", "default", "meaning"),
         [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from html import escape
 
-from realsys.observability.report.attempt_story import Outcome, without_colours
+from realsys.observability.report.attempt_story import AttemptOutcome, without_colours
 from realsys.observability.report.curves import (
     ACCURACY,
     LOSS,
@@ -31,12 +31,12 @@ from realsys.trial.records import Failure
 LOG_LINES = 15
 
 BADGE = {
-    Outcome.COMPLETED: "good",
-    Outcome.RUNNING: "info",
-    Outcome.STOPPED: "warn",
-    Outcome.FAILED: "bad",
-    Outcome.LOST: "bad",
-    Outcome.UNKNOWN: "warn",
+    AttemptOutcome.COMPLETED: "good",
+    AttemptOutcome.RUNNING: "info",
+    AttemptOutcome.STOPPED: "warn",
+    AttemptOutcome.FAILED: "bad",
+    AttemptOutcome.LOST: "bad",
+    AttemptOutcome.UNKNOWN: "warn",
 }
 
 

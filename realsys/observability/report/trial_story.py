@@ -18,7 +18,7 @@ from realsys.observability.events import Event, parse_events
 from realsys.observability.jsonl import parse_jsonl
 from realsys.observability.report.attempt_story import (
     Attempt,
-    Outcome,
+    AttemptOutcome,
     duration_s,
     first_failure,
     outcome,
@@ -61,7 +61,7 @@ class TrialStory:
 
     root: Path
     trial: str
-    outcome: Outcome
+    outcome: AttemptOutcome
     plan: LaunchPlan | None
     record: TrialRecord | None
     attempts: tuple[Attempt, ...]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from realsys.planner.meshes import Mesh, is_twin
-from realsys.planner.search.plan_judge import Judge
+from realsys.planner.search.plan_judge import PlanJudge
 
 CHECK_EVERY = 256  # plans between two looks at the clock
 EPSILON = 1e-9
@@ -22,7 +22,7 @@ EPSILON = 1e-9
 class BranchAndBound:
     """One exhaustive search."""
 
-    def __init__(self, judge: Judge, fits: Callable[[Sequence[int]], bool]) -> None:
+    def __init__(self, judge: PlanJudge, fits: Callable[[Sequence[int]], bool]) -> None:
         self._judge, self._fits = judge, fits
         own_s = judge.own_s
         self._sizes = [[len(p.workers) for p in options] for options in judge.options]

@@ -20,7 +20,7 @@ from realsys.planner.time.simulate_steps import simulate
 STEPS_AHEAD = 5  # simulated steps where calls run ahead: the second is in stride, the last is not
 
 
-class Judge:
+class PlanJudge:
     """Plans of one graph over given options.
 
     Attributes:

@@ -19,7 +19,7 @@ from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, leftmost, places
 from realsys.planner.search.branch_and_bound import EPSILON, BranchAndBound
-from realsys.planner.search.plan_judge import Judge
+from realsys.planner.search.plan_judge import PlanJudge
 from realsys.planner.time.costs import Allocation, Costs
 
 BytesPerWorker = Callable[[Allocation], Mapping[int, float]]
@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundPlan:
     """The best plan that was found.
 
     ``exact``: no plan of the space is better. ``evaluated``: plans that were simulated.
@@ -71,7 +71,7 @@ def search(
     deadline_s: float = 10.0,
     seed: int = 1,
     slack: float = 0.0,
-) -> Found:
+) -> FoundPlan:
     """The plan of the shortest step.
 
     Args:
@@ -83,7 +83,7 @@ def search(
     """
     began = time.monotonic()
     options = options_of(graph, limits)
-    judge = Judge(graph, costs, options, num_workers=limits.num_workers, ahead=ahead)
+    judge = PlanJudge(graph, costs, options, num_workers=limits.num_workers, ahead=ahead)
 
     def over(choice: Sequence[int]) -> float:
         """By which share of the limit the fullest worker is too full; 0 when none is."""
@@ -101,7 +101,7 @@ def search(
     if best is None:
         raise _too_large(limits, local.least_over)
     best = local.simplest(best, longest_s=judge.step_s(best) * (1 + slack) + 1e-9)
-    return Found(
+    return FoundPlan(
         allocation=leftmost(judge.allocation(best), limits.num_workers),
         step_s=judge.step_s(best),
         exact=complete,
@@ -150,7 +150,7 @@ class _LocalSearch:
     """
 
     def __init__(
-        self, judge: Judge, over: Callable[[Sequence[int]], float], draw: random.Random
+        self, judge: PlanJudge, over: Callable[[Sequence[int]], float], draw: random.Random
     ) -> None:
         self._judge, self._over, self._draw = judge, over, draw
         self._sizes = [len(options) for options in judge.options]

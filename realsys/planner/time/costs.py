@@ -1,4 +1,4 @@
-"""What the calls of a placed graph cost: from an allocation to the simulator's ``Work`` (pure).
+"""What the calls of a placed graph cost: from an allocation to the simulator's ``CallWork`` (pure).
 
 ``Costs`` is what a source of seconds offers: a table (here), formulas (analytic.py) or an earlier run
 (profiled.py). Hooks follow from the allocation: a call of a trained role that sits elsewhere than its
@@ -14,7 +14,7 @@ from typing import Protocol
 from realsys.api.dataflow import DataflowGraph, MFCDef, OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError
 from realsys.planner.allocation import CallAllocation, workers_text
-from realsys.planner.time.simulated_timeline import Movement, Overheads, Work
+from realsys.planner.time.simulated_timeline import CallWork, MovementWork, Overheads
 
 Allocation = Mapping[str, CallAllocation]  # by call
 
@@ -42,7 +42,7 @@ class Costs(Protocol):
         """Whether the call's workers wait for one another."""
 
 
-def works_of(graph: DataflowGraph, allocation: Allocation, costs: Costs) -> list[Work]:
+def works_of(graph: DataflowGraph, allocation: Allocation, costs: Costs) -> list[CallWork]:
     """The graph's calls with their seconds and weight movements, in the graph's order."""
     homes = home_of_roles(graph, allocation)
     return [_work(call, graph, allocation, homes, costs) for call in graph.nodes]
@@ -54,21 +54,21 @@ def _work(
     allocation: Allocation,
     homes: Mapping[str, CallAllocation],
     costs: Costs,
-) -> Work:
+) -> CallWork:
     place = allocation[call.name]
     home = homes.get(call.role, place)
     elsewhere = {p: allocation[p] for p in graph.parents[call.name] if allocation[p] != place}
-    before: tuple[Movement, ...] = ()
+    before: tuple[MovementWork, ...] = ()
     if home != place:
         before = (
-            Movement(
+            MovementWork(
                 name=f"{call.role} weights → {workers_text(place.workers)} {place.topology}",
                 workers=tuple(sorted({*home.workers, *place.workers})),
                 seconds=costs.realloc_s(call.role, home, place),
                 role=call.role,
             ),
         )
-    return Work(
+    return CallWork(
         call=call.name,
         workers=place.workers,
         seconds=costs.call_s(call, place),
@@ -89,13 +89,13 @@ def release_s(call: MFCDef, place: CallAllocation, costs: Costs) -> float:
 
 def _after(
     call: MFCDef, graph: DataflowGraph, allocation: Allocation, costs: Costs
-) -> Iterator[Movement]:
+) -> Iterator[MovementWork]:
     """What a call's hooks write to other roles, e.g. an average of the weights."""
     source = allocation[call.name]
     for hook in call.post_hooks:
         role = hook.target.role if isinstance(hook, ParamReallocHook) and hook.target else ""
         for target in [allocation[n.name] for n in graph.nodes if n.role == role][:1]:
-            yield Movement(
+            yield MovementWork(
                 name=f"{call.role} weights → {role}",
                 workers=tuple(sorted({*source.workers, *target.workers})),
                 seconds=costs.realloc_s(call.role, source, target),

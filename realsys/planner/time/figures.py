@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from realsys.planner.time.simulated_timeline import Span, Timeline, Work
+from realsys.planner.time.simulated_timeline import CallWork, SimulatedSpan, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class PathPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class StepFigures:
     """A timeline in numbers.
 
     Attributes:
@@ -43,7 +43,7 @@ class Figures:
         return sum(self.idle) / len(self.idle)
 
 
-def figures(timeline: Timeline) -> Figures:
+def figures(timeline: Timeline) -> StepFigures:
     """The numbers of a timeline."""
     steps, total = len(timeline.step_ends), timeline.step_ends[-1]
     busy = [0.0] * timeline.num_workers
@@ -56,7 +56,7 @@ def figures(timeline: Timeline) -> Figures:
     calls: dict[str, list[float]] = {}
     for (name, _), (start, end) in lasts.items():
         calls.setdefault(name, []).append(end - start)
-    return Figures(
+    return StepFigures(
         step_s=timeline.step_s,
         wall_s=timeline.wall_s,
         call_s={name: sum(each) / len(each) for name, each in calls.items()},
@@ -91,12 +91,12 @@ def critical_path(timeline: Timeline) -> tuple[PathPart, ...]:
     return tuple(reversed(found))
 
 
-def _ender(spans: Sequence[Span], step: int) -> int:
+def _ender(spans: Sequence[SimulatedSpan], step: int) -> int:
     own = [i for i, s in enumerate(spans) if s.step == step]
     return max(own, key=lambda i: (spans[i].end, -i))
 
 
-def longest_chain(works: Sequence[Work], parents: Mapping[str, frozenset[str]]) -> float:
+def longest_chain(works: Sequence[CallWork], parents: Mapping[str, frozenset[str]]) -> float:
     """Seconds of the graph's longest chain: a step's least time, were there workers without end."""
     ends: dict[str, float] = {}
     for work in works:  # the graph's order is not always topological
@@ -106,7 +106,7 @@ def longest_chain(works: Sequence[Work], parents: Mapping[str, frozenset[str]]) 
 
 def _chain_end(
     name: str,
-    works: Mapping[str, Work],
+    works: Mapping[str, CallWork],
     parents: Mapping[str, frozenset[str]],
     ends: dict[str, float],
 ) -> float:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realsys.planner.allocation import workers_text
-from realsys.planner.time.simulated_timeline import Span, Timeline
+from realsys.planner.time.simulated_timeline import SimulatedSpan, Timeline
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarPiece:
     """A stretch of a line. ``call`` is "" where nothing runs."""
 
     text: str
@@ -22,7 +22,7 @@ class Lane:
     """The workers of one line, and the line."""
 
     label: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BarPiece, ...]
 
     @property
     def text(self) -> str:
@@ -52,10 +52,10 @@ def gantt(timeline: Timeline, *, width: int = 100) -> list[Lane]:
 
 
 def _line(
-    spans: Sequence[Span], worker: int, begin: float, end: float, room: int, step: int
-) -> tuple[Piece, ...]:
+    spans: Sequence[SimulatedSpan], worker: int, begin: float, end: float, room: int, step: int
+) -> tuple[BarPiece, ...]:
     scale = room / (end - begin) if end > begin else 0.0
-    pieces: list[Piece] = []
+    pieces: list[BarPiece] = []
     at = 0
     for span in sorted((s for s in spans if s.worker == worker), key=lambda s: s.start):
         first, last = (
@@ -65,14 +65,14 @@ def _line(
         if last <= first:
             continue
         if first > at:
-            pieces.append(Piece("·" * (first - at), ""))
+            pieces.append(BarPiece("·" * (first - at), ""))
         name = span.name if span.kind == "call" else "⇄"
         if span.step > step:
             name += " +1"
-        pieces.append(Piece(_bar(name, last - first), span.name if span.kind == "call" else "⇄"))
+        pieces.append(BarPiece(_bar(name, last - first), span.name if span.kind == "call" else "⇄"))
         at = last
     if at < room:
-        pieces.append(Piece("·" * (room - at), ""))
+        pieces.append(BarPiece("·" * (room - at), ""))
     return tuple(pieces)
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 
 from realsys.api.errors import InternalError
 from realsys.planner.time.simulated_timeline import (
-    Movement,
+    CallWork,
+    MovementWork,
     Overheads,
-    Span,
+    SimulatedSpan,
     SpanKind,
     Timeline,
-    Work,
 )
 
 
@@ -30,12 +30,12 @@ from realsys.planner.time.simulated_timeline import (
 class _Simulation:
     """The state of one pass."""
 
-    works: Sequence[Work]
+    works: Sequence[CallWork]
     parents: Mapping[str, frozenset[str]]
     overheads: Overheads
     free: list[float]
     last: list[int]  # per worker, its latest span
-    spans: list[Span] = field(default_factory=list)
+    spans: list[SimulatedSpan] = field(default_factory=list)
     # (when, index in works): of one step at a time
     issues: list[tuple[float, int]] = field(default_factory=list)
     loaded: dict[int, _Moment] = field(default_factory=dict)
@@ -48,7 +48,7 @@ _Moment = tuple[float, int]  # when, and the span that ended then
 
 
 def simulate(
-    works: Sequence[Work],
+    works: Sequence[CallWork],
     parents: Mapping[str, frozenset[str]],
     *,
     num_workers: int,
@@ -98,7 +98,7 @@ def _begin(state: _Simulation, step: int, at: _Moment, ahead: Collection[str]) -
     sources = [i for i, w in enumerate(state.works) if not state.parents[w.call]]
     state.loaded[step] = at
     if state.overheads.load_s:
-        load = Movement(
+        load = MovementWork(
             name="load", workers=state.works[sources[0]].workers, seconds=state.overheads.load_s
         )
         state.loaded[step] = _move(state, load, step, *at, kind="load")
@@ -131,7 +131,7 @@ def _push_if_ready(state: _Simulation, step: int, index: int, opening: _Moment) 
         heapq.heappush(state.issues, (max(inputs[0], opening[0]), index))
 
 
-def _inputs(state: _Simulation, step: int, work: Work) -> _Moment | None:
+def _inputs(state: _Simulation, step: int, work: CallWork) -> _Moment | None:
     """When a call's inputs are complete; None while that is unknown."""
     parents = state.parents[work.call]
     known = [state.finished[step, p] for p in parents if (step, p) in state.finished]
@@ -140,7 +140,7 @@ def _inputs(state: _Simulation, step: int, work: Work) -> _Moment | None:
     return max(known) if len(known) == len(parents) else None
 
 
-def _issue(state: _Simulation, work: Work, step: int, at: _Moment) -> None:
+def _issue(state: _Simulation, work: CallWork, step: int, at: _Moment) -> None:
     """Puts a call with its movements at the end of its workers' queues."""
     half = state.overheads.call_s / 2
     moment = (at[0] + half, at[1])
@@ -154,7 +154,7 @@ def _issue(state: _Simulation, work: Work, step: int, at: _Moment) -> None:
     state.finished[step, work.call] = (moment[0] + half, moment[1])
 
 
-def _copy(state: _Simulation, movement: Movement, step: int, at: _Moment) -> _Moment:
+def _copy(state: _Simulation, movement: MovementWork, step: int, at: _Moment) -> _Moment:
     """A movement, unless its copy is that of the newest weights already."""
     if movement.role:
         version = state.trained.get(movement.role, 0)
@@ -164,7 +164,7 @@ def _copy(state: _Simulation, movement: Movement, step: int, at: _Moment) -> _Mo
     return _move(state, movement, step, *at)
 
 
-def _compute(state: _Simulation, work: Work, step: int, issued: float, cause: int) -> _Moment:
+def _compute(state: _Simulation, work: CallWork, step: int, issued: float, cause: int) -> _Moment:
     starts = {w: max(issued, state.free[w]) for w in work.workers}
     together = max(starts.values())
     latest = max(work.workers, key=lambda w: starts[w])
@@ -174,7 +174,7 @@ def _compute(state: _Simulation, work: Work, step: int, issued: float, cause: in
         own_cause = state.last[worker] if start > issued else cause
         begin = together if work.together else start
         state.spans.append(
-            Span(
+            SimulatedSpan(
                 step,
                 work.call,
                 "call",
@@ -191,7 +191,7 @@ def _compute(state: _Simulation, work: Work, step: int, issued: float, cause: in
 
 def _move(
     state: _Simulation,
-    movement: Movement,
+    movement: MovementWork,
     step: int,
     issued: float,
     cause: int,
@@ -206,7 +206,7 @@ def _move(
     for worker in movement.workers:
         start = max(issued, state.free[worker])
         state.spans.append(
-            Span(
+            SimulatedSpan(
                 step,
                 movement.name,
                 kind,

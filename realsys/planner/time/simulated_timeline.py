@@ -11,7 +11,7 @@ SpanKind = Literal["call", "realloc", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Movement:
+class MovementWork:
     """Weights on their way between two copies: all ``workers`` are occupied together.
 
     ``role``: it only happens when the role has been trained since the movement of this name happened
@@ -25,7 +25,7 @@ class Movement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class CallWork:
     """One call of the graph, placed and with its seconds.
 
     Attributes:
@@ -44,8 +44,8 @@ class Work:
     fetch_s: float = 0.0
     release_s: float = 0.0
     together: bool = True
-    before: tuple[Movement, ...] = ()
-    after: tuple[Movement, ...] = ()
+    before: tuple[MovementWork, ...] = ()
+    after: tuple[MovementWork, ...] = ()
     trains: str = ""
 
     @property
@@ -71,7 +71,7 @@ class Overheads:
 
 
 @dataclass(frozen=True)
-class Span:
+class SimulatedSpan:
     """A worker is occupied from ``start`` to ``end``; ``busy_from`` on it computes (the rest: peers).
 
     ``cause`` is the index of the span that had to end first, -1 for the beginning of all.
@@ -92,7 +92,7 @@ class Span:
 class Timeline:
     """What a simulation found. Times in seconds from 0; steps from 1."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[SimulatedSpan, ...]
     step_starts: tuple[float, ...]
     step_ends: tuple[float, ...]
     num_workers: int

@@ -18,11 +18,11 @@ from realsys.api.errors import InternalError
 from realsys.rollout.simulation.lengths import Lengths
 from realsys.rollout.simulation.virtual_server import VirtualServer
 from realsys.rollout.staleness.ledger import StalenessLedger
-from realsys.rollout.staleness.tickets import Admitted
+from realsys.rollout.staleness.tickets import PromptGrant
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SimulationSettings:
     """What is simulated. Times are seconds of virtual time.
 
     Attributes:
@@ -65,7 +65,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SimulationOutcome:
     """What came of it, over the steps that are measured."""
 
     tokens_per_s: float  # trained
@@ -78,7 +78,7 @@ class Outcome:
     thrown_away: float  # prompts for each trained one
 
 
-def simulate(setting: Setting) -> Outcome:
+def simulate(setting: SimulationSettings) -> SimulationOutcome:
     """Plays a run. Deterministic: its chance comes from ``seed``, lengths belong to prompts.
 
     Raises:
@@ -91,7 +91,7 @@ def simulate(setting: Setting) -> Outcome:
 class _Rollout:
     """A prompt that was given out, with the versions of its tokens so far."""
 
-    ticket: Admitted
+    ticket: PromptGrant
     left: int  # answers to come
     oldest: int
     newest: int = 0
@@ -113,7 +113,7 @@ class _Mark:
 
 
 class _Run:
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: SimulationSettings) -> None:
         self.setting, self.now = setting, 0.0
         self.last = setting.warm_up + setting.steps
         self.ledger = StalenessLedger(
@@ -137,7 +137,7 @@ class _Run:
         self.row_s, self.dropped = 0.0, 0
         self.marks = [_Mark()]
 
-    def play(self) -> Outcome:
+    def play(self) -> SimulationOutcome:
         self._ask()
         while self.ledger.version < self.last:
             if not self.heap:
@@ -151,7 +151,7 @@ class _Run:
         begin, end = self.marks[self.setting.warm_up], self.marks[self.last]
         seconds, tokens = end.now - begin.now, end.tokens - begin.tokens
         rows = self.setting.servers * self.setting.slots
-        return Outcome(
+        return SimulationOutcome(
             tokens_per_s=tokens / seconds,
             of_bound=tokens / seconds / self.setting.bound,
             step_s=seconds / self.setting.steps,

@@ -27,7 +27,12 @@ from typing import Any
 
 from realsys.api.errors import ConfigError, InternalError, did_you_mean
 from realsys.rollout.staleness import due_steps
-from realsys.rollout.staleness.tickets import Admitted, BatchStaleness, Policy, Verdict
+from realsys.rollout.staleness.tickets import (
+    BatchStaleness,
+    PromptGrant,
+    StalenessPolicy,
+    TicketVerdict,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class StalenessLedger:
     ) -> None:
         _check(batch_size, max_staleness, policy, max_in_flight, total_steps)
         self.batch_size, self.max_staleness = batch_size, max_staleness
-        self.policy, self.max_in_flight = Policy(policy), max_in_flight
+        self.policy, self.max_in_flight = StalenessPolicy(policy), max_in_flight
         self.total_steps = total_steps
         self._version = 0
         self._next = 0  # the first number that was never given out
@@ -118,7 +123,7 @@ class StalenessLedger:
 
     # ---- giving out -------------------------------------------------------------------------------
 
-    def admit(self, holder: str) -> Admitted | None:
+    def admit(self, holder: str) -> PromptGrant | None:
         """The next prompt, now in flight at ``holder``; None when none may begin (``why_not``)."""
         offer = self._offer()
         if isinstance(offer, str):
@@ -129,7 +134,7 @@ class StalenessLedger:
         self._in_flight[offer.number] = _InFlight(holder, offer.tries, offer.min_version)
         return offer
 
-    def offer(self) -> Admitted | None:
+    def offer(self) -> PromptGrant | None:
         """The prompt that ``admit`` would give out now; None when none may begin."""
         offer = self._offer()
         return None if isinstance(offer, str) else offer
@@ -139,7 +144,7 @@ class StalenessLedger:
         offer = self._offer()
         return offer if isinstance(offer, str) else ""
 
-    def _offer(self) -> Admitted | str:
+    def _offer(self) -> PromptGrant | str:
         if self.over:
             return f"all {self.total_steps} steps are trained"
         if self.max_in_flight is not None and len(self._in_flight) >= self.max_in_flight:
@@ -150,7 +155,7 @@ class StalenessLedger:
         if target > self.total_steps:
             return f"all prompts of the {self.total_steps} steps are given out"
         min_version = max(0, target - 1 - self.max_staleness)
-        if self.policy is Policy.WINDOW and number in self._returned:
+        if self.policy is StalenessPolicy.WINDOW and number in self._returned:
             min_version = self._first_version_with_room(min_version)
         # Weights in training are not there yet, so this counts by the version that is.
         if min_version > self._version:
@@ -159,7 +164,7 @@ class StalenessLedger:
                 f"(max_staleness {self.max_staleness}); the newest are of version {self._version}"
             )
         tries = self._returned.get(number, 0)
-        return Admitted(number=number, tries=tries, min_version=min_version, target_step=target)
+        return PromptGrant(number=number, tries=tries, min_version=min_version, target_step=target)
 
     def _first_version_with_room(self, at_least: int) -> int:
         """A returned prompt's old due step may be promised to others by now.
@@ -177,7 +182,7 @@ class StalenessLedger:
 
     # ---- coming back ------------------------------------------------------------------------------
 
-    def deliver(self, number: int, tries: int, *, oldest: int, newest: int) -> Verdict:
+    def deliver(self, number: int, tries: int, *, oldest: int, newest: int) -> TicketVerdict:
         """A prompt's answers are there; their tokens come from versions ``oldest`` … ``newest``.
 
         Refused are unknown, double, superseded ones and, with policy drop, too old ones (which are given
@@ -187,7 +192,7 @@ class StalenessLedger:
             InternalError: the versions can't be, or somebody has ignored ``min_version``.
         """
         if refusal := self._refusal(number, tries):
-            return Verdict(False, refusal)
+            return TicketVerdict(False, refusal)
         there = self.next_step - 1  # weights of a step in training may be out before it is done
         if not 0 <= oldest <= newest <= there:
             raise InternalError(
@@ -196,7 +201,9 @@ class StalenessLedger:
                 where="StalenessLedger.deliver",
             )
         flight, due = self._in_flight[number], self._due(oldest)
-        if self.policy is not Policy.DROP and (oldest < flight.min_version or due < self.next_step):
+        if self.policy is not StalenessPolicy.DROP and (
+            oldest < flight.min_version or due < self.next_step
+        ):
             raise InternalError(
                 f"prompt {number} has tokens of version {oldest}, its ticket said "
                 f"{flight.min_version} or newer; the next step is {self.next_step}",
@@ -205,28 +212,28 @@ class StalenessLedger:
         del self._in_flight[number]
         if due < self.next_step:
             self._drop(number, tries)
-            return Verdict(
+            return TicketVerdict(
                 False,
                 f"too old: tokens of version {oldest} may be trained until step {due}, "
                 f"the next is {self.next_step}",
             )
         self._ready[number] = _Ready(tries, oldest, newest)
-        return Verdict(True)
+        return TicketVerdict(True)
 
-    def give_up(self, number: int, tries: int, *, filtered: bool) -> Verdict:
+    def give_up(self, number: int, tries: int, *, filtered: bool) -> TicketVerdict:
         """The holder will not deliver it: given out again or, if ``filtered``, gone for good.
 
         The places of a filtered prompt and of all behind it are taken by the next ones.
         """
         if refusal := self._refusal(number, tries):
-            return Verdict(False, refusal)
+            return TicketVerdict(False, refusal)
         del self._in_flight[number]
         if filtered:
             self._close(number)
             self._filtered += 1
         else:
             self._return(number, tries)
-        return Verdict(True)
+        return TicketVerdict(True)
 
     def is_holding(self, holder: str) -> bool:
         """Whether prompts are in flight at ``holder``."""
@@ -263,10 +270,10 @@ class StalenessLedger:
         if self._taken or self.over or len(self._ready) < self.batch_size:
             return None
         match self.policy:
-            case Policy.WAIT:
+            case StalenessPolicy.WAIT:
                 batch = self._open[: self.batch_size]
                 return tuple(batch) if all(n in self._ready for n in batch) else None
-            case Policy.WINDOW:
+            case StalenessPolicy.WINDOW:
                 chosen = due_steps.choose(
                     self._dues(self._ready),
                     self._running_dues(),
@@ -274,7 +281,7 @@ class StalenessLedger:
                     batch_size=self.batch_size,
                 )
                 return None if chosen is None else tuple(sorted(chosen))
-            case Policy.DROP:
+            case StalenessPolicy.DROP:
                 return tuple(sorted(list(self._ready)[: self.batch_size]))
 
     def waits_for(self) -> tuple[str, ...]:
@@ -283,7 +290,7 @@ class StalenessLedger:
             return ()
         if self._taken:
             return (f"step {self._version + 1}, which is in training",)
-        if self.policy is Policy.WAIT:
+        if self.policy is StalenessPolicy.WAIT:
             turn = self._open[: self.batch_size]
             who = [self._whereabouts(n) for n in turn if n not in self._ready]
             if len(turn) < self.batch_size:
@@ -310,7 +317,9 @@ class StalenessLedger:
             InternalError: it is not a batch that could be taken now.
         """
         batch = {n: self._ready[n] for n in numbers if n in self._ready}
-        turn = self._open[: self.batch_size] if self.policy is Policy.WAIT else sorted(batch)
+        turn = (
+            self._open[: self.batch_size] if self.policy is StalenessPolicy.WAIT else sorted(batch)
+        )
         if self._taken or len(batch) != self.batch_size or sorted(numbers) != turn:
             raise InternalError(
                 f"prompts {tuple(numbers)} are not the next batch of {self.batch_size} ready ones"
@@ -322,7 +331,7 @@ class StalenessLedger:
             self._close(number)
         self._taken = batch
         late = [n for n, sample in self._ready.items() if self._due(sample.oldest) < self.next_step]
-        if self.policy is not Policy.DROP:
+        if self.policy is not StalenessPolicy.DROP:
             self._check_all_in_time(late)
         for number in late:
             self._drop(number, self._ready.pop(number).tries)
@@ -445,9 +454,9 @@ def _check(
     for name, (value, bound) in least.items():
         if value < bound:
             raise ConfigError(f"{name} is {value}", where=name, fix=f"use {bound} or more")
-    if policy not in tuple(Policy):
+    if policy not in tuple(StalenessPolicy):
         raise ConfigError(
             f"no staleness policy {policy!r}",
             where="policy",
-            fix=did_you_mean(policy, [p.value for p in Policy]),
+            fix=did_you_mean(policy, [p.value for p in StalenessPolicy]),
         )

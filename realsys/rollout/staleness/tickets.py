@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Policy(StrEnum):
+class StalenessPolicy(StrEnum):
     """Which of the answers make a batch."""
 
     WAIT = "wait"  # exactly the prompts whose turn it is
@@ -16,7 +16,7 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Admitted:
+class PromptGrant:
     """A prompt to give out. No token of its answers may come from weights older than ``min_version``."""
 
     number: int
@@ -26,7 +26,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TicketVerdict:
     """Whether something was accepted, and why not."""
 
     kept: bool

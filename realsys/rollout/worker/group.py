@@ -21,7 +21,7 @@ PROMPTS = "packed_prompts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class EpisodeGroup:
     """The finished episodes of a ticket. ``oldest`` and ``newest`` are versions of weights."""
 
     sample: SequenceSample
@@ -63,7 +63,7 @@ class GroupRunner:
     environment_name: str = "environment"
     environment_s: float = 300.0
 
-    async def run(self, ticket: Ticket) -> Group:
+    async def run(self, ticket: Ticket) -> EpisodeGroup:
         """All episodes of ``ticket``. The first failure ends the others and is raised.
 
         Raises:
@@ -82,7 +82,7 @@ class GroupRunner:
             raise scores.of_record(error, id=ticket.id, prompt=text) from error
         oldest, newest = versions_of(trajectories)
         name = sample_id(ticket.id, ticket.tries)
-        return Group(
+        return EpisodeGroup(
             sample=trajectories_sample(name, trajectories, metadata=metadata),
             trajectories=tuple(trajectories),
             prompt_length=len(prompt),
@@ -108,7 +108,7 @@ class GroupRunner:
     async def _episode(
         self, prompt: Sequence[int], record: Mapping[str, Any], ask: EpisodeAsk
     ) -> Trajectory:
-        environment = Watched(
+        environment = TimeoutEnvironment(
             self.make_environment(), name=self.environment_name, timeout_s=self.environment_s
         )
         try:
@@ -123,7 +123,7 @@ class GroupRunner:
         return trajectory
 
 
-class Watched(Environment):
+class TimeoutEnvironment(Environment):
     """An environment whose every call has a deadline, and whose rewards are numbers."""
 
     def __init__(self, inner: Environment, *, name: str, timeout_s: float) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from realsys.observability.jsonl import JsonlAppender
-from realsys.rollout.worker.group import Group
+from realsys.rollout.worker.group import EpisodeGroup
 from realsys.transport.rollout_messages import Ticket
 from realsys.trial.records import PhaseFiles
 
 FOLDER = "rollouts"
 
 
-class Outcome(StrEnum):
+class TicketOutcome(StrEnum):
     """What became of a ticket."""
 
     KEPT = "kept"
@@ -49,11 +49,11 @@ class RolloutLog:
     def note(
         self,
         ticket: Ticket,
-        outcome: Outcome,
+        outcome: TicketOutcome,
         *,
         seconds: float,
         why: str = "",
-        group: Group | None = None,
+        group: EpisodeGroup | None = None,
     ) -> None:
         """Writes what became of ``ticket``. ``group``: what was made, unless it failed."""
         row: dict[str, Any] = {
@@ -87,7 +87,7 @@ class RolloutLog:
         """Closes the file."""
         self._file.close()
 
-    def _texts_of(self, group: Group) -> dict[str, Any]:
+    def _texts_of(self, group: EpisodeGroup) -> dict[str, Any]:
         """The prompt, and all that followed it, with special tokens: what the policy was shown."""
         first, split = group.trajectories[0].tokens, group.prompt_length
         return {

@@ -15,9 +15,9 @@ from statistics import fmean
 
 from realsys.api.errors import ClusterError, RealsysError, RewardError
 from realsys.data.sequence_sample import SequenceSample
-from realsys.rollout.worker.group import Group, GroupRunner
+from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
 from realsys.rollout.worker.peers import Peer
-from realsys.rollout.worker.rollout_log import Outcome, RolloutLog
+from realsys.rollout.worker.rollout_log import RolloutLog, TicketOutcome
 from realsys.runtime.first_error import first_error
 from realsys.runtime.progress import tick
 from realsys.transport.rollout_messages import (
@@ -147,32 +147,32 @@ class RolloutLoop:
     async def _one(self, ticket: Ticket, holder: int, put: Put) -> None:
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        group: Group | None = None
+        group: EpisodeGroup | None = None
         try:
             group = await self._groups.run(ticket)
             if why := self._limits.why_filtered(group.rewards):
-                outcome = Outcome.FILTERED
+                outcome = TicketOutcome.FILTERED
             else:
                 await put(holder, group.sample)
         except Exception as error:  # of agents, environments, servers: the prompt is tried again
-            outcome, why = Outcome.FAILED, _first_line(error)
+            outcome, why = TicketOutcome.FAILED, _first_line(error)
             with_trace = not isinstance(error, RealsysError)  # ours say where and why themselves
             if isinstance(error, RewardError):
-                outcome, why = Outcome.UNSCORED, f"{why} ({error.where})"
+                outcome, why = TicketOutcome.UNSCORED, f"{why} ({error.where})"
                 with_trace = ticket.tries == 0
             text = "rollout failed id=%s tries=%d why=%s"
             logger.warning(text, ticket.id, ticket.tries, why, exc_info=with_trace)
         else:
             if not why:
                 outcome, why = await self._deliver(ticket, holder, group, clock() - began_s)
-        if outcome in (Outcome.FILTERED, Outcome.FAILED, Outcome.UNSCORED):
+        if outcome in (TicketOutcome.FILTERED, TicketOutcome.FAILED, TicketOutcome.UNSCORED):
             await self._give_up(ticket, outcome, why, group, clock() - began_s)
         self._log.note(ticket, outcome, why=why, group=group, seconds=clock() - began_s)
         tick()
 
     async def _deliver(
-        self, ticket: Ticket, holder: int, group: Group, seconds: float
-    ) -> tuple[Outcome, str]:
+        self, ticket: Ticket, holder: int, group: EpisodeGroup, seconds: float
+    ) -> tuple[TicketOutcome, str]:
         deliver = Deliver(
             worker=self.name,
             id=ticket.id,
@@ -188,24 +188,29 @@ class RolloutLoop:
         )
         if not verdict.kept:
             logger.info("delivery refused id=%s why=%s", ticket.id, verdict.why)
-        return (Outcome.KEPT if verdict.kept else Outcome.REFUSED), verdict.why
+        return (TicketOutcome.KEPT if verdict.kept else TicketOutcome.REFUSED), verdict.why
 
     async def _give_up(
-        self, ticket: Ticket, outcome: Outcome, why: str, group: Group | None, seconds: float
+        self,
+        ticket: Ticket,
+        outcome: TicketOutcome,
+        why: str,
+        group: EpisodeGroup | None,
+        seconds: float,
     ) -> None:
         give_up = GiveUp(
             worker=self.name,
             id=ticket.id,
             tries=ticket.tries,
             why=why,
-            filtered=outcome is Outcome.FILTERED,
-            unscored=outcome is Outcome.UNSCORED,
+            filtered=outcome is TicketOutcome.FILTERED,
+            unscored=outcome is TicketOutcome.UNSCORED,
             stats=stats_of(group, seconds=seconds) if group is not None else {},
         )
         await self._master.call(give_up, what=f"giving up {ticket.id}", timeout_s=MASTER_S)
 
 
-def stats_of(group: Group, *, seconds: float) -> dict[str, float]:
+def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
     """Figures of a group for the metrics: means over its episodes, and what it took."""
     kept = {name for t in group.trajectories for name in t.stats}
     own = {

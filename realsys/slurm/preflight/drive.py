@@ -23,7 +23,7 @@ from typing import Any
 from realsys.api.cluster import ClusterSpec
 from realsys.slurm.containers import wrap
 from realsys.slurm.hostlist import compress, expand
-from realsys.slurm.preflight.node_records import Seen, StepSeen, able, other_lines, records
+from realsys.slurm.preflight.node_records import ProbeRecords, StepSeen, able, other_lines, records
 from realsys.slurm.preflight.rounds import (
     HELD_S,
     Wanted,
@@ -40,7 +40,7 @@ ENDS_S = 10.0  # for a step that is ended; then it is left behind: a task may ha
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProbeTarget:
     """How the node program is started.
 
     Attributes:
@@ -72,7 +72,7 @@ def place_of(
     python: str,
     in_shell: bool,
     options: Sequence[str] = (),
-) -> Place:
+) -> ProbeTarget:
     """How it is started at a site (pure).
 
     Args:
@@ -80,7 +80,7 @@ def place_of(
         in_shell: modules and set-up first, as the batch script would.
     """
     if spec.scheduler != "slurm":
-        return Place(by_srun=False, command=(python,))
+        return ProbeTarget(by_srun=False, command=(python,))
     has_image = image is not None and spec.container.runtime != "none"
     inner = [spec.container.python] if has_image else [python]
     wrapped = wrap(spec.container, image, inner, file_root=spec.file_root, gpu=gpu)
@@ -88,7 +88,7 @@ def place_of(
     if in_shell and not has_image:
         command = in_site_shell(spec, command)
     extra = [f"--{name}={value}" for name, value in sorted(spec.slurm.extra_srun.items())]
-    return Place(
+    return ProbeTarget(
         by_srun=True,
         options=(*options, *extra, *wrapped.srun_options),
         command=tuple(command),
@@ -107,12 +107,12 @@ def in_site_shell(spec: ClusterSpec, argv: list[str]) -> list[str]:
 
 def examine(
     wanted: Wanted,
-    place: Place,
+    place: ProbeTarget,
     environ: Mapping[str, str],
     *,
     goes_on: Callable[[], bool] = lambda: True,
     note: Callable[[list[str]], None] = lambda argv: None,
-) -> Seen:
+) -> ProbeRecords:
     """All of it, on all nodes; blocks for ``wanted.longest_s`` at most.
 
     Args:
@@ -124,7 +124,7 @@ def examine(
         _examine(runner, wanted)
     finally:
         runner.end_all()
-    return Seen(records=tuple(runner.records), steps=tuple(runner.steps))
+    return ProbeRecords(records=tuple(runner.records), steps=tuple(runner.steps))
 
 
 def _examine(runner: _Runner, wanted: Wanted) -> None:
@@ -168,7 +168,7 @@ class _Step:
 
 @dataclass
 class _Runner:
-    place: Place
+    place: ProbeTarget
     environ: Mapping[str, str]
     goes_on: Callable[[], bool]
     note: Callable[[list[str]], None]
@@ -253,7 +253,9 @@ def main() -> int:
     ports = tuple(told["wanted"]["ports"]) if told["wanted"]["ports"] else None
     wanted = Wanted(**{**told["wanted"], "nodes": nodes, "ports": ports})
     given = told["place"]
-    place = Place(by_srun=True, options=tuple(given["options"]), command=tuple(given["command"]))
+    place = ProbeTarget(
+        by_srun=True, options=tuple(given["options"]), command=tuple(given["command"])
+    )
     seen = examine(wanted, place, step_environment(os.environ))
     sys.stdout.write(json.dumps({**asdict(seen), "nodes": nodes}) + "\n")
     return 0

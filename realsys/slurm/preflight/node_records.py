@@ -33,7 +33,7 @@ class StepSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ProbeRecords:
     """Everything that was said."""
 
     records: tuple[Mapping[str, Any], ...] = ()

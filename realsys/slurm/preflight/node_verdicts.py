@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from realsys.slurm.hostlist import compress
-from realsys.slurm.preflight.node_records import Seen, able, number, own_rows, smi_rows
+from realsys.slurm.preflight.node_records import ProbeRecords, able, number, own_rows, smi_rows
 from realsys.slurm.preflight.rounds import Wanted, bus_bandwidth
 
 K = TypeVar("K")
@@ -59,7 +59,7 @@ class Check:
     is_own: bool = False
 
 
-def judge(wanted: Wanted, seen: Seen) -> list[Check]:
+def judge(wanted: Wanted, seen: ProbeRecords) -> list[Check]:
     """Every check, in an order for reading."""
     found = _Found(wanted, seen)
     checks = [found.answered()]
@@ -172,7 +172,7 @@ def _is_yes(value: str) -> bool:
 @dataclass(frozen=True)
 class _Found:
     wanted: Wanted
-    seen: Seen
+    seen: ProbeRecords
 
     # ---- the records, sorted ---------------------------------------------------------------
 

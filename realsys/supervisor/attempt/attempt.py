@@ -24,7 +24,7 @@ from realsys.api.errors import KeyNotFound, StoreError, TrialError, TrialIsLive
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_judge import MANY_TTL_S
-from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import Compare, Entry, NameResolve, Put
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.trial.records import (
@@ -38,7 +38,7 @@ from realsys.trial.records import (
     loads,
     process_start,
     read_record,
-    turn_link,
+    replace_symlink,
     write_record,
 )
 
@@ -104,7 +104,7 @@ def take_attempt(
     Raises:
         TrialIsLive: attempt n still runs, or somebody else took n + 1 at the same moment.
     """
-    insist = partial(patiently, timeout_s=patience_s, what="taking the attempt")
+    insist = partial(retry_while_unavailable, timeout_s=patience_s, what="taking the attempt")
     before = insist(lambda: _before(files, store, keys))
     if (previous := before.attempt) is not None:
         found = former(files.attempt(previous.number)) if former else store
@@ -128,7 +128,7 @@ def take_attempt(
     if not insist(lambda: _put(store, keys, before.compare, record)):
         shutil.rmtree(attempt.root)
         raise _taken(files, record.number)
-    turn_link(files.latest, str(attempt.root.relative_to(files.root)))
+    replace_symlink(files.latest, str(attempt.root.relative_to(files.root)))
     fence = AttemptFence(store, keys, record)  # a newer one may take over in this moment
     left = insist(lambda: _left_behind(store, keys, all_of_it=before.is_of_removed_trial))
     for start in range(0, len(left), MOST_AT_ONCE):
@@ -253,7 +253,7 @@ def _refuse_if_live(
 def _leases_end(store: NameResolve, keys: TrialKeys, *, timeout_s: float) -> bool:
     """Waits until no worker holds a lease; False when some still do after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
-    while patiently(
+    while retry_while_unavailable(
         lambda: store.find_subtree(keys.workers), timeout_s=PATIENCE_S, what="leases to end"
     ):
         if time.monotonic() > deadline:

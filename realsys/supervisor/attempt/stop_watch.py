@@ -14,7 +14,7 @@ from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError, TrialError
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import EventKind, NameResolve, Put, Watch
-from realsys.supervisor.health.store_poller import Looks
+from realsys.supervisor.health.store_poller import StorePoller
 from realsys.trial.records import AttemptRecord, StopRequest, dumps, loads
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,10 @@ class StopWatch:
     _newest: bytes | None = None  # of the key
     _damaged: bytes | None = None  # a request that can't be understood
     asked_by: str = ""  # who wanted the stop, as the request says
-    _looks: Looks[StopRequest | None] = field(init=False)
+    _looks: StorePoller[StopRequest | None] = field(init=False)
 
     def start(self) -> None:
-        self._looks = Looks(self._look, every_s=POLL_S, name="stop key").start()
+        self._looks = StorePoller(self._look, every_s=POLL_S, name="stop key").start()
 
     def stop(self) -> None:
         self._looks.stop()

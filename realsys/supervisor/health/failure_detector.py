@@ -18,7 +18,7 @@ MANY = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class WorkerVerdict:
     """What follows from a look. ``frozen`` says why nobody is declared lost, "" when decisions are made."""
 
     lost: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class FailureDetector:
         now_s: float,
         asked_s: float | None = None,
         leases: Mapping[str, str] | None = None,
-    ) -> Verdict:
+    ) -> WorkerVerdict:
         """Judges one answer of the store.
 
         Args:
@@ -62,7 +62,7 @@ class FailureDetector:
         """
         if present is None:
             self._freeze("the store does not answer", now_s)
-            return Verdict(frozen=self._frozen_why)
+            return WorkerVerdict(frozen=self._frozen_why)
         self.hosts |= present
         for worker, lease_id in (leases or {}).items():
             if self._leases.setdefault(worker, lease_id) != lease_id:
@@ -75,9 +75,9 @@ class FailureDetector:
             self._freeze(trouble, now_s)
         asked_s = now_s if asked_s is None else asked_s
         if asked_s < self._frozen_until_s:
-            return Verdict(frozen=self._frozen_why)
+            return WorkerVerdict(frozen=self._frozen_why)
         gone = self.gone_since_s.items()
-        return Verdict(
+        return WorkerVerdict(
             lost=tuple(sorted(w for w, since_s in gone if asked_s - since_s > self.lost_s))
         )
 

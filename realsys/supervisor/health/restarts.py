@@ -1,7 +1,7 @@
 """Whether a worker that ended or hangs is started again by itself, and when (pure).
 
-For the types in RESTARTED_ALONE: they hold nothing that another could not make again. A worker that ends
-again and again costs a little more time each time, and in the end the trial; one in DISPENSABLE is left
+For the types in INDEPENDENTLY_RESTARTABLE: they hold nothing that another could not make again. A worker that ends
+again and again costs a little more time each time, and in the end the trial; one in OPTIONAL is left
 down instead. Times are seconds of one monotonic clock. What follows is done in worker_restarts.py.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from realsys.api.scheduling import DISPENSABLE, RESTARTED_ALONE, WorkerType
+from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE, OPTIONAL, WorkerType
 from realsys.runtime.lifecycle import WorkerState
 from realsys.supervisor.health.failure_report import is_in_collective, suspects
 from realsys.trial.records import WorkerStatus
@@ -28,12 +28,12 @@ COLLECTIVE_S = (
 
 def is_restarted_alone(worker: str) -> bool:
     """Whether ``generation_server/1`` is of a type that is started again by itself."""
-    return worker.partition("/")[0] in RESTARTED_ALONE
+    return worker.partition("/")[0] in INDEPENDENTLY_RESTARTABLE
 
 
-def is_dispensable(worker: str) -> bool:
+def is_optional(worker: str) -> bool:
     """Whether the trial goes on without ``evaluator/0`` if it can't be started again."""
-    return worker.partition("/")[0] in DISPENSABLE
+    return worker.partition("/")[0] in OPTIONAL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ OVERDUE_S = 3.0
 
 
 @dataclass(frozen=True)
-class Sight(Generic[T]):
+class Poll(Generic[T]):
     """What a look found; ``value`` is None when the store did not answer."""
 
     asked_s: float  # on the monotonic clock
@@ -29,7 +29,7 @@ class Sight(Generic[T]):
     value: T | None
 
 
-class Looks(Generic[T]):
+class StorePoller(Generic[T]):
     """Calls ``look`` every ``every_s`` between ``start`` and ``stop``; StoreError means no answer.
 
     All of a process look at the same moments, so that a store in a folder asks its server once for all.
@@ -41,12 +41,12 @@ class Looks(Generic[T]):
     def __init__(self, look: Callable[[], T], *, every_s: float, name: str) -> None:
         self._look, self._every_s, self._name = look, every_s, name
         self._lock = threading.Lock()
-        self._newest: Sight[T] | None = None
+        self._newest: Poll[T] | None = None
         self._taken_s = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"look {name}", daemon=True)
 
-    def start(self) -> Looks[T]:
+    def start(self) -> StorePoller[T]:
         self._thread.start()
         return self
 
@@ -55,13 +55,13 @@ class Looks(Generic[T]):
         self._ended.set()
         self._thread.join(OVERDUE_S)
 
-    def take(self) -> Sight[T] | None:
+    def take(self) -> Poll[T] | None:
         """The newest sight, once; one without a value when there was none for too long; else None."""
         with self._lock:
             sight, self._newest = self._newest, None
             now_s = time.monotonic()
             if sight is None and now_s - self._taken_s > self._every_s + OVERDUE_S:
-                sight = Sight(now_s, now_s, None)
+                sight = Poll(now_s, now_s, None)
             if sight is not None:
                 self._taken_s = now_s
         return sight
@@ -80,5 +80,5 @@ class Looks(Generic[T]):
                 logger.exception("%s not read", self._name)
                 value = None
             with self._lock:
-                self._newest = Sight(asked_s, time.monotonic(), value)
+                self._newest = Poll(asked_s, time.monotonic(), value)
             self._ended.wait(self._every_s - time.monotonic() % self._every_s)

@@ -18,7 +18,7 @@ from realsys.name_resolve.store import Entry, NameResolve
 from realsys.runtime.bounded import within
 from realsys.runtime.lifecycle import WorkerState
 from realsys.supervisor.health.failure_detector import FailureDetector
-from realsys.supervisor.health.store_poller import Looks
+from realsys.supervisor.health.store_poller import StorePoller
 from realsys.supervisor.steps.steps import Task
 from realsys.trial.records import AttemptRecord, WorkerRecord, WorkerStatus, loads
 
@@ -31,7 +31,7 @@ WORKERS_A_LOOK = 1000  # of more, looks are farther apart: reading them must not
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class LeaseReport:
     """What a look found of our attempt: registrations, the leases they are under, statuses."""
 
     records: dict[str, WorkerRecord]
@@ -62,7 +62,7 @@ class WorkerLeases:
     _former: dict[str, WorkerRecord | None] = field(default_factory=dict)
     _let_go: set[str] = field(default_factory=set)  # workers that are not looked after any more
     _known: dict[str, tuple[int, object]] = field(default_factory=dict)  # key → revision, value
-    _looks: Looks[Found] | None = None
+    _looks: StorePoller[LeaseReport] | None = None
     _frozen: str = ""
 
     def begin_phase(self, num_workers: int) -> None:
@@ -75,7 +75,7 @@ class WorkerLeases:
             lost_s=self.detector.lost_s, settle_s=self.detector.settle_s
         )
         every_s = LOOK_S * max(1.0, num_workers / WORKERS_A_LOOK)
-        self._looks = Looks(self._look, every_s=every_s, name="leases").start()
+        self._looks = StorePoller(self._look, every_s=every_s, name="leases").start()
 
     def end_phase(self) -> None:
         """Looks no more."""
@@ -107,7 +107,7 @@ class WorkerLeases:
 
     def look_now(self, *, timeout_s: float) -> None:
         """Brings the statuses up to date, if the store answers in that time."""
-        asked_s, found = time.monotonic(), list[Found]()
+        asked_s, found = time.monotonic(), list[LeaseReport]()
         within(timeout_s, lambda: found.append(self._look()))
         if found:
             self.statuses = self._without_former(found[0]).statuses
@@ -138,7 +138,7 @@ class WorkerLeases:
         """Workers that say of themselves that they do not get on, as of the last look."""
         return {worker: s for worker, s in self.statuses.items() if s.stalled_s > 0}
 
-    def _look(self) -> Found:
+    def _look(self) -> LeaseReport:
         """On the looking thread. Raises StoreError."""
         entries = self.store.get_subtree(self.keys.workers)
         told = self.store.get_subtree(self.keys.worker_statuses)
@@ -154,9 +154,9 @@ class WorkerLeases:
             status = self._decoded(WorkerStatus, entry)
             if status is not None and status.token == self.attempt.token:
                 statuses[entry.key.removeprefix(prefix)] = status
-        return Found(records=records, leases=leases, statuses=statuses)
+        return LeaseReport(records=records, leases=leases, statuses=statuses)
 
-    def _without_former(self, found: Found) -> Found:
+    def _without_former(self, found: LeaseReport) -> LeaseReport:
         """Without workers that were let go, and what former processes of others have left in the store,
         or had when we looked."""
         gone = {
@@ -166,7 +166,7 @@ class WorkerLeases:
         } | self._let_go
         if not gone:
             return found
-        return Found(
+        return LeaseReport(
             records={w: r for w, r in found.records.items() if w not in gone},
             leases={w: lease for w, lease in found.leases.items() if w not in gone},
             statuses={w: s for w, s in found.statuses.items() if w not in gone},

@@ -24,7 +24,7 @@ from realsys.supervisor.health.failure_report import FailureReporter
 from realsys.supervisor.health.restarts import (
     RECOVERY_S,
     RestartPolicy,
-    is_dispensable,
+    is_optional,
     is_restarted_alone,
     judge_stalls,
 )
@@ -130,7 +130,7 @@ class WorkerRestarts:
         self._down.pop(worker, None)
 
     def _is_dispensable(self, worker: str) -> bool:
-        return is_dispensable(worker) or worker in self.dispensable
+        return is_optional(worker) or worker in self.dispensable
 
     def take_hung(self, up: Iterable[Task]) -> bool:
         """Takes on those who stand still and do not just wait for another; False when one of them ends

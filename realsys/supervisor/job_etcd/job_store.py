@@ -22,7 +22,7 @@ from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan
 from realsys.name_resolve.file.commit_log import file_system_of
 from realsys.name_resolve.open import open_store
-from realsys.name_resolve.retry import patiently
+from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.records import AttemptFiles
@@ -68,7 +68,7 @@ class JobStore:
         """
         if not has_job_etcd(plan):
             patience_s = float(plan.cluster.store_patience_seconds)
-            store = patiently(
+            store = retry_while_unavailable(
                 lambda: open_trial_store(plan, None),
                 timeout_s=patience_s if was_open_before else START_TIMEOUT_S,
                 what="opening it",

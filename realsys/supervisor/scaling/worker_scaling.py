@@ -18,13 +18,19 @@ from realsys.api.plan import PhasePlan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.jsonl import JsonlAppender
-from realsys.supervisor.health.store_poller import Looks
+from realsys.supervisor.health.store_poller import StorePoller
 from realsys.supervisor.health.worker_leases import WorkerLeases
 from realsys.supervisor.health.worker_restarts import WorkerRestarts
 from realsys.supervisor.scaling.scale_steps import moves, partners
 from realsys.supervisor.steps.steps import Steps, Task
 from realsys.trial.records import AttemptFiles, AttemptRecord, WorkerExit, read_fresh
-from realsys.worker.live_scaling import LEFT_LATE_S, Leaving, Scaling, change_scaling, read_scaling
+from realsys.worker.live_scaling import (
+    LEFT_LATE_S,
+    DrainDeadlines,
+    Scaling,
+    change_scaling,
+    read_scaling,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +54,9 @@ class WorkerScaling:
     restarts: WorkerRestarts
     is_stopping: Callable[[], bool]
     _phase: PhasePlan | None = None
-    _looks: Looks[Scaling | None] | None = None
+    _looks: StorePoller[Scaling | None] | None = None
     _wanted: Scaling | None = None
-    _leaving: Leaving = field(default_factory=Leaving)
+    _leaving: DrainDeadlines = field(default_factory=DrainDeadlines)
     _left: dict[str, Task] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
     _failed: dict[str, str] = field(default_factory=dict)  # added → why it could not be kept
@@ -59,10 +65,10 @@ class WorkerScaling:
 
     def begin_phase(self, phase: PhasePlan) -> None:
         """Forgets the phase before and begins to look."""
-        self._phase, self._wanted, self._leaving = phase, None, Leaving()
+        self._phase, self._wanted, self._leaving = phase, None, DrainDeadlines()
         for known in (self._left, self._killed, self._failed, self._not_before_s):
             known.clear()
-        self._looks = Looks(self._look, every_s=LOOK_S, name="wanted workers").start()
+        self._looks = StorePoller(self._look, every_s=LOOK_S, name="wanted workers").start()
 
     def end_phase(self) -> None:
         """Looks no more."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError
 from realsys.name_resolve.fence import AttemptFence
-from realsys.name_resolve.lease_judge import TTL_S, Standing
-from realsys.name_resolve.lease_keeper import LeaseKeeper
+from realsys.name_resolve.lease_judge import TTL_S, LeaseStatus
+from realsys.name_resolve.lease_keeper import LeaseRenewer
 from realsys.name_resolve.store import Lease, NameResolve, Put
 from realsys.supervisor.split_jobs.components import ComponentRecord
 from realsys.trial.records import dumps, loads
@@ -35,7 +35,7 @@ class Membership:
     key: str
     record: ComponentRecord
     ttl_s: float = TTL_S
-    _keeper: LeaseKeeper | None = None
+    _keeper: LeaseRenewer | None = None
     _left: bool = False
 
     def hold(self) -> None:
@@ -43,10 +43,12 @@ class Membership:
 
         Raises StoreError.
         """
-        if self._left or (self._keeper is not None and self._keeper.standing is not Standing.OVER):
+        if self._left or (
+            self._keeper is not None and self._keeper.standing is not LeaseStatus.OVER
+        ):
             return
         name = f"component/{self.record.index}"
-        keeper = LeaseKeeper(self._take, name=name, on_change=lambda standing, reason: None)
+        keeper = LeaseRenewer(self._take, name=name, on_change=lambda standing, reason: None)
         try:
             self._keeper = keeper.start()
         except StaleAttempt as error:

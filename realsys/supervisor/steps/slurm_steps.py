@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from realsys.api.errors import ClusterError
-from realsys.api.plan import JobPlan, LaunchPlan, Layout, PhasePlan, StepPlan
+from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, PhasePlan, StepPlan
 from realsys.name_resolve.file.folder_changes import Writes
 from realsys.runtime import worker_exit_codes
 from realsys.slurm.hostlist import expand
@@ -36,7 +36,7 @@ END_S = 90.0  # KillWait is 30 s by default; after that srun gives up waiting fo
 
 def component_nodes(job: JobPlan, environ: dict[str, str]) -> list[list[str]]:
     """The nodes of each component, in Slurm's order, from the batch step's environment."""
-    if job.layout is Layout.HET and len(job.components) > 1:
+    if job.layout is JobLayout.HET and len(job.components) > 1:
         names = [f"SLURM_JOB_NODELIST_HET_GROUP_{i}" for i in range(len(job.components))]
     else:
         names = ["SLURM_JOB_NODELIST"]

@@ -19,7 +19,7 @@ from realsys.weights.layouts.boxes import Box
 T = TypeVar("T")
 
 
-class Piece(NamedTuple):
+class WeightPiece(NamedTuple):
     """A part of a weight that moves."""
 
     name: str
@@ -35,7 +35,7 @@ class Bucket:
         num_bytes: length of the message.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WeightPiece, ...]
     offsets: tuple[int, ...]
     num_bytes: int
 
@@ -47,7 +47,7 @@ class Bucket:
 
 
 def cut_into_buckets(
-    pieces: Iterable[Piece],
+    pieces: Iterable[WeightPiece],
     dtypes: Mapping[str, str],
     *,
     max_bytes: int,
@@ -70,7 +70,7 @@ def cut_into_buckets(
             if bucket.is_full_for(rest[0], itemsize):
                 yield from bucket.finish()
             head, tail = first_part(rest[0], bucket.room(itemsize))
-            bucket.add(Piece(piece.name, head), itemsize)
+            bucket.add(WeightPiece(piece.name, head), itemsize)
             rest[:1] = tail
         if alone:
             yield from bucket.finish()
@@ -82,7 +82,7 @@ class _Growing:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._pieces: list[Piece] = []
+        self._pieces: list[WeightPiece] = []
         self._offsets: list[int] = []
         self._end = 0
 
@@ -102,7 +102,7 @@ class _Growing:
         fits_alone = box.numel * itemsize <= self._max_bytes
         return row_bytes > self._max_bytes - begin or (fits_alone and 2 * begin > self._max_bytes)
 
-    def add(self, piece: Piece, itemsize: int) -> None:
+    def add(self, piece: WeightPiece, itemsize: int) -> None:
         begin = self._begin(itemsize)
         self._pieces.append(piece)
         self._offsets.append(begin)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from realsys.api.errors import CheckpointError, ConfigError
-from realsys.weights.realloc.buckets import Piece
+from realsys.weights.realloc.buckets import WeightPiece
 from realsys.weights.realloc.links import peer_is_late
 from realsys.weights.realloc.realloc import ReallocReport, report_of
 from realsys.weights.realloc.realloc_plan import ReallocPlan
@@ -132,13 +132,13 @@ def read_parts(
                 ) from error
 
 
-def _take_in(file: Any, piece: Piece, views: Views, eta: float) -> None:
+def _take_in(file: Any, piece: WeightPiece, views: Views, eta: float) -> None:
     read: Tensor = file.get_tensor(_key(piece))
     for box, x in parts_of(views, piece):
         write(x, read[box.slices_in(piece.box)].to(x.device), eta)
 
 
-def _gathered(views: Views, piece: Piece, dtypes: Mapping[str, str]) -> Tensor:
+def _gathered(views: Views, piece: WeightPiece, dtypes: Mapping[str, str]) -> Tensor:
     whole = torch.empty(piece.box.shape, dtype=getattr(torch, dtypes[piece.name]))
     for box, x in parts_of(views, piece):
         whole[box.slices_in(piece.box)].copy_(x)
@@ -157,7 +157,7 @@ def _file(folder: Path, worker: int) -> Path:
     return folder / f"worker{worker}.safetensors"
 
 
-def _key(piece: Piece) -> str:
+def _key(piece: WeightPiece) -> str:
     """Where in the weight a tensor of the file belongs."""
     ranges = (f"{a}:{b}" for a, b in zip(piece.box.start, piece.box.stop, strict=True))
     return f"{piece.name}[{','.join(ranges)}]"

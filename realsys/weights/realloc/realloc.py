@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from realsys.api.errors import ConfigError, InternalError
-from realsys.weights.realloc.buckets import Piece, cut_into_buckets, rounds
+from realsys.weights.realloc.buckets import WeightPiece, cut_into_buckets, rounds
 from realsys.weights.realloc.links import Link, Receive, Send
 from realsys.weights.realloc.realloc_plan import ReallocPlan
 from realsys.weights.realloc.views import (
@@ -229,6 +229,6 @@ class _Transfer:
             if receives[peer].into is None:
                 unpack(messages[peer].moves, buffer, self._eta)
 
-    def _copy_own(self, pieces: Iterator[Piece]) -> None:
+    def _copy_own(self, pieces: Iterator[WeightPiece]) -> None:
         for piece in pieces:
             copy_within(self._source, self._target, piece, self._eta)

@@ -14,8 +14,8 @@ from realsys.api.errors import ConfigError, InternalError
 from realsys.models.shape import DTYPE_BYTES, Weight
 from realsys.weights.layouts.boxes import Box, Layout
 from realsys.weights.layouts.regions import Cell, cells_of
-from realsys.weights.realloc.buckets import Piece
-from realsys.weights.realloc.senders import Demand, Workers, busiest_bound, deal
+from realsys.weights.realloc.buckets import WeightPiece
+from realsys.weights.realloc.senders import RegionDemand, Workers, busiest_bound, deal
 
 MIN_CUT_BYTES = 64 << 10  # below, another message costs more than a fuller sender
 
@@ -35,23 +35,23 @@ class ReallocPlan:
         busiest_bound: bytes that the busiest sender must send under any choice of senders.
     """
 
-    streams: Mapping[tuple[int, int], tuple[Piece, ...]]
-    copies: Mapping[int, tuple[Piece, ...]]
+    streams: Mapping[tuple[int, int], tuple[WeightPiece, ...]]
+    copies: Mapping[int, tuple[WeightPiece, ...]]
     dtypes: Mapping[str, str]
     bytes_sent: Mapping[int, int]
     lower_bound: int
     busiest_bound: int
     rounded: Mapping[str, str] = field(default_factory=dict)
 
-    def sends(self, worker: int) -> dict[int, tuple[Piece, ...]]:
+    def sends(self, worker: int) -> dict[int, tuple[WeightPiece, ...]]:
         """Receiver → pieces that ``worker`` sends it."""
         return {r: pieces for (s, r), pieces in self.streams.items() if s == worker}
 
-    def receives(self, worker: int) -> dict[int, tuple[Piece, ...]]:
+    def receives(self, worker: int) -> dict[int, tuple[WeightPiece, ...]]:
         """Sender → pieces that ``worker`` gets from it."""
         return {s: pieces for (s, r), pieces in self.streams.items() if r == worker}
 
-    def num_bytes(self, pieces: Iterable[Piece]) -> int:
+    def num_bytes(self, pieces: Iterable[WeightPiece]) -> int:
         """Bytes of pieces as they are sent."""
         return sum(p.box.numel * DTYPE_BYTES[self.dtypes[p.name]] for p in pieces)
 
@@ -127,9 +127,9 @@ class _Made:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._order = {name: order for order, name in enumerate(names)}
-        self._streams: dict[tuple[int, int], list[Piece]] = {}
-        self._copies: dict[int, list[Piece]] = {}
-        self._choices: dict[Workers, list[Demand]] = {}
+        self._streams: dict[tuple[int, int], list[WeightPiece]] = {}
+        self._copies: dict[int, list[WeightPiece]] = {}
+        self._choices: dict[Workers, list[RegionDemand]] = {}
         self._totals: dict[Workers, int] = {}
 
     def add(self, order: int, cell: Cell, num_bytes: int) -> None:
@@ -138,17 +138,17 @@ class _Made:
         remote = [needer for needer in needers if needer not in holders]
         for needer in needers:
             if needer in holders:
-                self._copies.setdefault(needer, []).append(Piece(name, box))
+                self._copies.setdefault(needer, []).append(WeightPiece(name, box))
         if remote:
             self._totals[holders] = self._totals.get(holders, 0) + num_bytes * len(remote)
             demands = self._choices.setdefault(holders, [])
-            demands += [Demand(needer, order, box, num_bytes) for needer in remote]
+            demands += [RegionDemand(needer, order, box, num_bytes) for needer in remote]
 
     def plan(self, dtypes: Mapping[str, str], min_cut_bytes: int) -> ReallocPlan:
         """The whole plan, with senders chosen."""
         bytes_sent: dict[int, int] = {}
         for sender, demand in deal(self._choices, min_cut_bytes=min_cut_bytes):
-            piece = Piece(self._names[demand.order], demand.box)
+            piece = WeightPiece(self._names[demand.order], demand.box)
             self._streams.setdefault((sender, demand.needer), []).append(piece)
             bytes_sent[sender] = bytes_sent.get(sender, 0) + demand.num_bytes
         for pieces in self._streams.values():

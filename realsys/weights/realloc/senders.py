@@ -15,7 +15,7 @@ from realsys.weights.layouts.boxes import Box
 Workers = tuple[int, ...]
 
 
-class Demand(NamedTuple):
+class RegionDemand(NamedTuple):
     """A worker needs a region that it does not hold itself. Sorts by needer, then in the weights' order."""
 
     needer: int
@@ -25,8 +25,8 @@ class Demand(NamedTuple):
 
 
 def deal(
-    groups: Mapping[Workers, list[Demand]], *, min_cut_bytes: int
-) -> Iterator[tuple[int, Demand]]:
+    groups: Mapping[Workers, list[RegionDemand]], *, min_cut_bytes: int
+) -> Iterator[tuple[int, RegionDemand]]:
     """Every demand exactly once, whole or in parts, each with a sender of its group.
 
     Args:
@@ -74,14 +74,14 @@ def _even_quotas(
 
 
 def _deal_group(
-    demands: Sequence[Demand], quotas: Sequence[tuple[int, int]], min_cut_bytes: int
-) -> Iterator[tuple[int, Demand]]:
+    demands: Sequence[RegionDemand], quotas: Sequence[tuple[int, int]], min_cut_bytes: int
+) -> Iterator[tuple[int, RegionDemand]]:
     """Runs of demands to each sender until its quota is full; what crosses the border is cut."""
     senders = iter(quotas)
     sender, left = next(senders)
     num_later = len(quotas) - 1
     for demand in demands:
-        rest: Demand | None = demand
+        rest: RegionDemand | None = demand
         while rest is not None:
             if num_later and rest.num_bytes > left:
                 head, rest = _split(rest, left, min_cut_bytes)
@@ -96,8 +96,8 @@ def _deal_group(
 
 
 def _split(
-    demand: Demand, num_bytes: int, min_cut_bytes: int
-) -> tuple[Demand | None, Demand | None]:
+    demand: RegionDemand, num_bytes: int, min_cut_bytes: int
+) -> tuple[RegionDemand | None, RegionDemand | None]:
     """About the first ``num_bytes`` of a demand, by rows, and what is left of it."""
     rows = demand.box.shape[0] if demand.box.shape else 1
     row_bytes = demand.num_bytes // rows

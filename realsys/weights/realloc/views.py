@@ -12,13 +12,13 @@ from torch import Tensor
 
 from realsys.api.errors import InternalError
 from realsys.weights.layouts.boxes import Box
-from realsys.weights.realloc.buckets import Bucket, Piece
+from realsys.weights.realloc.buckets import Bucket, WeightPiece
 
 Views = Mapping[str, Sequence[tuple[Box, Tensor]]]  # as PipelinableEngine.held_weights gives them
 _BLEND_NUMEL = 1 << 20
 
 
-def parts_of(views: Views, piece: Piece) -> list[tuple[Box, Tensor]]:
+def parts_of(views: Views, piece: WeightPiece) -> list[tuple[Box, Tensor]]:
     """The views' parts of a piece: (box, view of just that). They cover it.
 
     Raises:
@@ -142,7 +142,7 @@ def own_memory(moves: list[Move], num_bytes: int) -> Tensor | None:
     return _flat_bytes(move.x)
 
 
-def copy_within(source: Views, target: Views, piece: Piece, eta: float) -> None:
+def copy_within(source: Views, target: Views, piece: WeightPiece, eta: float) -> None:
     """Writes a piece of one copy of the model to another one in the same process."""
     taken = parts_of(source, piece)
     for box, x in parts_of(target, piece):

@@ -20,7 +20,7 @@ from realsys.transport.codec import ProtocolError
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.realloc.buckets import Bucket
 from realsys.weights.realloc.views import Views, moves_of, pack, unpack
-from realsys.weights.sync.buffer_pool import WarmMemory
+from realsys.weights.sync.buffer_pool import BufferPool
 from realsys.weights.sync.checksum import RunningChecksum, checksum
 from realsys.weights.sync.manifest import GivenBucket, Manifest, WholeWeight
 from realsys.weights.sync.patches import apply_patch
@@ -35,7 +35,7 @@ class Held:
     version: int
     origins: Mapping[int, str]  # giver → its publisher
     weights: Mapping[str, Tensor]
-    memory: WarmMemory
+    memory: BufferPool
 
     def version_from(self, part: Manifest) -> int | None:
         """The version, if what is here came from the publisher of ``part``."""

@@ -15,7 +15,7 @@ import torch
 MIN_BYTES = 64 << 10  # smaller ones are not worth keeping
 
 
-class WarmMemory:
+class BufferPool:
     """Buffers by their size. Any thread may take from it.
 
     Args:

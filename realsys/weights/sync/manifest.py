@@ -15,7 +15,7 @@ import msgspec
 from realsys.models.shape import DTYPE_BYTES
 from realsys.transport.codec import ProtocolError, decode, encode
 from realsys.weights.layouts.boxes import Box
-from realsys.weights.realloc.buckets import Bucket, Piece
+from realsys.weights.realloc.buckets import Bucket, WeightPiece
 
 KEY = "weights"  # in the tensor store, of lists and buckets alike
 
@@ -88,7 +88,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def bucket(self, given: GivenBucket) -> Bucket:
         """A bucket with the names of its pieces."""
-        pieces = (Piece(self.weights[p.weight].name, Box(p.start, p.stop)) for p in given.pieces)
+        pieces = (
+            WeightPiece(self.weights[p.weight].name, Box(p.start, p.stop)) for p in given.pieces
+        )
         return Bucket(tuple(pieces), tuple(p.offset for p in given.pieces), given.num_bytes)
 
 

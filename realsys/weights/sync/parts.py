@@ -10,7 +10,7 @@ from realsys.weights.layouts.boxes import Box
 from realsys.weights.sync.manifest import GivenBucket, Manifest
 
 
-class Way(StrEnum):
+class FetchMode(StrEnum):
     """How a bucket is had."""
 
     HELD = "held"  # it is here, from an earlier version
@@ -18,19 +18,19 @@ class Way(StrEnum):
     WHOLE = "whole"
 
 
-def way_of(bucket: GivenBucket, *, version: int, held_version: int | None) -> Way:
+def way_of(bucket: GivenBucket, *, version: int, held_version: int | None) -> FetchMode:
     """The cheapest way to a bucket of ``version``.
 
     Args:
         held_version: what the receiver has whole from the same publisher; None: nothing.
     """
     if held_version is None or held_version > version:
-        return Way.WHOLE
+        return FetchMode.WHOLE
     if bucket.changed_in <= held_version:
-        return Way.HELD
+        return FetchMode.HELD
     if bucket.patch is not None and bucket.patch.base == held_version:
-        return Way.PATCH
-    return Way.WHOLE
+        return FetchMode.PATCH
+    return FetchMode.WHOLE
 
 
 def check_parts(parts: Sequence[Manifest], *, version: int) -> None:

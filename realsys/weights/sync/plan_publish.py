@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from realsys.models.shape import Weight
 from realsys.weights.layouts.boxes import Box, Layout
-from realsys.weights.realloc.buckets import Bucket, Piece, cut_into_buckets
+from realsys.weights.realloc.buckets import Bucket, WeightPiece, cut_into_buckets
 from realsys.weights.realloc.realloc_plan import plan_realloc
 
 BUCKET_BYTES = (
@@ -32,7 +32,7 @@ class Giving:
 
     weights: tuple[Weight, ...]
     dtypes: Mapping[str, str]
-    pieces: Mapping[int, tuple[Piece, ...]]
+    pieces: Mapping[int, tuple[WeightPiece, ...]]
 
     def buckets(
         self, worker: int, *, apart: Collection[str] = (), max_bytes: int = BUCKET_BYTES
@@ -54,7 +54,7 @@ class Giving:
         ]
 
 
-def who_gives_what(layout: Layout, workers: Sequence[int], *, dtypes: Mapping[str, str]) -> Giving:
+def plan_publish(layout: Layout, workers: Sequence[int], *, dtypes: Mapping[str, str]) -> Giving:
     """The plan for one copy of a model.
 
     Args:

@@ -20,7 +20,7 @@ from realsys.api.model import PipelinableEngine
 from realsys.data.transfer.tensor_store import TensorStore
 from realsys.weights.realloc.buckets import Bucket
 from realsys.weights.realloc.views import Views, check_lossless, moves_of, pack
-from realsys.weights.sync.buffer_pool import WarmMemory
+from realsys.weights.sync.buffer_pool import BufferPool
 from realsys.weights.sync.checksum import checksum
 from realsys.weights.sync.manifest import (
     KEY,
@@ -40,7 +40,7 @@ PATCH_SHARE = 0.5  # of a bucket; a longer patch saves too little
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PublishedVersion:
     """What this trainer gives of a version.
 
     Attributes:
@@ -102,9 +102,9 @@ class WeightPublisher:
         self._newest = -1
         self._rows: dict[int, set[str]] = {}  # version, oldest first → rows that it refers to
         self._last: list[_Bucket] = []
-        self._memory: WarmMemory | None = None
+        self._memory: BufferPool | None = None
 
-    def publish(self, engine: PipelinableEngine, version: int) -> Published:
+    def publish(self, engine: PipelinableEngine, version: int) -> PublishedVersion:
         """Copies what this worker has to give of ``version`` and lets it be fetched.
 
         Blocks, and writes to no weight. ``engine`` must not train meanwhile; afterwards it may.
@@ -113,7 +113,7 @@ class WeightPublisher:
             InternalError: a version that is not newer than the last, or views that do not fit the layout.
         """
         if not self._buckets:
-            return Published()
+            return PublishedVersion()
         if version <= self._newest:
             raise InternalError(
                 f"version {version} of {self.model} is to be published after version {self._newest}",
@@ -127,7 +127,7 @@ class WeightPublisher:
         self._last = self._sealed(version, copies)
         self._newest = version
         self._put(version)
-        return Published(
+        return PublishedVersion(
             name=manifest_name(self.model, version, self.worker),
             num_bytes=sum(b.given.num_bytes for b in self._last),
             new_bytes=sum(b.given.num_bytes for b in self._last if b.given.changed_in == version),
@@ -163,7 +163,7 @@ class WeightPublisher:
         wanted = [n for n in range(len(self._buckets)) if n not in frozen]
         on_gpu = any(x.is_cuda for parts in views.values() for _, x in parts)
         if self._memory is None:
-            self._memory = WarmMemory(pinned=on_gpu)
+            self._memory = BufferPool(pinned=on_gpu)
         staging = None
         if on_gpu:
             most = max((self._buckets[n].num_bytes for n in wanted), default=0)

@@ -23,7 +23,7 @@ from realsys.data.transfer.transfer_plan import Source
 from realsys.transport.codec import ProtocolError
 from realsys.weights.sync.adapters import merged
 from realsys.weights.sync.assembly import Assembly, BucketLanding, Held, Memory
-from realsys.weights.sync.buffer_pool import WarmMemory
+from realsys.weights.sync.buffer_pool import BufferPool
 from realsys.weights.sync.hf_folder import read_folder
 from realsys.weights.sync.host_share import HostShare, PartSource, VersionSource, WholeVersion
 from realsys.weights.sync.manifest import (
@@ -34,7 +34,7 @@ from realsys.weights.sync.manifest import (
     decode_manifest,
     giver_of,
 )
-from realsys.weights.sync.parts import Way, check_parts, way_of
+from realsys.weights.sync.parts import FetchMode, check_parts, way_of
 
 if TYPE_CHECKING:  # a value that is only read
     from realsys.transport.generation_messages import WeightSource
@@ -52,12 +52,12 @@ class _Wanted(NamedTuple):
 
     part: int
     given: GivenBucket
-    way: Way
+    way: FetchMode
 
     @property
     def row(self) -> str:
         patch = self.given.patch
-        return patch.row if self.way is Way.PATCH and patch is not None else self.given.row
+        return patch.row if self.way is FetchMode.PATCH and patch is not None else self.given.row
 
 
 class WeightReceiver:
@@ -85,7 +85,7 @@ class WeightReceiver:
     ) -> None:
         self._make_client, self._in_flight = make_client, in_flight
         self._silence_s, self._check_held = silence_s, check_held
-        self._memory = WarmMemory()
+        self._memory = BufferPool()
         self._client: tuple[tuple[str, ...], TensorClient] | None = None
         self._held: Held | None = None
         self._newest: WholeVersion | None = None  # for neighbours that ask later
@@ -185,13 +185,13 @@ class WeightReceiver:
         assembly = Assembly(parts[0].weights, kept, self._room(parts[0].weights, kept))
         self._take_over(assembly, parts, wanted)
         coming: dict[Source, _Wanted] = {
-            (at[w.part], KEY, (w.row,)): w for w in wanted if w.way is not Way.HELD
+            (at[w.part], KEY, (w.row,)): w for w in wanted if w.way is not FetchMode.HELD
         }
         landings: dict[Source, BucketLanding] = {}
 
         def land(source: Source, num_bytes: int) -> BucketLanding | None:
             number, given, way = coming[source]
-            found = assembly.landing(parts[number], given) if way is Way.WHOLE else None
+            found = assembly.landing(parts[number], given) if way is FetchMode.WHOLE else None
             if found is None or num_bytes != given.num_bytes:
                 return None
             landings[source] = found
@@ -280,11 +280,11 @@ class WeightReceiver:
                 way = way_of(given, version=part.version, held_version=held_version)
                 if (
                     held
-                    and way is Way.HELD
+                    and way is FetchMode.HELD
                     and self._check_held
                     and not held.still_has(part, given)
                 ):
-                    way = Way.WHOLE
+                    way = FetchMode.WHOLE
                 found.append(_Wanted(number, given, way))
         return found
 
@@ -292,7 +292,7 @@ class WeightReceiver:
         """Weights of which nothing comes."""
         if self._held is None:
             return {}
-        changed = {p.weight for w in wanted if w.way is not Way.HELD for p in w.given.pieces}
+        changed = {p.weight for w in wanted if w.way is not FetchMode.HELD for p in w.given.pieces}
         names = [w.name for i, w in enumerate(parts[0].weights) if i not in changed]
         return {name: self._held.weights[name] for name in names}
 
@@ -301,7 +301,7 @@ class WeightReceiver:
     ) -> None:
         """Buckets that are here, as far as they belong to weights of which other parts come."""
         for number, given, way in wanted:
-            if self._held and way is Way.HELD and assembly.needs(parts[number], given):
+            if self._held and way is FetchMode.HELD and assembly.needs(parts[number], given):
                 base = self._held.bytes_of(parts[number], given)
                 assembly.put(parts[number], given, base)
 
@@ -309,7 +309,7 @@ class WeightReceiver:
         self, assembly: Assembly, parts: Sequence[Manifest], wanted: _Wanted, x: Tensor
     ) -> None:
         part = parts[wanted.part]
-        if wanted.way is Way.PATCH and self._held is not None:
+        if wanted.way is FetchMode.PATCH and self._held is not None:
             base = self._held.bytes_of(part, wanted.given)
             assembly.patch(part, wanted.given, x, base)
         else:
