@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from launcher.job.job_allocation import Allocation, JobRequest, allocate
-from launcher.job.task_placement import Demand, Misfit, NodeShape, Packing, place
+from launcher.job.task_placement import Misfit, NodeShape, Packing, TaskDemand, place
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
@@ -55,7 +55,7 @@ def hard() -> Packing | Misfit:
     rows = ((500, 13, 100_001), (700, 17, 210_003), (900, 7, 50_007), (1100, 11, 33_333))
     rows += ((600, 23, 123_456), (1200, 3, 77_777))
     groups = [
-        Demand(name=f"group{i}", count=count, cpus=cpus, memory_mib=memory)
+        TaskDemand(name=f"group{i}", count=count, cpus=cpus, memory_mib=memory)
         for i, (count, cpus, memory) in enumerate(rows)
     ]
     return place(groups, NODE, max_nodes=1000)

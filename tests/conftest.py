@@ -14,6 +14,7 @@ import forked
 import pytest
 from at_once import CHILD, pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 from by_hand import checks, result_of
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from real_trials import Trials
@@ -35,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         any(path.is_relative_to(root) for root in roots) for path in paths
     ):
         forked.start()
+    settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+    settings.load_profile("any machine")
 
 
 # The folders whose files take longest: they are begun first, since a file that is begun last runs alone.

@@ -1,7 +1,7 @@
 """Moves weights between the copies of a role: what each hook asks for, carried out by this worker.
 
 Every worker that holds a part of either copy makes the same plan from the layouts that the backends
-tell, and plays its own part in it (realsys/param_realloc).
+tell, and plays its own part in it (realsys/weights/realloc).
 """
 
 from __future__ import annotations

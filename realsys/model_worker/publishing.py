@@ -1,7 +1,7 @@
 """Publishes the weights of this worker's models for generation servers: who gives what, and a copy of it.
 
 Every worker that holds a part of a model works out the same from the plan and the backends' layouts; no
-worker asks another. realsys/weight_sync does the rest.
+worker asks another. realsys/weights/sync does the rest.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRecord:
-    """``preflight.json``: what was found before the workers started (realsys/preflight)."""
+    """``preflight.json``: what was found before the workers started (realsys/slurm/preflight)."""
 
     mode: str  # warn or stop
     at: float

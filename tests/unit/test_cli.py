@@ -133,7 +133,7 @@ def test_the_front_imports_neither_typer_nor_our_packages(words: list[str]) -> N
 
 @pytest.mark.parametrize(
     "module",
-    [f"launcher.{p.stem}" for p in sorted(Path(entry.__file__).parent.glob("[a-z]*.py"))],
+    [f"launcher.cli.{p.stem}" for p in sorted(Path(entry.__file__).parent.glob("[a-z]*.py"))],
 )
 def test_no_module_of_the_launcher_loads_torch(module: str) -> None:
     heavy = {"torch", "transformers", "etcd3", "matplotlib", "wandb", "pandas"}

@@ -23,17 +23,22 @@ def modules_of(*packages: str) -> list[str]:
     found = []
     for package in packages:
         folder = ROOT.joinpath(*package.split("."))
-        found += [package, *(f"{package}.{m.name}" for m in pkgutil.iter_modules([str(folder)]))]
+        inside = pkgutil.walk_packages([str(folder)], prefix=f"{package}.")
+        found += [package, *(m.name for m in inside)]
     return found
 
 
 GROUPS = {
-    "launcher": modules_of("launcher", "launcher.slurm", "launcher.job"),
+    "launcher": modules_of("launcher"),
     "experiments": modules_of("experiments"),
     "observability": modules_of("realsys.observability"),
     "control plane": [
-        *modules_of("realsys.api", "realsys.name_resolve", "realsys.transport", "realsys.worker"),
-        *modules_of("realsys.supervisor", "realsys.master", "realsys.slurm"),
+        *modules_of("realsys.api", "realsys.config", "realsys.trial", "realsys.transport"),
+        *modules_of("realsys.runtime", "realsys.heartbeat", "realsys.worker", "realsys.supervisor"),
+        *modules_of("realsys.master", "realsys.slurm", "realsys.planner"),
+        *(
+            m for m in modules_of("realsys.name_resolve") if ".etcd" not in m
+        ),  # loaded when asked for
     ],
 }
 

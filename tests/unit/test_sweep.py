@@ -410,7 +410,7 @@ def test_the_trials_run_the_first_ones_copy_of_the_code(file_root: Path) -> None
     trials = make_trials(planned, command=(), imports=())
     for files in trials[1:]:
         assert os.readlink(files.code) == "../sweep1-0/code"
-        assert (files.code / "launcher" / "sweep.py").is_file()
+        assert (files.code / "launcher" / "submit" / "sweep.py").is_file()
         assert files.snapshot.read_text() == trials[0].snapshot.read_text()
 
 

@@ -1,8 +1,8 @@
 """Whether a worker that ended or hangs is started again by itself, and when (pure).
 
-For the types in INDEPENDENTLY_RESTARTABLE: they hold nothing that another could not make again. A worker that ends
-again and again costs a little more time each time, and in the end the trial; one in OPTIONAL is left
-down instead. Times are seconds of one monotonic clock. What follows is done in worker_restarts.py.
+For the types in INDEPENDENTLY_RESTARTABLE: they hold nothing that another could not make again. A worker
+that ends again and again costs a little more time each time, and in the end the trial; one in OPTIONAL is
+left down instead. Times are seconds of one monotonic clock. What follows is done in worker_restarts.py.
 """
 
 from __future__ import annotations
