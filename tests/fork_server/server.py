@@ -56,7 +56,8 @@ PACKAGES = {
     "workers": ("realsys", "experiments"),
     "commands": (
         *("launcher", "experiments", "realsys.api", "realsys.slurm", "realsys.supervisor"),
-        *("realsys.name_resolve", "realsys.worker", "realsys.observability", "realsys.rewards"),
+        *("realsys.name_resolve", "realsys.trial", "realsys.config", "realsys.runtime"),
+        *("realsys.heartbeat", "realsys.worker", "realsys.observability", "realsys.rewards"),
     ),
 }
 PR_SET_PDEATHSIG = 1
