@@ -1,4 +1,4 @@
-"""Counts the shape of a tree: sizes, doubled names, flat rooms, import circles, words, and start-up times.
+"""Counts the shape of a tree: sizes, doubled names, flat rooms, import circles, words, start-up times.
 
     python benchmarks/house.py                              # a table for this tree
     python benchmarks/house.py --against REVISION           # the same, before -> after
@@ -10,25 +10,25 @@ Counted are ``*.py`` below realsys, launcher and experiments. Method, by row:
 
 - *Code lines*: lines that hold a part of a token (`tokenize`) that is no comment and no docstring; blank
   lines inside of a string do not count. A docstring is any statement that is a string and nothing else.
-- *Modules* are files; those without a code line (an ``__init__.py`` with a docstring) are counted but are
-  left out of the median. *Function lengths* run from ``def`` to the last line, docstring and inner
+- *Modules* are files; those without a code line (an ``__init__.py`` with a docstring) are counted but
+  are left out of the median. *Function lengths* run from ``def`` to the last line, docstring and inner
   functions included.
 - *Class names twice*: a name that a ``class`` statement binds in two or more modules, at any depth.
-- *File names twice*: ``build.py``, ``__init__.py`` and ``__main__.py`` may repeat, and so may files of rooms
-  that mirror each other. Two rooms mirror each other when they stand in the same folder, and two files or
-  more, and at least half of the smaller room's, bear names that also stand in the other room.
-- *Flat room*: Python files directly in a folder, ``__init__.py`` left out. *Rooms on one level*: folders with
-  Python files directly in one folder.
+- *File names twice*: ``build.py``, ``__init__.py`` and ``__main__.py`` may repeat, and so may files of
+  rooms that mirror each other. Two rooms mirror each other when they stand in the same folder, and two
+  files or more, and at least half of the smaller room's, bear names that also stand in the other room.
+- *Flat room*: Python files directly in a folder, ``__init__.py`` left out. *Rooms on one level*: folders
+  with Python files that stand directly in one folder.
 - *Import circles* are strongly connected components of two members or more. A module has an edge to the
-  module that an ``import`` names; that Python also runs the ``__init__.py`` above it makes none. Three graphs:
-  imports at load time; these and imports inside of functions; all, with those under ``TYPE_CHECKING``.
-  *Between rooms*: a room is a folder, its edges are those of the modules directly in it. A room and one
-  inside of it are not counted there but beside it, as pairs that import each other.
-- *Words*: ``BANNED`` in names that a module binds (definitions, parameters, targets, its own name), as whole
-  words of the name, each name once a module; and in docstrings, every occurrence. Words of a docstring are
-  runs of letters, digits, ``_`` and ``'``.
-- What has to be run (`benchmarks/house_start.py`): the files that touch ``actor.optimizer.lr``, and the times
-  of the command line. Its header has the method.
+  module that an ``import`` names; that Python also runs the ``__init__.py`` above it makes none. Three
+  graphs: imports at load time; these and imports inside of functions; all, with those under
+  ``TYPE_CHECKING``. *Between rooms*: a room is a folder, its edges are those of the modules directly in
+  it. A room and one inside of it are not counted there but beside it, as pairs that import each other.
+- *Words*: ``BANNED`` in names that a module binds (definitions, parameters, targets, its own name), as
+  whole words of the name, each name once a module; and in docstrings, every occurrence. Words of a
+  docstring are runs of letters, digits, ``_`` and ``'``.
+- What has to be run (`benchmarks/house_start.py`): the files that touch ``actor.optimizer.lr``, and the
+  times of the command line. Its header has the method.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import house_start
 
 PACKAGES = ("realsys", "launcher", "experiments")
 MAY_REPEAT = ("build.py", "__init__.py", "__main__.py")
@@ -182,9 +184,11 @@ _LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, toke
 
 def _bare_strings(tree: ast.Module) -> Iterator[ast.Expr]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
                 yield node
+            case _:
+                pass
 
 
 def function_lengths(module: Module) -> list[int]:
@@ -616,10 +620,10 @@ def drop_tree(repository: Path, tree: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def rows_of(root: Path, *, run: bool) -> dict[str, str | int | float]:
+def rows_of(root: Path, *, run: bool, rounds: int) -> dict[str, str | int | float]:
     """The whole column of a tree."""
     rows = counts(read_tree(root))
-    return rows
+    return rows | house_start.rows_of(root, rounds=rounds) if run else rows
 
 
 def main() -> None:
@@ -629,6 +633,7 @@ def main() -> None:
     parser.add_argument("--against", metavar="REVISION", help="of the tree's repository: before")
     parser.add_argument("--duplicates", action="store_true", help="what stands twice, in full")
     parser.add_argument("--no-run", action="store_true", help="leave out what has to be run")
+    parser.add_argument("--rounds", type=int, default=15, help="of the times of the command line")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     root: Path = given.tree.resolve()
@@ -641,10 +646,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             before = tree_of(given.against, root, Path(folder, "before"))
             try:
-                columns[given.against] = rows_of(before, run=not given.no_run)
+                columns[given.against] = rows_of(before, run=not given.no_run, rounds=given.rounds)
             finally:
                 drop_tree(root, before)
-    columns["after" if given.against else root.name] = rows_of(root, run=not given.no_run)
+    columns["after" if given.against else root.name] = rows_of(
+        root, run=not given.no_run, rounds=given.rounds
+    )
     sys.stdout.write(json.dumps(columns, indent=1) + "\n" if given.json else markdown(columns))
 
 
