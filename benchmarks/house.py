@@ -649,7 +649,7 @@ def main() -> None:
                 columns[given.against] = rows_of(before, run=not given.no_run, rounds=given.rounds)
             finally:
                 drop_tree(root, before)
-    columns["after" if given.against else root.name] = rows_of(
+    columns["after" if given.against else "now"] = rows_of(
         root, run=not given.no_run, rounds=given.rounds
     )
     sys.stdout.write(json.dumps(columns, indent=1) + "\n" if given.json else markdown(columns))

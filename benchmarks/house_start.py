@@ -20,7 +20,9 @@ code that only states a default does not count.
 **Times** of the command line are medians of rounds in which all commands take turns, so that other load
 hits them alike, divided by that of ``python -c pass``. The tree's own code is run, by the interpreter that
 runs this file, through the same lines as the installed program. Tab is what the shell calls:
-``realsys __complete la``. ``status`` and ``ls`` see a trial that was launched and killed.
+``realsys __complete la``. ``status`` and ``ls`` see a trial that was launched and killed. All modules have
+been compiled by a round before the first that counts. The same by computing time (user and system) stands
+beside it: on a busy machine it is the steadier of the two.
 """
 
 from __future__ import annotations
@@ -345,29 +347,47 @@ def commands(realsys: list[str]) -> dict[str, list[str]]:
 
 
 def time_ratios(tree: Path, *, rounds: int) -> dict[str, float]:
-    """Median time of each command as a multiple of ``python -c pass``; that one in milliseconds."""
+    """Median time of each command as a multiple of ``python -c pass``, by clock and by CPU."""
     with tempfile.TemporaryDirectory(prefix="house-") as name:
         folder = Path(name)
         root = folder / "root"
         root.mkdir()
-        environment = environment_of(tree, root)
+        environment = environment_of(tree, root) | {"PYTHONPYCACHEPREFIX": str(folder / "pycache")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling is not what is measured
         realsys = program(folder)
         try:
             launch = [*realsys, "launch", "ppo-math", "--trial", "run1", "--detach"]
             subprocess.run(launch, env=environment, check=True, capture_output=True, timeout=60)
         finally:
             kill_trial(root)
-        seconds: dict[str, list[float]] = {name: [] for name in commands(realsys)}
+        names = commands(realsys)
+        wall: dict[str, list[float]] = {name: [] for name in names}
+        cpu: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(rounds + 1):
-            for name, command in commands(realsys).items():
-                start = time.perf_counter()
-                subprocess.run(command, env=environment, check=True, capture_output=True, cwd=root)
-                seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(found[1:]) for name, found in seconds.items()}
-    base = medians.pop("python -c pass")
-    return {"python -c pass (ms)": round(1000 * base, 1)} | {
-        f"{name} / pass": round(median / base, 1) for name, median in medians.items()
-    }
+            for name, command in names.items():
+                seconds = timed(command, environment, folder)
+                wall[name].append(seconds[0])
+                cpu[name].append(seconds[1])
+    rows: dict[str, float] = {}
+    for kind, taken in (("", wall), (", CPU", cpu)):
+        medians = {name: statistics.median(found[1:]) for name, found in taken.items()}
+        base = medians.pop("python -c pass")
+        rows[f"python -c pass{kind} (ms)"] = round(1000 * base, 1)
+        rows |= {f"{name} / pass{kind}": round(value / base, 1) for name, value in medians.items()}
+    return rows
+
+
+def timed(command: list[str], environment: dict[str, str], folder: Path) -> tuple[float, float]:
+    """Seconds that a command took, on the clock and of computing; its output goes nowhere."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime
 
 
 def rows_of(tree: Path, *, rounds: int) -> dict[str, str | int | float]:
