@@ -25,8 +25,8 @@ Counted are ``*.py`` below realsys, launcher and experiments. Method, by row:
   ``TYPE_CHECKING``. *Between rooms*: a room is a folder, its edges are those of the modules directly in
   it. A room and one inside of it are not counted there but beside it, as pairs that import each other.
 - *Words*: ``BANNED`` in names that a module binds (definitions, parameters, targets, its own name), as
-  whole words of the name, each name once a module; and in docstrings, every occurrence. Words of a
-  docstring are runs of letters, digits, ``_`` and ``'``.
+  whole words of the name, each name once a module; in docstrings, every occurrence; and in other strings
+  of two words or more (messages, help). Words of a docstring are runs of letters, digits, ``_``, ``'``.
 - What has to be run (`benchmarks/house_start.py`): the files that touch ``actor.optimizer.lr``, and the
   times of the command line. Its header has the method.
 """
@@ -77,11 +77,13 @@ BANNED = {
     "goodbye": "deregistration",
     "hand over": "dispatch",
     "hear": "on message",
-    "hears": "on message",
     "heard": "received",
+    "hears": "on message",
+    "holders": "trainer ranks",
     "keepsakes": "artifacts",
     "last words": "failure record",
     "looks": "store poller, poll",
+    "makers": "rollout group",
     "needers": "receivers",
     "patience": "retry",
     "patiently": "retry while unavailable",
@@ -205,6 +207,17 @@ def docstrings(module: Module) -> list[str]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = (ast.get_docstring(node) for node in ast.walk(module.tree) if isinstance(node, kinds))
     return [text for text in found if text is not None]
+
+
+def sentences(module: Module) -> list[str]:
+    """Strings of two words or more that are no docstrings: messages, and help."""
+    bare = {id(statement.value) for statement in _bare_strings(module.tree)}
+    return [
+        node.value
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare
+        if len(node.value.split()) > 1
+    ]
 
 
 def bound_names(module: Module) -> set[str]:
@@ -456,9 +469,9 @@ def words_of_text(text: str) -> list[str]:
     return re.findall(r"[A-Za-z0-9_']+", text)
 
 
-def banned_in_docstrings(modules: Iterable[Module]) -> Counter[str]:
-    """Banned word -> times that it stands in docstrings."""
-    text = "\n".join(text.lower() for module in modules for text in docstrings(module))
+def banned_in_texts(texts: Iterable[str]) -> Counter[str]:
+    """Banned word -> times that it stands in texts."""
+    text = "\n".join(texts).lower()
     counts = {word: len(re.findall(rf"\b{word.replace(' ', '[ _]')}\b", text)) for word in BANNED}
     return Counter({word: count for word, count in counts.items() if count})
 
@@ -501,7 +514,8 @@ def counts(modules: list[Module]) -> dict[str, str | int | float]:
     flat = sorted(((len(files), room) for room, files in rooms(modules).items()), reverse=True)
     level = sorted(((len(inside), room) for room, inside in levels(modules).items()), reverse=True)
     texts = [text for module in modules for text in docstrings(module)]
-    docs, names = banned_in_docstrings(modules), banned_names(modules)
+    messages = [text for module in modules for text in sentences(module)]
+    names = banned_names(modules)
     found = all_circles(modules)
     rows: dict[str, str | int | float] = {"code lines": sum(lines.values())}
     for package in PACKAGES:
@@ -524,7 +538,8 @@ def counts(modules: list[Module]) -> dict[str, str | int | float]:
     rows |= {f"circles: {name}": len(members) for name, members in found.items()}
     rows |= {
         "names with a banned word": len(names),
-        "banned words in docstrings": docs.total(),
+        "banned words in docstrings": banned_in_texts(texts).total(),
+        "banned words in other sentences": banned_in_texts(messages).total(),
         "docstrings": len(texts),
         f"docstrings of {SHORT_WORDS} words or fewer": len(short_docstrings(modules)),
         "docstrings of one line (%)": round(100 * sum("\n" not in t for t in texts) / len(texts)),
@@ -556,6 +571,8 @@ def duplicates(modules: list[Module]) -> dict[str, object]:
         for name, lists in all_circles(modules).items()
     }
     flat = {room: sorted(files) for room, files in rooms(modules).items()}
+    texts = [text for module in modules for text in docstrings(module)]
+    messages = [text for module in modules for text in sentences(module)]
     banned: dict[str, list[str]] = defaultdict(list)
     for entry, name, path in banned_names(modules):
         banned[entry].append(f"{name} ({path})")
@@ -568,7 +585,8 @@ def duplicates(modules: list[Module]) -> dict[str, object]:
         "rooms on one level": levels(modules),
         "circles": by_circle,
         "names with a banned word": dict(banned),
-        "banned words in docstrings": dict(banned_in_docstrings(modules).most_common()),
+        "banned words in docstrings": dict(banned_in_texts(texts).most_common()),
+        "banned words in other sentences": dict(banned_in_texts(messages).most_common()),
         "short docstrings": [f"{path}: {text}" for path, text in short_docstrings(modules)],
     }
 
