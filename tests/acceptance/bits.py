@@ -158,13 +158,9 @@ class Tree:
     def launch(self, experiment: str, trial: str, settings: tuple[str, ...]) -> Path:
         """Starts a trial; returns its folder."""
         listed = self.realsys("show", "--config", experiment) if FORMER_NAMES else ""
-        words = []
-        for setting in (*SMALL, *settings):
-            name, _, value = setting.partition("=")
-            known = name not in FORMER_NAMES or re.search(rf"(?m)^{re.escape(name)} ", listed)
-            words.append(f"{name if known else FORMER_NAMES[name]}={value}")
-        critic = ["critic.optimizer.lr=1e-3"] if experiment.startswith("ppo") else []
-        self.realsys("launch", experiment, "--trial", trial, "--detach", *words, *critic)
+        critic = ("critic.optimizer.lr=1e-3",) if experiment.startswith("ppo") else ()
+        words = [as_named_in(listed, word) for word in (*SMALL, *critic, *settings)]
+        self.realsys("launch", experiment, "--trial", trial, "--detach", *words)
         (folder,) = self.file_root.glob(f"runs/*/{experiment}/{trial}")
         return folder
 
@@ -182,6 +178,14 @@ class Tree:
         """Ends what is left under this file root."""
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
             self.realsys("stop", "--all", "--grace", "5")
+
+
+def as_named_in(listed: str, word: str) -> str:
+    """A setting, by the name that it has in a tree whose `show --config` listed so."""
+    name, _, value = word.partition("=")
+    if name in FORMER_NAMES and not re.search(rf"(?m)^{re.escape(name)} ", listed):
+        name = FORMER_NAMES[name]
+    return f"{name}={value}"
 
 
 def stop_in_the_middle(folder: Path) -> None:
@@ -229,7 +233,7 @@ def bits_of(folder: Path) -> dict[str, Any]:
 def phase_bits(phase: Path) -> dict[str, Any]:
     """A column for each metric, ``None`` in the rows that don't have it."""
     rows = [json.loads(line) for line in (phase / "metrics.jsonl").read_text().splitlines()]
-    keys = sorted({key for row in rows for key in row if key != "step" and not left_out(key)})
+    keys = sorted({key for row in rows for key in row if key != "step" and is_kept(key)})
     return {
         "steps": [row["step"] for row in rows],
         "metrics": {key: [row.get(key) for row in rows] for key in keys},
@@ -238,9 +242,9 @@ def phase_bits(phase: Path) -> dict[str, Any]:
     }
 
 
-def left_out(key: str) -> bool:
-    """Whether a metric measures the machine, not the training."""
-    return any(re.match(pattern, key) for pattern in LEFT_OUT)
+def is_kept(key: str) -> bool:
+    """Whether a metric measures the training, not the machine."""
+    return not any(re.match(pattern, key) for pattern in LEFT_OUT)
 
 
 def tensors_hash(file: Path) -> str:
@@ -314,7 +318,7 @@ def phase_difference(name: str, a: dict[str, Any] | None, b: dict[str, Any] | No
     if a["steps"] != b["steps"]:
         return f"{name}: steps {a['steps']} and {b['steps']}"
     for row, step in enumerate(a["steps"]):
-        for key in sorted(a["metrics"].keys() | b["metrics"].keys()):
+        for key in sorted(filter(is_kept, a["metrics"].keys() | b["metrics"].keys())):
             values = [x["metrics"][key][row] if key in x["metrics"] else None for x in (a, b)]
             if values[0] != values[1]:
                 return f"{name}, step {step}, {key}: {values[0]!r} and {values[1]!r}"

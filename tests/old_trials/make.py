@@ -116,6 +116,9 @@ def make(name: str) -> dict[str, Any]:
         for made in trials:
             realsys(root, "wait", f"{experiment}/{made.name}", "--timeout", str(WAIT_S))
         before = [state_of(root, made) for made in trials]
+        ended = name if name in ("stopped", "failed") else "completed"
+        if set(before) != {ended}:
+            raise SystemExit(f"{name}: {before}, not {ended}")
         pack(name, root, trials)
         made_by = " ".join(["realsys", *words, *further]).replace(str(root), old.ROOT)
         again = Path(folder, "again")

@@ -1,7 +1,7 @@
 """A trial that an older revision made and stopped goes on, or is refused with what to do.
 
-The trial is in tests/old_trials. Plans may change so that old ones can't be run any more: `resume` then says
-which revision can, and touches nothing.
+The trial is in tests/old_trials. Plans may change so that old ones can't be run any more: `resume` then
+says which revision can, and touches nothing.
 """
 
 from __future__ import annotations

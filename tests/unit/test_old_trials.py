@@ -1,7 +1,7 @@
 """Trials that an older revision made can be looked at as then: status, report, logs, explain and ls.
 
-The trials are in tests/old_trials, with what the command line said of them when they were made. To resume one
-takes workers: tests/process/test_old_trials_resume.py.
+The trials are in tests/old_trials, with what the command line said of them when they were made. A resume
+needs workers: tests/process/test_old_trials_resume.py.
 """
 
 from __future__ import annotations
