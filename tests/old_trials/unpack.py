@@ -91,7 +91,8 @@ def _replaced(content: Any, values: dict[str, str]) -> Any:
     if isinstance(content, list):
         return [_replaced(x, values) for x in content]
     if isinstance(content, str):
-        content = values.get(f'"{content}"', content).strip('"')
+        if (quoted := f'"{content}"') in values:
+            return values[quoted].strip('"')
         for old, new in values.items():
             content = content.replace(old, new)
     if isinstance(content, bytes):
