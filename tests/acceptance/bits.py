@@ -177,7 +177,7 @@ class Tree:
     def stop_all(self) -> None:
         """Ends what is left under this file root."""
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
-            self.realsys("stop", "--all", "--grace", "5")
+            self.realsys("stop", "--all", "--yes", "--grace", "5")
 
 
 def as_named_in(listed: str, word: str) -> str:
@@ -336,6 +336,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> int:
         for key in differ:
             sys.stdout.write(f"  {key}: {_of(a, key)} and {_of(b, key)}\n")
         return 2
+    first, second = (f"{r['revision'][:12]}{' with changes' * r['changed']}" for r in (a, b))
+    sys.stdout.write(f"first: {first}; second: {second}\n")
     lines, notes = [("experiment", "metrics equal", "weights equal")], []
     for name in dict.fromkeys([*a["runs"], *b["runs"]]):
         if name not in a["runs"] or name not in b["runs"]:
@@ -448,6 +450,8 @@ def main() -> int:
     if options.compare:
         a, b = (json.loads(file.read_text()) for file in options.compare)
         return compare(a, b)
+    if options.against:
+        _git(ROOT, "rev-parse", "--verify", "--quiet", f"{options.against}^{{commit}}")
     record = make_record(options.tree)
     if options.out:
         write(record, options.out)
@@ -462,9 +466,15 @@ def main() -> int:
 
 
 def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"git {' '.join(words)}: {done.returncode} {done.stderr}")
     return done.stdout.strip()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its trials are stopped
+    try:
+        sys.exit(main())
+    except (RuntimeError, subprocess.TimeoutExpired) as error:  # a run that did not complete
+        sys.exit(str(error))
