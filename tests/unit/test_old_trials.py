@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from old_trials.unpack import HERE, manifest, unpack
 
-from launcher.cli import run
+from launcher.cli.command_line import run
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
