@@ -44,7 +44,6 @@ class _Parts:
     day: date | None = None
     clock: time | None = None
     yearless: bool = False
-    today: bool = False  # said as a word: then a past time of day stays past
 
 
 def read_moment(text: str, *, now: datetime, where: str) -> datetime:
@@ -122,7 +121,6 @@ def _take_word(word: str, parts: _Parts, now: datetime, text: str, where: str) -
         parts.clock = _TIMES[word]
     elif word in ("today", "tomorrow"):
         parts.day = now.date() + timedelta(days=word == "tomorrow")
-        parts.today = word == "today"
     else:
         zone = " (Slurm reads no time zones: leave it out)" if word == "z" else ""
         raise _refused(text, where, f"{word!r} is no word of Slurm's{zone}")

@@ -159,10 +159,6 @@ class DataflowGraph:
                 found.append((parent, node.name, keys))
         return found
 
-    def consumers(self, key: str) -> tuple[str, ...]:
-        """Calls that read ``key``."""
-        return tuple(n.name for n in self.nodes if key in n.input_keys)
-
     @property
     def sources(self) -> tuple[MFCDef, ...]:
         """Calls that read data set keys only: where a datapoint enters."""

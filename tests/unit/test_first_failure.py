@@ -13,7 +13,6 @@ from realsys.supervisor.health.first_failure import (
     TAIL_BYTES,
     TAIL_LINES,
     describe_exit,
-    failure_summary,
     is_secondary,
     log_tail,
     order_failures,
@@ -154,11 +153,6 @@ def test_an_own_timeout_is_told_with_whom_it_waited_for(tmp_path, caplog):
     words = read_record(Failure, TrialFiles(tmp_path).attempt(1).words("master_worker/0"))
     assert is_secondary(words)
     assert "model_worker/1" in words.why
-
-
-def test_a_summary_is_one_line():
-    text = failure_summary([failure("a/0", 1.0, why="x\ny"), failure("b/0", 2.0, why="z")])
-    assert text == "a/0: x; b/0: z"
 
 
 # ---- log tails ------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import socket as tcp
 import threading
-import time
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -48,7 +47,6 @@ class SealedStream:
 
     def __init__(self, offer: StreamOffer, *, name: str, stalled_s: float) -> None:
         self.offer, self._stalled_s = offer, stalled_s
-        self.offered_s = time.monotonic()
         self.is_over = False
         self._waiting: SimpleQueue[tuple[int, torch.Tensor] | None] = SimpleQueue()
         self._num_messages = 0
