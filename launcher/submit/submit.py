@@ -21,7 +21,11 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.sites.site_problems import missing_secrets
-from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
+from launcher.slurm.login_environment import (
+    dropped_variable_warnings,
+    host_variables,
+    task_variables,
+)
 from launcher.submit.dispatch_job import dispatch
 from launcher.submit.nodes_to_leave_out import excluding
 from launcher.submit.plan_change import Current, put_back, read_current, store
@@ -118,7 +122,7 @@ def remarks(plan: LaunchPlan) -> list[str]:
     """What a launch should say besides doing it: the plan's warnings, and what this shell does not
     pass on to a Slurm job."""
     told = [provenance_remark(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
-    told += not_passed_on(os.environ) if plan.job is not None else []
+    told += dropped_variable_warnings(os.environ) if plan.job is not None else []
     return [*plan.warnings, *filter(None, told)]
 
 

@@ -165,9 +165,9 @@ def plan(
         print_plan(made)
         found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
         if made.job is not None:
-            from launcher.slurm.plan_lines import plan_lines, too_long_for
+            from launcher.slurm.plan_lines import plan_lines, time_limit_warning
 
-            if found and (late := too_long_for(made, found.figures.wall_s)):
+            if found and (late := time_limit_warning(made, found.figures.wall_s)):
                 output.warn(late)
             for line in plan_lines(made, plan_hash(text)):
                 output.data(line)
