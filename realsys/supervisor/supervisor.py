@@ -226,7 +226,7 @@ class Supervisor:
             self._end_steps(tasks)
         if result is Result.COMPLETED and phase.publish is not None:
             patience_s = float(self.plan.cluster.store_patience_seconds)
-            AttemptFence(self.store, self.keys, self.attempt).check_patiently(timeout_s=patience_s)
+            AttemptFence(self.store, self.keys, self.attempt).check_with_retry(timeout_s=patience_s)
             publish(phase_files, Path(phase.publish))
         logger.info("phase ended phase=%s result=%s", phase.name, result)
         return result

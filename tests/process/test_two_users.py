@@ -357,7 +357,7 @@ def test_the_store_of_another_users_trial_is_not_entered(shared: Shared) -> None
         "open_trial_store(read_plan(trial / 'plan.json'), AttemptFiles(trial / 'attempts' / '0001'))"
     )
     done = shared.does(VICTIM, sys.executable, "-c", code, str(his))
-    assert f"the trial belongs to uid {OTHER}: its store is not entered" in done.stderr
+    assert f"the trial belongs to uid {OTHER}: its store is not opened" in done.stderr
     assert shared.does(OTHER, sys.executable, "-c", code, str(his)).returncode == 0
 
 

@@ -72,5 +72,5 @@ def test_of_very_many_some_are_named(files):
 def test_a_wait_for_very_many_names_some():
     keys = [f"a/b/c/d/e/f/{i}" for i in range(MOST_NAMED + 5)]
     error = timed_out(keys, keys, timeout_s=3.0, describe_missing=None, where="memory://x")
-    assert error.what.startswith("25 of 25 keys did not come in 3 s: a/b/c/d/e/f/0, ")
+    assert error.what.startswith("25 of 25 keys did not appear in 3 s: a/b/c/d/e/f/0, ")
     assert error.what.endswith(f"a/b/c/d/e/f/{MOST_NAMED - 1} and 5 more")

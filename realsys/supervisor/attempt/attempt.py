@@ -23,7 +23,7 @@ from typing import TypeVar
 from realsys.api.errors import KeyNotFound, StoreError, TrialError, TrialIsLive
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import MANY_TTL_S
+from realsys.name_resolve.lease_validity import MANY_TTL_S
 from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import Compare, Entry, NameResolve, Put
 from realsys.transport.curve_keys import TrialKeypairs
