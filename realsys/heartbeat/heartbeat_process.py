@@ -273,7 +273,7 @@ class HeartbeatProcess:
             at=time.time(),
             kind=over.kind,
         )
-        path = self._files.words(self.begin.name)
+        path = self._files.failure_record(self.begin.name)
         if not path.exists():
             write_record(path, words)
 

@@ -209,7 +209,7 @@ class Supervisor:
     def _run_phase(self, phase: PhasePlan) -> Result:
         phase_files = TrialFiles.phase(phase.folder)
         Path(phase.folder).mkdir(parents=True, exist_ok=True)
-        for old in self.attempt_files.last_words.glob("*.json"):  # of an earlier phase
+        for old in self.attempt_files.failure_records.glob("*.json"):  # of an earlier phase
             old.unlink(missing_ok=True)
         logger.info("phase started phase=%s", phase.name)
         tasks: list[Task] = []

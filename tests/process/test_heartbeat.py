@@ -135,7 +135,7 @@ class Site:
 
     @property
     def words(self) -> Failure | None:
-        return read_record(Failure, self.files.words("model_worker/0"))
+        return read_record(Failure, self.files.failure_record("model_worker/0"))
 
     def order(self, verb: Verb, *, token: str = "ours", **args: str) -> str:
         name = f"{verb}-{token}"

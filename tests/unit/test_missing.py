@@ -58,7 +58,7 @@ def test_one_whose_parent_saw_it_end(files, returncode, hint, how):
 
 def test_one_that_said_why_it_died(files):
     words = Failure(worker=NAME, host="n2", pid=7, why="no such file\nmore", at=1.0)
-    write_record(files.words(NAME), words)
+    write_record(files.failure_record(NAME), words)
     assert told(files) == "failed: no such file"
 
 

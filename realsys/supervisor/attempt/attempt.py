@@ -199,7 +199,7 @@ def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
     whoever sees the folder sees who has it."""
     files.attempts.mkdir(exist_ok=True)
     made = AttemptFiles(files.attempts / f".{record.number:04d}.{record.token}")
-    for folder in (made.logs, made.last_words):
+    for folder in (made.logs, made.failure_records):
         folder.mkdir(parents=True)
     for folder in (made.secrets, made.history):  # each row of the history has the token
         folder.mkdir(mode=0o700)
