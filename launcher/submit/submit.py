@@ -53,7 +53,12 @@ from realsys.trial.records import (
     read_record,
     write_record,
 )
-from realsys.trial.snapshot import code_digest, other_code, provenance_remark, take_snapshot
+from realsys.trial.snapshot import (
+    changed_code_warning,
+    code_digest,
+    provenance_warning,
+    take_snapshot,
+)
 from realsys.worker.environment import write_exports
 
 
@@ -121,7 +126,7 @@ def discard_folder(files: TrialFiles) -> None:
 def remarks(plan: LaunchPlan) -> list[str]:
     """What a launch should say besides doing it: the plan's warnings, and what this shell does not
     pass on to a Slurm job."""
-    told = [provenance_remark(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
+    told = [provenance_warning(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
     told += dropped_variable_warnings(os.environ) if plan.job is not None else []
     return [*plan.warnings, *filter(None, told)]
 
@@ -129,7 +134,7 @@ def remarks(plan: LaunchPlan) -> list[str]:
 def remarks_on_resume(files: TrialFiles) -> list[str]:
     """What a resume should say besides doing it."""
     with suppress(RealsysError):  # the resume itself says what is wrong with the records
-        return list(filter(None, [other_code(files, read_plan(files.plan))]))
+        return list(filter(None, [changed_code_warning(files, read_plan(files.plan))]))
     return []
 
 

@@ -1,7 +1,7 @@
-"""Every key that realsys writes into name resolution, who writes it, who reads it, how long it lives.
+"""Every key that realsys writes into name resolution: its writer, reader and lifetime.
 
-The one place where keys are put together; ``KEY_TABLE`` is what the documentation prints. Values are
-not described here: their writers encode them. Pure.
+The only place where keys are composed; the documentation prints ``KEY_TABLE``. Values are not
+described here: their writers encode them. Pure.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PREFIX = "realsys/v1"  # a change of any value's meaning takes a new number
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialKeys:
-    """The keys of one trial. ``clear_subtree(keys.root)`` removes them and nothing else.
+    """The keys of one trial. ``clear_subtree(keys.root)`` removes exactly these.
 
-    ``user`` is the submitting user as the plan has it, never asked from the operating system: in a
-    container it would be root, and two halves of one run would not find each other.
+    ``user`` is the submitting user from the plan, never from the operating system: in a container that
+    would be root, and processes of one run would look under different keys.
     """
 
     cluster: str
@@ -103,9 +103,9 @@ class TrialKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyRow:
-    """One row of the table of keys. ``pattern`` is below the trial's root."""
+    """One row of the key table. ``pattern`` is relative to the trial's root."""
 
-    name: str  # of the TrialKeys member
+    name: str  # the member of TrialKeys
     pattern: str
     writer: str
     reader: str
@@ -212,7 +212,7 @@ KEY_TABLE: tuple[KeyRow, ...] = (
 
 
 def segment(name: str, *, what: str) -> str:
-    """Returns ``name`` if it can be one segment of a key."""
+    """Returns ``name`` if it is valid as one segment of a key."""
     try:
         canonical(name)
     except StoreError as error:

@@ -100,7 +100,7 @@ def test_its_record_is_in_the_store_and_in_its_folder(files, store):
     assert store.get(KEYS.attempt).value == dumps(record)
     assert read_record(AttemptRecord, attempt.record) == record
     assert attempt.logs.is_dir()
-    assert attempt.last_words.is_dir()
+    assert attempt.failure_records.is_dir()
 
 
 def test_latest_points_to_the_newest(files, store):

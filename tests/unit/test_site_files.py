@@ -167,7 +167,7 @@ def test_names_that_are_no_file(name: str) -> None:
         (
             "name_resolve: etcd://me:pw@h",
             "name_resolve",
-            "'me:pw@h' in 'etcd://me:pw@h' is no host:port",
+            "'me:pw@h' in 'etcd://me:pw@h' is not host:port",
         ),
         (
             "name_resolve: etcd+job://h:1",
