@@ -23,7 +23,7 @@ Thread 0x00007f11 (most recent call first):
 Current thread 0x00007f22 (most recent call first):
   File "/home/anna/realsys/data_plane/transfer.py", line 190 in _receive
   File "/home/anna/realsys/data_plane/transfer.py", line 170 in fetch
-  File "/home/anna/realsys/model_worker/model_worker.py", line 164 in _get_from_peers
+  File "/home/anna/realsys/model_worker/model_worker.py", line 164 in _fetch_from_peers
   File "/home/anna/realsys/model_worker/model_worker.py", line 148 in _run_call
 """
 
@@ -31,7 +31,7 @@ Current thread 0x00007f22 (most recent call first):
 def test_the_innermost_frames_are_the_main_threads():
     assert innermost(DUMP) == (
         "_receive (transfer.py:190) < fetch (transfer.py:170)"
-        " < _get_from_peers (model_worker.py:164)"
+        " < _fetch_from_peers (model_worker.py:164)"
     )
     assert innermost("") == ""
 

@@ -129,7 +129,7 @@ def test_a_calls_time_ends_when_the_gpu_is_done(gpu, monkeypatch):
     loop: Any = SimpleNamespace(
         shards=SimpleNamespace(call=lambda _: (call, model, None)),
         tensors=SimpleNamespace(get=lambda _: batch),
-        _get_from_peers=lambda _: None,
+        _fetch_from_peers=lambda _: None,
     )
     request: Any = SimpleNamespace(call="ref_inf", meta=batch.meta)
     assert ModelWorkerLoop._run_call(loop, request).compute_s == 1.0
