@@ -4,8 +4,8 @@
     .venv/bin/python release/dependency_files.py
 
 constraints.txt pins every package that pyproject.toml leads to, by version alone: no index, no hash (the
-images' locks in containers/locks have hashes). THIRD_PARTY_NOTICES.md lists the same packages with the licence
-that each one's metadata states. Packages of an extra that is not installed are named as not tried.
+images' locks in containers/locks have hashes). THIRD_PARTY_NOTICES.md lists the same packages with the
+licence that each one's metadata states. Packages of an extra that is not installed are named as not tried.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ KNOWN_LICENCES = {"cycler": "BSD-3-Clause", "etcd3": "Apache-2.0", "kiwisolver":
 
 NOTICES = """# Third-party notices
 
-realsys is under the Apache License 2.0 ([LICENSE](LICENSE)). Its source and its wheel contain no code of others. When it
-is installed, package managers fetch the packages below from their own publishers, under their own licences. An image
-built from [containers/](containers/README.md) contains them: whoever passes such an image on keeps their licence files,
-which each package has in its `*.dist-info` folder.
+realsys is under the Apache License 2.0 ([LICENSE](LICENSE)). Its source and its wheel contain no code of others.
+When it is installed, package managers fetch the packages below from their own publishers, under their own
+licences. An image built from [containers/](containers/README.md) contains them: whoever passes such an image on
+keeps their licence files, which each package has in its `*.dist-info` folder.
 
-Made by `release/dependency_files.py` from the metadata of the tested environment; "for" names the first part of
-`pyproject.toml` that leads there. Slurm, etcd, SGLang and vLLM are started as programs of their own where a site has
-them; they are not distributed with realsys.
+Made by `release/dependency_files.py` from the metadata of the tested environment; "for" names the first part
+of `pyproject.toml` that leads there. Slurm, etcd, SGLang and vLLM are started as programs of their own where
+a site has them; they are not distributed with realsys.
 
 | package | tested version | licence | for |
 |---|---|---|---|
@@ -47,7 +47,7 @@ def main() -> None:
     rows = sorted((canonicalize_name(d.metadata["Name"]), d, part) for d, part in reached.values())
     pins = [f"{name}=={found.version.partition('+')[0]}" for name, found, _ in rows]
     head = [
-        "# Versions with which `make test` passed, for `pip install -c constraints.txt`. Python 3.11, x86_64.",
+        "# Versions with which `make test` passed, for pip install -c. Python 3.11, x86_64.",
         "# Made by release/dependency_files.py.",
         *(f"# not tried: {need} ([{part}])" for need, part in missing),
     ]
@@ -98,7 +98,7 @@ def needs_of(found: Distribution, extras: set[str]) -> Iterator[Requirement]:
 
 
 def licence(found: Distribution) -> str:
-    """As the package's metadata states it: an SPDX expression, a classifier, or the first line of its text."""
+    """As the package's metadata states it: an SPDX expression, a short text, or a classifier."""
     metadata = found.metadata
     if expression := metadata.get("License-Expression"):
         return expression

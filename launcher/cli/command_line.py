@@ -106,7 +106,6 @@ def options(
 
 def run(words: list[str]) -> int:
     """Runs one command line and returns its exit status. Prints every error, raises none."""
-    from launcher.terminal import output
     from realsys.api.errors import RealsysError
     from realsys.trial.folders import let_nobody_else_write
 
@@ -128,7 +127,9 @@ def run(words: list[str]) -> int:
         return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
     except Exception as error:  # outermost frame
         missing = _missing_extra(error, words)
-        return _bug(error, as_json=as_json) if missing is None else _refuse(missing, as_json=as_json)
+        return (
+            _bug(error, as_json=as_json) if missing is None else _refuse(missing, as_json=as_json)
+        )
     return status if isinstance(status, int) else ExitCode.OK
 
 

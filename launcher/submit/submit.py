@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib.metadata
 import os
 import shutil
 import socket
@@ -31,6 +30,7 @@ from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
+from realsys import __version__
 from realsys.api.errors import (
     ClusterError,
     ConfigError,
@@ -385,7 +385,7 @@ def record_of(
         created_at=time.time(),
         launch_host=socket.gethostname(),
         command=tuple(command),
-        realsys_version=importlib.metadata.version("realsys"),
+        realsys_version=__version__,
         code="" if plan.snapshot else code_digest(plan.imports),
         folder=os.getcwd(),
         sweep=sweep,

@@ -25,7 +25,9 @@ EXTRA_OF = {
 }
 
 
-def missing_packages(packages: Iterable[str], *, where: str, instead: str = "") -> list[ConfigError]:
+def missing_packages(
+    packages: Iterable[str], *, where: str, instead: str = ""
+) -> list[ConfigError]:
     """One error for each extra that would bring ``packages`` which are not installed here.
 
     Args:
