@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from real_trials import SMALL_PPO
+from real_trials import SMALL_PPO, metrics_of
 from slurm_trials import SlurmTrials
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_a_login_node_without_torch_plans_launches_and_watches(
     status = json.loads(realsys("status", "ppo-math/a", "--json"))["trial"]
     assert status["state"] == "completed"
     files = slurm_trials.files("ppo-math", "a")
-    assert status["step"] == len(files.metrics.read_text().splitlines()) == 2
+    assert status["step"] == len(metrics_of(files)) == 2
     assert (files.code / "realsys/worker/main.py").exists()
     assert "pip install 'realsys[report]'" in realsys(
         "graph", "ppo-math", "--out", "x.png", status=4

@@ -1,4 +1,4 @@
-"""What pyproject.toml declares is what the code imports, part by part; files made from it are up to date."""
+"""What pyproject.toml declares is what the code imports, part by part; files made from it hold it."""
 
 from __future__ import annotations
 
