@@ -26,14 +26,15 @@ KNOWN_LICENCES = {"cycler": "BSD-3-Clause", "etcd3": "Apache-2.0", "kiwisolver":
 
 NOTICES = """# Third-party notices
 
-realsys is under the Apache License 2.0 ([LICENSE](LICENSE)). Its source and its wheel contain no code of
-others. When it is installed, package managers fetch the packages below from their own publishers, under their
-own licences. An image built from [containers/](containers/README.md) contains them: whoever passes such an
-image on keeps their licence files, which each package has in its `*.dist-info` folder.
+realsys is under the Apache License 2.0 ([LICENSE](LICENSE)). Its source and its wheel contain no
+code of others. When it is installed, package managers fetch the packages below from their own
+publishers, under their own licences. An image built from [containers/](containers/README.md)
+contains them: whoever passes such an image on keeps their licence files, which each package has in
+its `*.dist-info` folder.
 
-Made by `release/dependency_files.py` from the metadata of the tested environment; "for" names the first part
-of `pyproject.toml` that leads there. Slurm, etcd, SGLang and vLLM are started as programs of their own where
-a site has them; they are not distributed with realsys.
+Made by `release/dependency_files.py` from the metadata of the tested environment; "for" names the
+first part of `pyproject.toml` that leads there. Slurm, etcd, SGLang and vLLM are started as
+programs of their own where a site has them; they are not distributed with realsys.
 
 | package | tested version | licence | for |
 |---|---|---|---|
