@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+__version__ = "0.2.0"
 _API = ("Trial", "launch", "trials")
 
 

@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from launcher.cli.verbs import (
     worker_verbs,
 )
 from launcher.terminal.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from realsys.api.errors import RealsysError
 
 app = typer.Typer(
     name="realsys",
@@ -103,7 +106,6 @@ def options(
 
 def run(words: list[str]) -> int:
     """Runs one command line and returns its exit status. Prints every error, raises none."""
-    from launcher.terminal import output
     from realsys.api.errors import RealsysError
     from realsys.trial.folders import restrict_umask
 
@@ -118,14 +120,16 @@ def run(words: list[str]) -> int:
     except typer.TyperException as error:
         return _usage(error, words, as_json=as_json)
     except RealsysError as error:
-        output.error(error, as_json=as_json)
-        return error.exit_code
+        return _refuse(error, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except SystemExit as leaving:  # a reader that closed its pipe
         return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
     except Exception as error:  # outermost frame
-        return _bug(error, as_json=as_json)
+        missing = _missing_extra(error, words)
+        return (
+            _bug(error, as_json=as_json) if missing is None else _refuse(missing, as_json=as_json)
+        )
     return status if isinstance(status, int) else ExitCode.OK
 
 
@@ -147,6 +151,23 @@ def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> i
     problem = RealsysError(what, where=f"command line of {path}", fix=fix)
     output.error(problem, as_json=as_json)
     return ExitCode.USAGE
+
+
+def _refuse(error: RealsysError, *, as_json: bool) -> int:
+    """Prints an error that was raised on purpose, and returns its exit status."""
+    from launcher.terminal import output
+
+    output.error(error, as_json=as_json)
+    return error.exit_code
+
+
+def _missing_extra(error: Exception, words: list[str]) -> RealsysError | None:
+    """The refusal for a package that only an extra brings; None for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    from realsys.api.extras import missing_module
+
+    return missing_module(error.name, where=f"realsys {words[0]}")
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:

@@ -43,9 +43,9 @@ def _quick_answer(words: list[str]) -> str | None:
 
         return front_page.HELP if _colour() else without_colour(front_page.HELP)
     if words == ["--version"]:
-        from importlib.metadata import version
+        from realsys import __version__
 
-        return f"realsys {version('realsys')}\n"
+        return f"realsys {__version__}\n"
     if words[0] == "__complete":
         from launcher.cli.completion import candidates
 

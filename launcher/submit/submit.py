@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib.metadata
 import os
 import shutil
 import socket
@@ -35,6 +34,7 @@ from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
+from realsys import __version__
 from realsys.api.errors import (
     ClusterError,
     ConfigError,
@@ -42,6 +42,7 @@ from realsys.api.errors import (
     TrialError,
     TrialIsLive,
 )
+from realsys.api.extras import missing_packages
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.config.problems import raise_all
 from realsys.slurm.containers import missing_files
@@ -92,9 +93,10 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
     Raises:
         TrialError: the trial exists.
         ClusterError: another user could exchange a folder on the way to it.
-        ConfigErrors: an image that is a file is not there; a plan may be made elsewhere, a launch not.
+        ConfigErrors: an image that is a file is not there, or packages of the workers are not; a plan
+            may be made elsewhere, a launch not.
     """
-    raise_all(list(missing_images(plan)))
+    raise_all([*missing_images(plan), *packages_missing_here(plan)])
     files = TrialFiles(Path(plan.trial_dir))
     try:
         make_trial_folder(files, root=Path(plan.cluster.file_root))
@@ -115,6 +117,20 @@ def missing_images(plan: LaunchPlan) -> Iterator[ConfigError]:
     for image, kind in images.items():
         where = f"image of {kind}"
         yield from missing_files(plan.cluster.container, image, where=where, exists=os.path.exists)
+
+
+def packages_missing_here(plan: LaunchPlan) -> list[ConfigError]:
+    """Packages of an extra that workers lack which would run in this Python installation."""
+    if plan.job is not None:
+        groups = [group for phase in plan.phases for group in phase.scheduling.groups().values()]
+        if plan.cluster.venv or all(group.scheduling.container_image for group in groups):
+            return []  # the workers' Python is another one
+    workers = [worker for phase in plan.phases for worker in phase.config.model_worker]
+    backends = {shard.backend.type_ for worker in workers for shard in worker.shards}
+    needed = ["torch", "transformers", *(["megatron"] if "megatron" in backends else [])]
+    where = f"workers on site {plan.cluster.name!r}, which run in the Python of this command"
+    instead = "or name in the site file what the nodes have: venv, or cpu_image and gpu_image"
+    return missing_packages(needed, where=where, instead=instead if plan.job else "")
 
 
 def discard_folder(files: TrialFiles) -> None:
@@ -378,7 +394,7 @@ def record_of(
         created_at=time.time(),
         launch_host=socket.gethostname(),
         command=tuple(command),
-        realsys_version=importlib.metadata.version("realsys"),
+        realsys_version=__version__,
         code="" if plan.snapshot else code_digest(plan.imports),
         folder=os.getcwd(),
         sweep=sweep,

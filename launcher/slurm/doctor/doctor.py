@@ -94,7 +94,7 @@ def packages_finding() -> Finding:
     found = {name: _version(name) for name in NEEDED}
     lacks = [name for name, version in found.items() if version is None]
     if lacks:
-        fix = f"install them here: python -m pip install {' '.join(lacks)}"
+        fix = "to run workers on this machine: pip install 'realsys[train]'"
         return Finding("packages", False, f"not installed: {', '.join(lacks)}", fix)
     return Finding("packages", True, f"Python {local_python()}, torch {found['torch']}")
 

@@ -9,6 +9,7 @@ process of its own, so that drawing can't hurt a run's result.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from realsys.api.plan import PhasePlan, read_plan
@@ -32,7 +33,8 @@ def _write_pictures(phase: PhasePlan) -> None:
     files = TrialFiles.phase(phase.folder)
     roles = {call.name: call.role for call in phase.config.model_rpcs}
     write_perfetto(read_events(files.events), files.timeline, roles=roles)
-    draw(phase.config.graph(), files.graph_picture)
+    if find_spec("matplotlib"):  # else the report says what to install
+        draw(phase.config.graph(), files.graph_picture)
 
 
 if __name__ == "__main__":

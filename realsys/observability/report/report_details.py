@@ -12,7 +12,7 @@ from realsys.observability.pictures.graph_picture import graph_png, graph_text
 from realsys.observability.pictures.step_picture import step_png
 from realsys.observability.predicted import STEP, error_text, predicted_rows
 from realsys.observability.report.option_rows import ReportOptionRow, option_rows
-from realsys.observability.report.report_page import picture, rows_table, section
+from realsys.observability.report.report_page import drawn, rows_table, section
 from realsys.observability.report.trial_story import TrialStory
 from realsys.observability.timeline import mean_ratio, mfc_summary, role_of, typical_step
 
@@ -45,7 +45,7 @@ def time_spent(story: TrialStory) -> str:
     )
     gantt = ""
     if (step := typical_step(events)) is not None:
-        gantt = picture(step_png(events, step, roles=roles), f"timeline of step {step}")
+        gantt = drawn(lambda: step_png(events, step, roles=roles), f"timeline of step {step}")
     return section("Where the time went", words + f'<div class="card">{spent}</div><br>{gantt}')
 
 
@@ -88,7 +88,7 @@ def dataflow(story: TrialStory) -> str:
     except RealsysError as error:
         return section("Dataflow", f'<p class="empty">{escape(str(error))}</p>')
     text = f"<details><summary>As text</summary><pre>{escape(graph_text(graph))}</pre></details>"
-    return section("Dataflow", picture(graph_png(graph), "dataflow graph") + text)
+    return section("Dataflow", drawn(lambda: graph_png(graph), "dataflow graph") + text)
 
 
 def settings(story: TrialStory) -> str:

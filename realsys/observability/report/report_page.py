@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+
+from realsys.api.extras import missing_module
 
 # Nothing is fetched and nothing runs, whatever a sample answer or a log line says.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -117,6 +119,18 @@ def picture(png: bytes, description: str) -> str:
     """A PNG inside the page, on white."""
     data = base64.b64encode(png).decode()
     return f'<div class="paper"><img alt="{escape(description)}" src="data:image/png;base64,{data}"></div>'
+
+
+def drawn(draw: Callable[[], bytes], description: str) -> str:
+    """The picture that ``draw`` returns, or what to install where matplotlib is missing."""
+    try:
+        return picture(draw(), description)
+    except ModuleNotFoundError as error:
+        problem = missing_module(error.name or "", where="report")
+        if problem is None:
+            raise
+        text = f"No picture ({description}): {problem.what}. To have it: {problem.fix}"
+        return f'<p class="empty">{escape(text)}</p>'
 
 
 def duration_text(seconds: float) -> str:
