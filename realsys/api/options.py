@@ -46,11 +46,15 @@ def option(
 
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
-    """Every value of ``options`` (nested) outside the range that its field declares."""
+    """Every value of ``options`` (nested, in tables too) outside the range that its field declares."""
     for f in dataclasses.fields(options):
         value, where = getattr(options, f.name), f"{path}{f.name}"
         if dataclasses.is_dataclass(value):
             yield from range_problems(value, path=f"{where}.")
+        if isinstance(value, Mapping):
+            for name, entry in value.items():
+                if dataclasses.is_dataclass(entry):
+                    yield from range_problems(entry, path=f"{where}.{name}.")
         if value is None:
             continue
         m = f.metadata

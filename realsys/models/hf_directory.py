@@ -7,16 +7,17 @@ of a safetensors file is 8 bytes of length (little endian) and that much JSON, t
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.api.errors import CheckpointError
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+MAX_JSON_BYTES = 100_000_000  # of a header, as the safetensors library has it, or of an index
 _COPY_AGAIN = "copy the directory again, whole"
 
 
@@ -72,9 +73,12 @@ def safetensors_shapes(file: Path) -> dict[str, list[int]]:
         header_bytes = int.from_bytes(stream.read(8), "little")
         if found < 8 + header_bytes:
             raise _wrong_size(file, expected=8 + header_bytes, found=found, least=True)
+        if header_bytes > MAX_JSON_BYTES:
+            what = f"{file.name} says that its header has {header_bytes} bytes"
+            raise CheckpointError(what, where=str(file), fix=_COPY_AGAIN)
         text = stream.read(header_bytes)
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         header.pop("__metadata__", None)
         data_bytes = max((t["data_offsets"][1] for t in header.values()), default=0)
         shapes = {name: [int(n) for n in t["shape"]] for name, t in header.items()}
@@ -132,9 +136,9 @@ def _read_json(file: Path) -> dict[str, Any]:
         fix = "give the directory that save_pretrained wrote"
         raise CheckpointError(f"{file.name} is missing", where=str(file), fix=fix)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        what = f"{file.name} is not JSON: {error}"
+        content = parse_json(read_bounded_text(file, max_bytes=MAX_JSON_BYTES))
+    except (OSError, ValueError) as error:
+        what = f"{file.name} {unreadable(error)}"
         raise CheckpointError(what, where=str(file), fix=_COPY_AGAIN) from None
     if not isinstance(content, dict):
         what = f"{file.name} holds a {type(content).__name__}, not an object"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.api.errors import CheckpointError
 from realsys.models import render_template
 
@@ -122,7 +123,10 @@ def chat_template(root: Path) -> str | None:
     """The template that a tokenizer loaded from here would use for a question."""
     file = root / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return read_bounded_text(file)
+        except (OSError, ValueError) as error:
+            raise _template_error(f"it can't be read: {error}", str(file)) from None
     found = _json(root / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):  # several, by name
         named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
@@ -171,9 +175,9 @@ def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        what = f"{file.name} is not JSON: {error}"
+        found = parse_json(read_bounded_text(file))
+    except (OSError, ValueError) as error:
+        what = f"{file.name} {unreadable(error)}"
         fix = "copy the directory again, whole"
         raise CheckpointError(what, where=str(file), fix=fix) from None
     return found if isinstance(found, dict) else {}

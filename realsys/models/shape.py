@@ -6,12 +6,12 @@ of the Hugging Face module, which every layout of ours refers to. Families: Llam
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, did_you_mean
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -115,7 +115,7 @@ def read_shape(path: str | Path, *, critic: bool = False) -> ModelShape:
     """
     file = Path(path) / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(read_bounded_text(file))
         return shape_of(config, critic=critic, where=str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
@@ -129,7 +129,8 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
     """The shape that a Hugging Face config (as a dict) describes.
 
     Raises:
-        ConfigError: a family, or biases, whose weights are not known here. KeyError: no such size.
+        ConfigError: a family, or biases, whose weights are not known here. KeyError, TypeError: a size
+            is missing, or is none.
     """
     family = config.get("model_type", "")
     if family not in FAMILIES:
@@ -160,4 +161,8 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
     )
+    for size in fields(shape):
+        value = getattr(shape, size.name)
+        if size.type == "int" and (not isinstance(value, int) or not 0 <= value < 2**31):
+            raise TypeError(f"{size.name} is {value!r}, not a whole number")
     return shape.as_critic() if critic else shape

@@ -11,11 +11,11 @@ are ignored.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import bounded_lines, open_regular, parse_json
 from realsys.api.errors import DataError, did_you_mean
 
 FINAL = "####"
@@ -30,14 +30,21 @@ def read_records(path: str | Path) -> list[dict[str, str]]:
     """
     path = Path(path)
     try:
-        lines = _text(path.read_bytes()).split("\n")
+        with open_regular(path) as file:
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            lines = bounded_lines(gzip.GzipFile(fileobj=file) if packed else file, path)
+            records = [
+                _record(text, f"{path}:{n}")
+                for n, line in enumerate(lines, 1)
+                if (text := line.decode("utf-8-sig" if n == 1 else "utf-8")).strip()
+            ]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(
             f"the data set can't be read: {error}",
             where=str(path),
             fix="give a JSONL file in UTF-8 (or that, packed by gzip) that this user may read",
         ) from error
-    records = [_record(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not records:
         raise DataError(
             "the data set is empty", where=str(path), fix='add lines of {"prompt": …, "answer": …}'
@@ -50,16 +57,10 @@ def final_answer(answer: str) -> str:
     return answer.rpartition(FINAL)[2].strip()
 
 
-def _text(data: bytes) -> str:
-    if data.startswith(_GZIP):
-        data = gzip.decompress(data)
-    return data.decode("utf-8-sig")
-
-
 def _record(line: str, where: str) -> dict[str, str]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise DataError(f"not JSON: {error}", where=where, fix="write one object a line") from error
     if not isinstance(record, dict):
         raise DataError(
