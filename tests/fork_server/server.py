@@ -136,7 +136,10 @@ def serve(listener: socket.socket) -> Request:
                     pid = os.fork()
                     if pid == 0:
                         end_with_parent(os.getppid())
-                        join(peer_of(key.fileobj))
+                        try:
+                            join(peer_of(key.fileobj))
+                        except (FileNotFoundError, ProcessLookupError):  # the stand-in is gone
+                            os._exit(0)
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         close_all(selector)
