@@ -45,6 +45,7 @@ from realsys.api.errors import (
 from realsys.api.extras import missing_packages
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.config.problems import raise_all
+from realsys.observability.metrics import read_metrics
 from realsys.slurm.containers import missing_files
 from realsys.trial.folders import check_trial, make_trial_folder
 from realsys.trial.records import (
@@ -150,8 +151,22 @@ def remarks(plan: LaunchPlan) -> list[str]:
 def remarks_on_resume(files: TrialFiles) -> list[str]:
     """What a resume should say besides doing it."""
     with suppress(RealsysError):  # the resume itself says what is wrong with the records
-        return list(filter(None, [changed_code_warning(files, read_plan(files.plan))]))
+        changed = changed_code_warning(files, read_plan(files.plan))
+        return list(filter(None, [changed, lost_steps_warning(files)]))
     return []
+
+
+def lost_steps_warning(files: TrialFiles) -> str:
+    """That steps were done and no checkpoint of them is left; empty if that is not so."""
+    if has_checkpoint(files):
+        return ""
+    with suppress(RealsysError, OSError):
+        if rows := read_metrics(files.phase(files.root).metrics):
+            return (
+                f"no checkpoint is left in {files.phase(files.root).recover}: the {len(rows)} steps that "
+                "were done begin again from step 0. Checkpoints come with exp_ctrl.ckpt_freq_steps=N"
+            )
+    return ""
 
 
 def resubmit(

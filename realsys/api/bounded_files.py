@@ -100,4 +100,8 @@ def _refused(number: int, why: str, path: str | Path) -> OSError:
 
 def unreadable(error: OSError | ValueError) -> str:
     """Why a file gave no JSON, as the end of a sentence."""
-    return f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is not JSON: {error}"
+    return (
+        f"can't be read: {error.strerror}"
+        if isinstance(error, OSError)
+        else f"is not JSON: {error}"
+    )
