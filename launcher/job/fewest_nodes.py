@@ -1,12 +1,14 @@
-"""The fewest equal nodes for a few groups of many tasks (pure; vector bin packing).
+"""Packs few groups of many tasks on as few equal nodes as possible (pure; vector bin packing).
 
-Three ways, and the first whose number of nodes is proven least wins:
+Tries three methods; the first result that is proven minimal wins:
 
-1. Densely: GPU groups first, the others on what those leave. Wins whenever it meets a lower bound,
-   so GPU nodes are filled whole and CPU groups use their spare cores.
-2. Few nodes (up to 6): every way that matters, depth first, with failures remembered.
-3. Many nodes: the linear relaxation over patterns (Gilmore and Gomory, Operations Research 9(6), 1961);
-   its whole part is taken, and the rest, of fewer nodes than groups, is packed by 1 and 2.
+1. Dense packing: GPU groups first, the others on what those leave. Wins whenever it meets the lower
+bound,
+   so GPU nodes are filled completely and CPU groups use their spare cores.
+2. Few nodes (up to 6): exhaustive depth-first search over maximal patterns, with memoised failures. 3.
+Many nodes: the linear relaxation over patterns (Gilmore and Gomory, Operations Research 9(6), 1961);
+   its integer part is used, and the remaining tasks, which need fewer nodes than there are groups, are
+   packed by 1 and 2.
 """
 
 from __future__ import annotations
@@ -16,23 +18,23 @@ from collections.abc import Sequence
 from launcher.job.node_patterns import OutOfWork, PackingProblem, Pattern, Patterns
 
 FEW_NODES = 6
-SEARCH_WORK = 60_000  # patterns of one exact search, about 0.2 s
-PRICING_SHARE = 20  # one step of the relaxation may look at this part of it
+SEARCH_WORK = 60_000  # patterns examined by one exact search, about 0.2 s
+PRICING_SHARE = 20  # one iteration of the relaxation may examine 1/20 of that
 Runs = list[tuple[int, Pattern]]  # (nodes, the pattern on each of them)
 
 
 def fewest_nodes(patterns: Patterns, search_work: int = SEARCH_WORK) -> Runs:
-    """The tasks of all groups on as few nodes as were found. Each task must fit on an empty node.
+    """Packs all groups' tasks on the fewest nodes found. Each task must fit on an empty node.
 
     Args:
-        search_work: patterns that a search may look at; with more of it, nodes may become fewer.
+        search_work: number of patterns a search may examine; a larger one may find fewer nodes.
     """
     left = tuple(d.count for d in patterns.demands)
     return _packed(patterns, left, search_work, relaxed=True)
 
 
 def lower_bound(patterns: Patterns, left: Pattern) -> int:
-    """Nodes that are needed at the least: by each group alone, and by each resource's sum."""
+    """Computes a lower bound on the nodes: from each group alone, and from each resource's sum."""
     node, used, found = patterns.empty, [0, 0, 0], 0
     for group, tasks in enumerate(left):
         if not tasks:
@@ -46,7 +48,7 @@ def lower_bound(patterns: Patterns, left: Pattern) -> int:
 
 
 def num_nodes(runs: Runs) -> int:
-    """Nodes of all runs."""
+    """Sums the nodes of all runs."""
     return sum(nodes for nodes, _ in runs)
 
 
@@ -69,7 +71,7 @@ def _packed(patterns: Patterns, left: Pattern, search_work: int, *, relaxed: boo
 
 
 def _dense(patterns: Patterns, left: Pattern) -> Runs:
-    """GPU groups first, large tasks before small ones, each as densely as it goes."""
+    """Packs GPU groups first and large tasks before small ones, each as densely as possible."""
     node = patterns.node
 
     def rank(group: int) -> tuple[float, float, int]:
@@ -85,7 +87,7 @@ def _dense(patterns: Patterns, left: Pattern) -> Runs:
 
 
 def _repeated(pattern: Pattern, left: Pattern, most: int | None = None) -> tuple[int, Pattern]:
-    """How many nodes can have the pattern (at most so many), and the tasks left then."""
+    """Computes how many nodes can have the pattern (at most ``most``) and the tasks then left."""
     nodes = min(has // tasks for has, tasks in zip(left, pattern, strict=True) if tasks)
     nodes = nodes if most is None else min(nodes, most)
     return nodes, tuple(has - nodes * tasks for has, tasks in zip(left, pattern, strict=True))
@@ -98,12 +100,12 @@ def _on_few(
     work: PackingProblem,
     failed: set[tuple[int, Pattern]],
 ) -> list[Pattern] | None:
-    """A pattern for each of so many nodes that hold all tasks, or None when there is no way."""
+    """Searches for a pattern per node such that ``nodes`` nodes hold all tasks; None if there is none."""
     if not any(left):
         return []
     if (nodes, left) in failed or lower_bound(patterns, left) > nodes:
         return None
-    # Some node has the most tasks of the tightest group. Call it the first.
+    # Without loss of generality the first node has the most tasks of the tightest group.
     groups = [g for g, tasks in enumerate(left) if tasks]
     first = max(groups, key=lambda g: (left[g] / patterns.most(g, patterns.empty), -g))
     for pattern in patterns.full(left, first, _ceil_div(left[first], nodes), work):
@@ -115,7 +117,7 @@ def _on_few(
 
 
 def _by_relaxation(patterns: Patterns, left: Pattern, search_work: int) -> Runs:
-    """The whole part of the relaxation's solution, and the rest packed on its own."""
+    """Uses the integer part of the relaxation's solution and packs the remaining tasks separately."""
     runs: Runs = []
     for amount, pattern in sorted(
         _relaxation(patterns, left, search_work // PRICING_SHARE), reverse=True
@@ -131,10 +133,10 @@ def _by_relaxation(patterns: Patterns, left: Pattern, search_work: int) -> Runs:
 def _relaxation(
     patterns: Patterns, left: Pattern, pricing_work: int
 ) -> list[tuple[float, Pattern]]:
-    """(amount, pattern): least amounts, fractions of a node allowed, that hold all tasks.
+    """Solves the relaxation: (amount, pattern) with the least total of fractional nodes for all tasks.
 
-    The simplex method with a basis of one column a group. Columns are found as they are needed: the
-    pattern that is worth most at the prices of the moment enters while it is worth more than its node.
+    The simplex method with a basis of one column per group, and column generation: the pattern with the
+    highest value at the current prices enters while its value exceeds the cost of its node.
     """
     groups = [g for g in range(len(left)) if left[g]]
     size = len(groups)
@@ -166,11 +168,11 @@ def _entering(
     prices: Sequence[float],
     work: PackingProblem,
 ) -> tuple[Pattern | None, float]:
-    """The column that lowers the cost, and what it costs; None when there is none."""
+    """Finds the column that lowers the cost, and its cost; None if there is none."""
     values = [0.0] * len(left)
     for price, group in zip(prices, groups, strict=True):
         values[group] = price
-    if min(prices) < -1e-9:  # a task too many of that group costs nothing
+    if min(prices) < -1e-9:  # a surplus task of that group is free
         group = groups[min(range(len(groups)), key=lambda j: prices[j])]
         return tuple(-1 if g == group else 0 for g in range(len(left))), 0.0
     pattern = patterns.best(values, left, work)

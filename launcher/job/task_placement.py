@@ -1,9 +1,9 @@
-"""Which tasks sit together on which of a job's equal nodes (pure packing; knows no Slurm).
+"""Places tasks on a job's equal nodes (pure packing; independent of Slurm).
 
-`place` takes as few nodes as it can and fills GPU nodes densely, with CPU groups on their spare cores.
-It never puts more on a node than the node has. Up to six nodes the number is the least there is, if
-the search is not cut off by its size; the same holds for one group, and for mixes that one resource
-decides. The search is launcher/job/fewest_nodes.py; what would fit instead, launcher/job/misfit_fixes.py.
+`place` uses as few nodes as it can and fills GPU nodes densely, with CPU groups on their spare cores. It
+never exceeds a node's resources. Up to six nodes the number is minimal unless the search exceeds its
+budget; the same holds for a single group, and for mixes limited by one resource. The search is in
+launcher/job/fewest_nodes.py, the changes that would fit in launcher/job/misfit_fixes.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Misfit", "NodeShape", "Packing", "TaskDemand", "place"]
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """All tasks, placed.
+    """A placement of all tasks.
 
     Attributes:
         names: the groups.
@@ -33,11 +33,11 @@ class Packing:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes with a task."""
+        """Number of nodes that have a task."""
         return num_nodes(list(self.patterns))
 
     def runs(self, name: str) -> tuple[tuple[int, int], ...]:
-        """(nodes, tasks of the group on each of them), for all nodes."""
+        """Lists (nodes, tasks of the group on each of them) for all nodes."""
         group = self.names.index(name)
         tasks = [(pattern[group], nodes) for nodes, pattern in self.patterns]
         merged = groupby(tasks, key=lambda run: run[0])
@@ -45,7 +45,7 @@ class Packing:
 
     @property
     def counts(self) -> dict[str, tuple[int, ...]]:
-        """Each group's tasks on node 0, 1, 2 …"""
+        """Tasks of each group on node 0, 1, 2 …"""
         return {
             name: tuple(tasks for nodes, tasks in self.runs(name) for _ in range(nodes))
             for name in self.names
@@ -57,7 +57,7 @@ class Misfit:
     """Why the tasks can't be placed, and the smallest changes with which they could.
 
     Attributes:
-        needed: nodes that would do; None when no number of them does.
+        needed: number of nodes that would suffice; None if no number does.
     """
 
     why: str
@@ -68,10 +68,10 @@ class Misfit:
 def place(
     groups: Sequence[TaskDemand], node: NodeShape, *, max_nodes: int | None
 ) -> Packing | Misfit:
-    """All tasks of all groups on as few nodes as possible.
+    """Places all tasks of all groups on as few nodes as possible.
 
     Args:
-        max_nodes: how many there are; None: as many as it takes.
+        max_nodes: number of nodes available; None: unlimited.
     """
     if found := oversized(groups, node):
         return Misfit(why=found[0], fix=found[1])
@@ -88,7 +88,9 @@ def place(
 def _in_order(
     groups: Sequence[TaskDemand], runs: Sequence[tuple[int, Pattern]]
 ) -> tuple[tuple[int, Pattern], ...]:
-    """Equal nodes side by side; those with the most tasks of GPU groups first, so runs are few."""
+    """Orders nodes so that equal ones are adjacent, those with the most GPU tasks first: runs are then
+    few.
+    """
     by_gpus = sorted(range(len(groups)), key=lambda g: (-groups[g].gpus, g))
     ordered = sorted(runs, key=lambda run: [run[1][g] for g in by_gpus], reverse=True)
     merged = groupby(ordered, key=lambda run: run[1])

@@ -161,17 +161,17 @@ def test_too_few_nodes_are_told_with_the_smallest_changes():
     groups = [group("model_worker", 10, 2, 200_000, 1), group("master_worker", 1, 16, 20_480)]
     assert place(groups, NODE, max_nodes=2) == Misfit(
         why="10 model_worker and 1 master_worker need 3 nodes, there are 2",
-        fix="give it 3 nodes, or 9 tasks of model_worker (now 10), "
+        fix="allow 3 nodes, or 9 tasks of model_worker (now 10), "
         "or model_worker.mem=195904 (now 200000)",
         needed=3,
     )
     assert place([group("w", 9, 1, 1, 1)], NODE, max_nodes=1) == Misfit(
         why="9 w need 2 nodes, there is 1",
-        fix="give it 2 nodes, or 8 tasks of w (now 9)",
+        fix="allow 2 nodes, or 8 tasks of w (now 9)",
         needed=2,
     )
     assert place([group("w", 1)], NODE, max_nodes=0) == Misfit(
-        why="1 w need 1 node, there are 0", fix="give it 1 node", needed=1
+        why="1 w need 1 node, there are 0", fix="allow 1 node", needed=1
     )
 
 
