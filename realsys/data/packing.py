@@ -40,7 +40,7 @@ def balanced_partition(
         DataError: a length is negative.
     """
     if k < 1:
-        raise ConfigError(f"k is {k}", where="balanced_partition", fix="ask for 1 or more parts")
+        raise ConfigError(f"k is {k}", where="balanced_partition", fix="use 1 or more parts")
     order = _longest_first(lengths, where="balanced_partition")
     if equal_counts:
         return _deal_in_rounds(order, lengths, k)

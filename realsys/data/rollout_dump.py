@@ -64,7 +64,7 @@ class DumpWriter:
         if self._is_full or (self._room is not None and len(record) > self._room):
             if not self._is_full:
                 logger.warning(
-                    "dump full, later rollouts are not kept path=%s; raise rollout.dump_limit_gib",
+                    "dump full, later rollouts not kept path=%s fix=raise rollout.dump_limit_gib",
                     self.path,
                 )
             self._is_full = True  # also for smaller ones, so that the dump ends at one point
@@ -153,7 +153,7 @@ class RolloutDump:
     def _read(self, name: str) -> SequenceSample:
         if name not in self._place:
             raise DataError(
-                f"datapoint {name!r} is in no dump",
+                f"datapoint {name!r} is not in the dump",
                 where="replay",
                 fix="was the run started with rollout.dump=true, are its files all there, and was "
                 "rollout.dump_limit_gib large enough?",
@@ -199,7 +199,7 @@ def _read_header(data: bytes) -> _Header:
 def _sample(header: _Header, data: bytes) -> SequenceSample:
     meta, start, tensors = header.meta, 0, dict[str, torch.Tensor]()
     if header.crc32 is not None and zlib.crc32(data) != header.crc32:
-        raise ValueError("its bytes are not those that were written")
+        raise ValueError("the checksum does not match")
     for key, num_bytes in zip(header.keys, header.num_bytes, strict=True):
         dtype = getattr(torch, meta.dtypes[key])
         shape = (sum(meta.rows_per_id(key)), *meta.trailing_shapes[key])

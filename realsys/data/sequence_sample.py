@@ -138,7 +138,7 @@ class SequenceSample:
             start += len(lists[-1])
         if sorted(i for part in lists for i in part) != list(range(self.batch_size)):
             raise DataError(
-                f"parts {[list(p) for p in lists][:4]} don't cut {self.batch_size} ids",
+                f"parts {[list(p) for p in lists][:4]} don't split {self.batch_size} ids",
                 where="SequenceSample.split",
                 fix="put every index from 0 to batch_size - 1 into one part; take() makes subsets",
             )
@@ -238,7 +238,7 @@ def _lengths(key: str, per_id: Sequence[Sequence[int]]) -> tuple[tuple[int, ...]
         return tuple(tuple(index(n) for n in pieces) for pieces in per_id)
     except TypeError as error:
         raise DataError(
-            f"lengths of {key!r} are no whole numbers: {error}",
+            f"lengths of {key!r} are not integers: {error}",
             where="SequenceSample.from_tensors, seqlens",
             fix="give for each id a list of the lengths of its pieces",
         ) from error
@@ -247,7 +247,7 @@ def _lengths(key: str, per_id: Sequence[Sequence[int]]) -> tuple[tuple[int, ...]
 def _dtype_name(x: object) -> str:
     if not isinstance(x, torch.Tensor):
         raise DataError(
-            f"a {type(x).__name__} where a tensor belongs",
+            f"found a {type(x).__name__} instead of a tensor",
             where="SequenceSample",
             fix="give a tensor for each key, or leave the key out",
         )

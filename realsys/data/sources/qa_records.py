@@ -35,7 +35,7 @@ def read_records(path: str | Path) -> list[dict[str, str]]:
         raise DataError(
             f"the data set can't be read: {error}",
             where=str(path),
-            fix="give a JSONL file in UTF-8 (or that, packed by gzip) that this user may read",
+            fix="give a readable JSONL file in UTF-8, plain or gzip-compressed",
         ) from error
     records = [_record(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not records:

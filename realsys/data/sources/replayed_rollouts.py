@@ -48,7 +48,7 @@ class RolloutDumpData:
             self._size = int(json.loads((Path(self.folder) / RUN_FILE).read_text())["dataset_size"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"the run's own words on its rollouts can't be read: {error!r}",
+                f"the run's record of its rollouts can't be read: {error!r}",
                 where=f"{self.folder}/{RUN_FILE}",
                 fix="copy it again",
             ) from error
