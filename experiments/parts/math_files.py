@@ -55,11 +55,11 @@ def _of_model(
     options: ModelOptions, path: Path, where: str, *, critic: bool, generates: bool
 ) -> Iterator[ConfigError]:
     """What a directory with whole files is not, or its backend can't do; one kind of fault a time."""
+    from realsys.models.consistency import backend_faults, consistency_faults, lora_fault
     from realsys.models.hf_directory import check_hf_directory
     from realsys.models.prompt_lengths import prompt_lengths, tokenizer_faults
-    from realsys.models.whole import backend_faults, faults, lora_fault
 
-    found = list(faults(path, critic=critic))
+    found = list(consistency_faults(path, critic=critic))
     found = found or list(backend_faults(path, backend=options.backend, generates=generates))
     found += tokenizer_faults(path, rows=check_hf_directory(path).vocab_size)
     if not found:

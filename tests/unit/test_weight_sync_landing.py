@@ -43,9 +43,9 @@ def test_a_bucket_lands_in_its_places_in_whatever_pieces_it_comes(frame_bytes, m
             landing = assembly.landing(part, bucket)
             for start in range(0, len(data), frame_bytes):
                 frame = memoryview(data)[start : start + frame_bytes]
-                if (room := landing.room(start, len(frame))) is not None:
-                    room[:] = frame
-                landing.landed(start, frame)
+                if (buffer := landing.buffer(start, len(frame))) is not None:
+                    buffer[:] = frame
+                landing.received(start, frame)
             for piece in part.bucket(bucket).pieces:
                 place = tuple(map(slice, piece.box.start, piece.box.stop))
                 assert torch.equal(assembly.weights[piece.name][place], whole[piece.name][place])

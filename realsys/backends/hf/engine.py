@@ -43,7 +43,7 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.generation.engine.cache_room import ROWS_OF_GPU, room_on_gpu
 from realsys.generation.engine.embedded_engine import GenerationResult, generate
 from realsys.generation.engine.sampling import row_seed
-from realsys.models.answer_ends import end_token_ids
+from realsys.models.end_tokens import end_token_ids
 from realsys.models.hf import untied
 from realsys.runtime.progress import tick
 from realsys.weights.layouts.boxes import Box

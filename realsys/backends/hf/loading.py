@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from realsys.api.model import Model, ModuleSource
 from realsys.backends.hf.lora import exchange_name
 from realsys.backends.hf.sharding import boxes, local_shard
-from realsys.models.hf import Streamed, can_stream, save_hf
+from realsys.models.hf import StreamedWeights, can_stream, save_hf
 from realsys.models.skeleton import make_memory
 from realsys.models.source import module_of
-from realsys.models.weight_writer import Kind
+from realsys.models.weight_writer import WeightSpec
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def save_streamed(
     tokenizer: Any,
     save_dir: str,
     *,
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, WeightSpec],
     weights: Iterable[tuple[str, Tensor]],
     writes: bool,
     also: Callable[[Path], None] | None = None,
@@ -90,7 +90,7 @@ def save_streamed(
         for _ in weights:
             pass
     elif can_stream(module, kinds):
-        streamed = Streamed(kinds, weights)
+        streamed = StreamedWeights(kinds, weights)
         save_hf(module, tokenizer, save_dir, also=also, weights=streamed)
     else:
         whole = {name: weight.to("cpu", kinds[name].dtype) for name, weight in weights}

@@ -27,7 +27,7 @@ from realsys.api.options import LoRAOptions
 from realsys.api.plain import from_plain
 from realsys.backends.hf.sharding import full_weights
 from realsys.models.shape import Weight
-from realsys.models.weight_writer import Kind
+from realsys.models.weight_writer import WeightSpec
 from realsys.weights.layouts.boxes import Layout
 from realsys.weights.layouts.holdings import COLUMN_SPLIT, ROW_SPLIT, TRAINED_HEADS
 
@@ -178,9 +178,9 @@ def merged_weights(
         yield exchange_name(name), whole
 
 
-def kinds(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Kind]:
+def kinds(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, WeightSpec]:
     """What ``merged_weights`` will give, in its order."""
-    plain = {exchange_name(n): Kind.of(x) for n, x in weights.items() if not is_adapter(n)}
+    plain = {exchange_name(n): WeightSpec.of(x) for n, x in weights.items() if not is_adapter(n)}
     if dtype is None:
         return plain
     return {

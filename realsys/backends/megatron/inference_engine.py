@@ -39,7 +39,7 @@ from realsys.backends.megatron.whole_model import gathered, plain_module, skelet
 from realsys.data.answers_layout import INPUT
 from realsys.data.packing import Run
 from realsys.data.sequence_sample import SequenceSample
-from realsys.models.weight_writer import Kind
+from realsys.models.weight_writer import WeightSpec
 from realsys.weights.layouts.boxes import Box
 
 Pieces = Sequence[tuple[list[Run], SequenceSample]]
@@ -214,7 +214,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
                 skeleton_of(self.part.source) if writes else None,
                 tokenizer,
                 save_dir,
-                kinds={weight.name: Kind(weight.shape, dtype) for weight in weights},
+                kinds={weight.name: WeightSpec(weight.shape, dtype) for weight in weights},
                 weights=self._gathered(wanted=writes),
                 writes=writes,
             )

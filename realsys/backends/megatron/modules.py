@@ -22,8 +22,8 @@ from realsys.algorithms.predictions import Predictions
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
 from realsys.backends.kernels.grouped_heads import keys_for
+from realsys.models.consistency import MEGATRON_ROPE_TYPES
 from realsys.models.shape import ModelShape
-from realsys.models.whole import MEGATRON_ROPE_TYPES
 
 # Scalings that change frequencies once, whatever the length and without a factor on the attention.
 

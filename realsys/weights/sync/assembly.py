@@ -44,7 +44,7 @@ class Held:
     def bytes_of(self, part: Manifest, given: GivenBucket) -> Tensor:
         """A bucket's bytes, read back from the weights: uint8 ``[num_bytes]``, a copy."""
         bucket = part.bucket(given)
-        found = self.memory.take(given.num_bytes)
+        found = self.memory.allocate(given.num_bytes)
         names = {piece.name for piece in bucket.pieces}
         pack(moves_of(_views(self.weights, names), bucket, part.dtypes), found)
         return found
@@ -57,7 +57,7 @@ class Held:
 class Memory(Protocol):
     """What weights are put together in."""
 
-    def take(self, num_bytes: int) -> Tensor:
+    def allocate(self, num_bytes: int) -> Tensor:
         """uint8 ``[num_bytes]`` in host memory; what is in it is anything."""
 
 
@@ -134,15 +134,15 @@ class BucketLanding:
         self._starts = [start for start, _ in segments]
         self._checksum = RunningChecksum()
 
-    def room(self, offset: int, num_bytes: int) -> memoryview | None:
+    def buffer(self, offset: int, num_bytes: int) -> memoryview | None:
         start, place = self._segments[max(0, bisect_right(self._starts, offset) - 1)]
         begin = offset - start
         inside = begin >= 0 and begin + num_bytes <= len(place)
         return place[begin : begin + num_bytes] if inside else None
 
-    def landed(self, offset: int, frame: memoryview) -> None:
+    def received(self, offset: int, frame: memoryview) -> None:
         self._checksum.add(np.frombuffer(frame, np.uint8))
-        if self.room(offset, len(frame)) is not None:
+        if self.buffer(offset, len(frame)) is not None:
             return
         for start, place in self._segments:
             begin, end = max(start, offset), min(start + len(place), offset + len(frame))
@@ -157,7 +157,7 @@ class BucketLanding:
 
 def _new(weight: WholeWeight, memory: Memory) -> Tensor:
     dtype: torch.dtype = getattr(torch, weight.dtype)
-    return memory.take(weight.num_bytes).view(dtype).view(weight.shape)
+    return memory.allocate(weight.num_bytes).view(dtype).view(weight.shape)
 
 
 def _views(weights: Mapping[str, Tensor], names: Collection[str]) -> Views:

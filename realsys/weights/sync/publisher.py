@@ -172,7 +172,7 @@ class WeightPublisher:
         copies = {}
         for number in wanted:
             bucket = self._buckets[number]
-            copies[number] = self._memory.take(bucket.num_bytes)
+            copies[number] = self._memory.allocate(bucket.num_bytes)
             self._fill(copies[number], views, bucket, staging)
         if staging is not None:
             torch.cuda.synchronize(staging.device)
