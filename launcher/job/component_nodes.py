@@ -27,9 +27,14 @@ class NodeLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentNodes:
-    """Number of nodes of a component, the resources requested on each, and the steps on them."""
+    """Nodes of a component, what each of them is asked for, and the steps on them.
+
+    Attributes:
+        least_nodes: what a better placement could come down to, as far as is known.
+    """
 
     nodes: int
+    least_nodes: int
     cpus: int
     memory_mib: int
     gpus: int
@@ -57,7 +62,7 @@ def component_nodes(
     """Places all phases of a component on its nodes; None if one does not fit."""
     node = node_shape(partition, groups[0].task.extra)
     before, steps = len(problems), dict[StepKey, StepPlan]()
-    nodes = cpus = memory = gpus = 0
+    nodes = least = cpus = memory = gpus = 0
     for phase in dict.fromkeys(g.phase for g in groups):
         now = [g for g in groups if g.phase == phase]
         packing = place([_demand(g, node) for g in now], node, max_nodes=limit.nodes)
@@ -67,7 +72,7 @@ def component_nodes(
         binding = _bindings(now, packing, node, cluster, problems)
         for group in now:
             steps[phase, group.kind] = _step(index, group, packing, binding[group.kind], node)
-        nodes = max(nodes, packing.num_nodes)
+        nodes, least = max(nodes, packing.num_nodes), max(least, packing.least_nodes)
         for _, tasks in packing.patterns:
             used = list(zip(now, tasks, strict=True))
             cpus = max(cpus, sum(t * node.whole(g.task.cpu) for g, t in used))
@@ -82,7 +87,13 @@ def component_nodes(
     if cluster.slurm.exclusive:
         cpus, memory, gpus = node.cpus, node.memory_mib, node.gpus
     return ComponentNodes(
-        nodes=nodes, cpus=cpus, memory_mib=memory, gpus=gpus, node=node, steps=steps
+        nodes=nodes,
+        least_nodes=least,
+        cpus=cpus,
+        memory_mib=memory,
+        gpus=gpus,
+        node=node,
+        steps=steps,
     )
 
 

@@ -85,6 +85,7 @@ def allocate(
     if layout is JobLayout.HET:
         problems += _carried_over([component for component, _ in planned])
     warnings = [*times.warnings, *(w for g in groups for w in group_warnings(g, cluster))]
+    warnings += _nodes_that_may_be_spared(planned)
     unique_warnings = tuple(dict.fromkeys(warnings))
     if problems:
         return Allocation(problems=tuple(_once(problems)), warnings=unique_warnings)
@@ -112,6 +113,18 @@ def allocate(
         for phase, scheduling in phases.items()
     }
     return Allocation(job=job, steps=by_phase, warnings=unique_warnings)
+
+
+def _nodes_that_may_be_spared(
+    planned: Sequence[tuple[JobComponent, ComponentNodes]],
+) -> Iterator[str]:
+    """Tasks are placed by a simple rule, which some mixes of sizes defeat."""
+    for component, nodes in planned:
+        if nodes.least_nodes < nodes.nodes:
+            yield (
+                f"{component.name}: its tasks take {nodes.nodes} nodes as we place them, and no fewer than "
+                f"{nodes.least_nodes} in any way: sizes of tasks that divide a node waste none"
+            )
 
 
 def _no_requeue(

@@ -97,7 +97,7 @@ def _fits(groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int) -> bool
     patterns = Patterns(groups, node)
     if lower_bound(patterns, tuple(d.count for d in groups)) > max_nodes:
         return False
-    return num_nodes(fewest_nodes(patterns, QUICK_WORK)) <= max_nodes
+    return num_nodes(fewest_nodes(patterns, QUICK_WORK)[0]) <= max_nodes
 
 
 def _changed(groups: Sequence[TaskDemand], at: int, **changes: int) -> list[TaskDemand]:

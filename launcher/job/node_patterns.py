@@ -7,7 +7,6 @@ patterns to nodes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -95,13 +94,6 @@ class Patterns:
             free[2] - self.gpus(group, tasks),
         )
 
-    def free(self, pattern: Pattern) -> Free:
-        """Computes what a pattern leaves free on a node; negative if it does not fit."""
-        free = self.empty
-        for group, tasks in enumerate(pattern):
-            free = self.without(free, group, tasks)
-        return free
-
     def is_full(self, pattern: Pattern, free: Free, left: Pattern) -> bool:
         """Whether no group with further tasks in ``left`` can place another one there."""
         for group, d in enumerate(self.demands):
@@ -146,53 +138,3 @@ class Patterns:
             pattern[group] = 0
 
         return from_group(0, self.empty, [0] * len(left))
-
-    def best(self, values: Sequence[float], left: Pattern, work: PackingProblem) -> Pattern:
-        """Finds a pattern of the highest total value; the best one so far if the budget runs out."""
-        groups = [g for g in range(len(left)) if values[g] > 1e-12 and left[g]]
-        density = {g: values[g] / max(self._shares(g)) for g in groups}
-        groups.sort(key=lambda g: (-density[g], g))
-        best_value, best = 0.0, (0,) * len(left)
-
-        def bound(at: int, free: Free) -> float:
-            """Upper bound on the value added by the remaining groups: the scarcest resource decides."""
-            by_resource = [
-                max(
-                    (values[g] / n * f if (n := self._need(g)[r]) else math.inf)
-                    for g in groups[at:]
-                )
-                for r, f in enumerate(free)
-            ]
-            return min(by_resource)
-
-        def from_group(at: int, free: Free, pattern: list[int], value: float) -> None:
-            nonlocal best_value, best
-            work.spend()
-            if value > best_value + 1e-12:
-                best_value, best = value, tuple(pattern)
-            if at == len(groups) or value + bound(at, free) <= best_value + 1e-12:
-                return
-            group = groups[at]
-            for tasks in range(min(left[group], self.most(group, free)), -1, -1):
-                pattern[group] = tasks
-                rest = self.without(free, group, tasks)
-                from_group(at + 1, rest, pattern, value + tasks * values[group])
-            pattern[group] = 0
-
-        try:
-            from_group(0, self.empty, [0] * len(left), 0.0)
-        except OutOfWork:
-            pass
-        return best
-
-    def _need(self, group: int) -> tuple[float, float, float]:
-        """Lower bound on a task's CPUs, MiB and GPUs."""
-        d = self.demands[group]
-        return (
-            d.cpus,
-            d.memory_mib,
-            d.gpus if d.gpus >= 1 or not d.gpus else 1 / tasks_per_gpu(d.gpus),
-        )
-
-    def _shares(self, group: int) -> list[float]:
-        return [n / f for n, f in zip(self._need(group), self.empty, strict=True) if f]

@@ -1,9 +1,10 @@
 """Places tasks on a job's equal nodes (pure packing; independent of Slurm).
 
-`place` uses as few nodes as it can and fills GPU nodes densely, with CPU groups on their spare cores. It
-never exceeds a node's resources. Up to six nodes the number is minimal unless the search exceeds its
-budget; the same holds for a single group, and for mixes limited by one resource. The search is in
-launcher/job/fewest_nodes.py, the changes that would fit in launcher/job/misfit_fixes.py.
+`place` takes as few nodes as it can and fills GPU nodes densely, with CPU groups on their spare cores.
+It never puts more on a node than the node has. Up to six nodes the number is the least there is, if
+the search is not cut off by its size; the same holds for one group, and for sizes that divide a node. Of
+others it is told how many nodes might do. The search is launcher/job/fewest_nodes.py; what would fit
+instead, launcher/job/misfit_fixes.py.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ class Packing:
     Attributes:
         names: the groups.
         patterns: (nodes, tasks of each group on each of them), in order of the nodes.
+        least_nodes: no placement has fewer; below ``num_nodes`` where that is not proven the best.
     """
 
     names: tuple[str, ...]
     patterns: tuple[tuple[int, Pattern], ...]
+    least_nodes: int
 
     @property
     def num_nodes(self) -> int:
@@ -75,14 +78,16 @@ def place(
     """
     if found := oversized(groups, node):
         return Misfit(why=found[0], fix=found[1])
-    runs = fewest_nodes(Patterns(groups, node))
+    runs, least = fewest_nodes(Patterns(groups, node))
     needed = num_nodes(runs)
     if max_nodes is not None and needed > max_nodes:
         tasks = " and ".join(f"{d.count} {d.name}" for d in groups if d.count)
         noun = "node" if needed == 1 else "nodes"
-        why = f"{tasks} need {needed} {noun}, {_there_are(max_nodes)}"
+        unproven = f" as we place them ({least} at the least)" if least < needed else ""
+        why = f"{tasks} need {needed} {noun}{unproven}, {_there_are(max_nodes)}"
         return Misfit(why=why, fix=fewer_nodes_fix(groups, node, max_nodes, needed), needed=needed)
-    return Packing(names=tuple(d.name for d in groups), patterns=_in_order(groups, runs))
+    names = tuple(d.name for d in groups)
+    return Packing(names=names, patterns=_in_order(groups, runs), least_nodes=least)
 
 
 def _in_order(

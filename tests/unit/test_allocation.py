@@ -646,4 +646,26 @@ def test_several_jobs_can_not_be_requeued_as_one():
 def test_what_slurm_would_carry_over_to_later_components_is_told():
     master = tasks(1, partition="cpu", qos="spot")
     problem = only(run(phase(master=master), layout="het"))
-    assert problem.what == "Slurm would apply qos 'spot' of master_worker to model_worker too"
+    assert problem.what == "Slurm would give qos 'spot' of master_worker to model_worker, too"
+
+
+def test_sizes_that_waste_nodes_are_told_with_how_few_there_could_be():
+    # 10 GPUs a node: filled up 5 + 5, 4 + 4 and 3 + 3 + 3; 5 + 5 and 4 + 3 + 3 would waste none.
+    sized = {"cpu": 2, "mem": 1_000}
+    partition = PartitionSpec(nodes=999, cpus=64, threads_per_core=1, memory_mib=100_000, gpus=10)
+    found = fine(
+        phase(
+            tasks(100, gpu=5, **sized),
+            tasks(1, **sized),
+            generation_server=tasks(100, gpu=4, **sized),
+            rollout_worker=tasks(200, gpu=3, **sized),
+        ),
+        cluster=site({"gpu": partition}),
+    )
+    (component,) = found.job.components
+    assert component.nodes == 167  # 50, 50 and 66 of them, and one for the last two
+    (warning,) = found.warnings
+    assert warning == (
+        f"{component.name}: its tasks take 167 nodes as we place them, and no fewer than 150 in any way: "
+        "sizes of tasks that divide a node waste none"
+    )
