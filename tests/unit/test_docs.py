@@ -14,7 +14,7 @@ from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "experiments/README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "experiments/README.md"])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 ROOMS = (
     "launcher",
@@ -24,6 +24,7 @@ ROOMS = (
     "tests",
     "benchmarks",
     "docs",
+    "release",
     ".ci",
 )
 NO_ROOMS = ("build", "dist", "venv", "__pycache__")  # made by tools
@@ -109,7 +110,31 @@ def test_readmes_tree_lists_the_rooms() -> None:
 
 def test_readme_links_every_page() -> None:
     text = text_of("README.md")
-    assert [name for name in NAMES if name != "README.md" and f"({name})" not in text] == []
+    linked_elsewhere = [str(page.relative_to(ROOT)) for page in decisions()]
+    wanted = [name for name in NAMES if name not in ("README.md", *linked_elsewhere)]
+    assert [name for name in wanted if f"({name})" not in text] == []
+
+
+def decisions() -> list[Path]:
+    """The pages of single decisions."""
+    return sorted((ROOT / "docs/decisions").glob("0*.md"))
+
+
+def test_the_index_of_decisions_lists_every_one_by_its_title() -> None:
+    listed = re.findall(
+        r"^\| (\d+) \| \[(.+)\]\((.+)\) \|", text_of("docs/decisions/README.md"), re.M
+    )
+    titles = [page.read_text().partition("\n")[0] for page in decisions()]
+    assert [(number, name) for number, _, name in listed] == [
+        (str(int(page.name[:4])), page.name) for page in decisions()
+    ]
+    assert titles[1:] == [f"# {number}. {title}" for number, title, _ in listed][1:]
+
+
+@pytest.mark.parametrize("page", decisions()[1:], ids=lambda page: page.stem)
+def test_a_decision_says_why_what_follows_and_how_it_is_tested(page: Path) -> None:
+    headings = re.findall(r"^## (.+)$", page.read_text(), re.M)
+    assert headings == ["Context", "Decision", "Consequences", "Tested by"]
 
 
 def test_cli_page_lists_every_verb() -> None:
