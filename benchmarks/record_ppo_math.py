@@ -1,10 +1,10 @@
 """Records one `realsys launch ppo-math` for README: its figures as JSON, its terminal as a picture.
 
-    python benchmarks/record_ppo_math.py run [NAME=VALUE …]    # minutes; writes docs/pictures/ppo_math_run.json
+    python benchmarks/record_ppo_math.py run [NAME=VALUE …]    # minutes; docs/pictures/ppo_math_run.json
     python benchmarks/record_ppo_math.py draw                  # docs/pictures/terminal.svg, from that file
 
-README and docs/benchmarks.md quote the JSON (tests/unit/test_docs.py compares). It runs under a file root of
-its own, so that the starting policy is trained, too.
+README quotes the JSON (tests/unit/test_docs.py compares). The run has a file root of its own, so that the
+starting policy is trained, too.
 """
 
 from __future__ import annotations
