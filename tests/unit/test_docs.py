@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -166,3 +167,25 @@ def test_workers_pages_exit_codes_are_the_codes() -> None:
 def test_workers_pages_keys_are_the_codes() -> None:
     expected = [f"| `{r.pattern}` | {r.writer} | {r.reader} | {r.lifetime} |" for r in KEY_TABLE]
     assert rows(text_of("docs/workers.md"), "Keys") == expected
+
+
+def test_supported_versions_are_those_of_the_tested_environment() -> None:
+    pins = dict(
+        line.split("==") for line in text_of("constraints.txt").splitlines() if "==" in line
+    )
+    table = re.findall(
+        r"^\| ([\w-]+) \| [^|]+ \| ([\d.]+)[,| ]", text_of("docs/supported_versions.md"), re.M
+    )
+    ours = {name: version for name, version in table if name in pins}
+    assert len(ours) == 5
+    assert ours == {name: pins[name] for name in ours}
+
+
+def test_readme_quotes_the_recorded_run() -> None:
+    run = json.loads(text_of("docs/pictures/ppo_math_run.json"))
+    accuracy = run["held_out_accuracy"]
+    figures = f"{accuracy['start']:.1%} | {accuracy['end']:.1%} | {run['minutes']} |".replace(
+        "%", " %"
+    )
+    (row,) = [x for x in text_of("README.md").splitlines() if x.startswith("| the recorded run")]
+    assert row.endswith(figures)
