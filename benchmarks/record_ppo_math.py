@@ -1,7 +1,7 @@
 """Records one `realsys launch ppo-math` for README: its figures as JSON, its terminal as a picture.
 
     python benchmarks/record_ppo_math.py run [NAME=VALUE …]    # minutes; docs/pictures/ppo_math_run.json
-    python benchmarks/record_ppo_math.py draw                  # docs/pictures/terminal.svg, from that file
+    python benchmarks/record_ppo_math.py draw   # terminal.svg from it; with chromium, report.png of that run
 
 README quotes the JSON (tests/unit/test_docs.py compares). The run has a file root of its own, so that the
 starting policy is trained, too.
@@ -10,9 +10,12 @@ starting policy is trained, too.
 from __future__ import annotations
 
 import datetime
+import getpass
 import json
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,9 +28,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/pictures/ppo_math_run.json"
 PICTURE = ROOT / "docs/pictures/terminal.svg"
+REPORT = ROOT / "build/report.html"  # not committed; its picture is
+REPORT_PICTURE = ROOT / "docs/pictures/report.png"
 TRIAL = "ppo-math/run1"
-COLUMNS = 96
-SHOWN = 6  # lines at the beginning and the end of a long output
+COLUMNS = 118
+SHOWN = 6  # lines of progress
 FOLDER = "~/.local/share/realsys"
 
 
@@ -48,7 +53,7 @@ def record(settings: Sequence[str]) -> None:
                 text=True,
                 check=True,
             )
-            return done.stdout.replace(root, FOLDER), time.monotonic() - began
+            return anonymous(done.stdout.replace(root, FOLDER)), time.monotonic() - began
 
         launched, seconds = call("launch", "ppo-math", *settings)
         status, _ = call("status", "ppo-math")
@@ -76,17 +81,30 @@ def record(settings: Sequence[str]) -> None:
     }
     RECORD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     (ROOT / "build").mkdir(exist_ok=True)
-    (ROOT / "build/report.html").write_text(report)  # for its picture; not committed
+    REPORT.write_text(anonymous(report))
     sys.stdout.write(f"{RECORD}\n")
 
 
+def anonymous(text: str) -> str:
+    """Without the names of this machine and its user."""
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "laptop", text)
+    text = text.replace(f"runs/{getpass.getuser()}/", "runs/me/")
+    return text.replace(f" by {getpass.getuser()} ", " by me ")
+
+
 def shortened(lines: Sequence[str]) -> list[str]:
-    """The beginning and the end of an output, with a line that says how much is left out."""
-    lines = [line.rstrip()[:COLUMNS] for line in lines if line.strip()]
-    if len(lines) <= 2 * SHOWN + 2:
-        return lines
-    left_out = f"… {len(lines) - 2 * SHOWN} lines …"
-    return [*lines[:SHOWN], left_out, *lines[-SHOWN:]]
+    """An output with SHOWN of its lines of progress, evenly spaced."""
+    lines = [line.rstrip() for line in lines if line.strip()]
+    steps = [i for i, line in enumerate(lines) if re.search(r"\| step [1-9]", line)]
+    kept = {steps[i * (len(steps) - 1) // (SHOWN - 1)] for i in range(SHOWN)} if steps else set()
+    shown: list[str] = []
+    for i, line in enumerate(lines):
+        starts = " | starting" in line or "/0 ready" in line
+        if i in kept or (i not in steps and not starts):
+            shown.append(line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…")
+        elif i - 1 in kept:
+            shown.append("…")
+    return shown
 
 
 def svg(terminal: Sequence[dict[str, object]]) -> str:
@@ -96,7 +114,7 @@ def svg(terminal: Sequence[dict[str, object]]) -> str:
         rows.append(("command", f"$ {part['command']}"))
         output = part["output"]
         assert isinstance(output, list)
-        rows += [("left" if line.startswith("… ") else "text", line) for line in shortened(output)]
+        rows += [("left" if line == "…" else "text", line) for line in shortened(output)]
         rows.append(("text", ""))
     rows.pop()
     line_px, width = 18, int(COLUMNS * 7.85) + 40
@@ -128,6 +146,10 @@ def main() -> None:
     if verb not in ("run", "draw"):
         raise SystemExit(__doc__)
     PICTURE.write_text(svg(json.loads(RECORD.read_text())["terminal"]))
+    if (browser := shutil.which("chromium")) and REPORT.exists():
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        options += ["--window-size=1180,800", f"--screenshot={REPORT_PICTURE}"]
+        subprocess.run([browser, *options, REPORT.as_uri()], check=True, capture_output=True)
 
 
 if __name__ == "__main__":
