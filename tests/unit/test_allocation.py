@@ -646,7 +646,7 @@ def test_several_jobs_can_not_be_requeued_as_one():
 def test_what_slurm_would_carry_over_to_later_components_is_told():
     master = tasks(1, partition="cpu", qos="spot")
     problem = only(run(phase(master=master), layout="het"))
-    assert problem.what == "Slurm would give qos 'spot' of master_worker to model_worker, too"
+    assert problem.what == "Slurm would apply qos 'spot' of master_worker to model_worker too"
 
 
 def test_sizes_that_waste_nodes_are_told_with_how_few_there_could_be():
