@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from realsys.data.tensor_bytes import bytes_of
 from realsys.transport.codec import ProtocolError
@@ -21,7 +21,6 @@ from realsys.weights.layouts.boxes import Box
 from realsys.weights.realloc.buckets import Bucket
 from realsys.weights.realloc.views import Views, moves_of, pack, unpack
 from realsys.weights.sync.buffer_pool import BufferPool
-from realsys.weights.sync.checksum import RunningChecksum, checksum
 from realsys.weights.sync.manifest import GivenBucket, Manifest, WholeWeight
 from realsys.weights.sync.patches import apply_patch
 
@@ -51,7 +50,7 @@ class Held:
 
     def still_has(self, part: Manifest, given: GivenBucket) -> bool:
         """Whether a bucket's bytes are here as they came: nobody has written to these weights."""
-        return checksum(self.bytes_of(part, given).numpy()) == given.checksum
+        return xxh3_64_intdigest(self.bytes_of(part, given).numpy().data) == given.checksum
 
 
 class Memory(Protocol):
@@ -86,7 +85,7 @@ class Assembly:
         """
         if came.dtype != torch.uint8 or came.shape != (given.num_bytes,):
             raise _damaged(part, given, f"{list(came.shape)} {came.dtype} came")
-        if checksum(came.numpy()) != given.checksum:
+        if xxh3_64_intdigest(came.numpy().data) != given.checksum:
             raise _damaged(part, given, _OTHER_CHECKSUM)
         bucket = self._new_in(part.bucket(given))
         unpack(moves_of(self._views, bucket, self._dtypes), came, 1.0)
@@ -132,7 +131,7 @@ class BucketLanding:
     ) -> None:
         self._part, self._given, self._segments = part, given, segments
         self._starts = [start for start, _ in segments]
-        self._checksum = RunningChecksum()
+        self._checksum = xxh3_64()
 
     def buffer(self, offset: int, num_bytes: int) -> memoryview | None:
         start, place = self._segments[max(0, bisect_right(self._starts, offset) - 1)]
@@ -141,7 +140,7 @@ class BucketLanding:
         return place[begin : begin + num_bytes] if inside else None
 
     def received(self, offset: int, frame: memoryview) -> None:
-        self._checksum.add(np.frombuffer(frame, np.uint8))
+        self._checksum.update(frame)
         if self.buffer(offset, len(frame)) is not None:
             return
         for start, place in self._segments:
@@ -151,7 +150,7 @@ class BucketLanding:
 
     def check(self) -> None:
         """Raises ProtocolError when they are not the bytes that were published."""
-        if self._checksum.value != self._given.checksum:
+        if self._checksum.intdigest() != self._given.checksum:
             raise _damaged(self._part, self._given, _OTHER_CHECKSUM)
 
 
