@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_TEXT_BYTES = 16 << 20  # of settings and of a model's small files
+MAX_SETTINGS_BYTES = 512 << 10  # of a settings or site file: YAML takes seconds for each megabyte
+MAX_TEXT_BYTES = 16 << 20  # of a model's small files
 MAX_LINE_BYTES = 16 << 20  # of a data set's line
 PIPE_S = 10.0  # for what `--config <(program)` writes
 _CHUNK_BYTES = 1 << 20
@@ -100,4 +101,8 @@ def _refused(number: int, why: str, path: str | Path) -> OSError:
 
 def unreadable(error: OSError | ValueError) -> str:
     """Why a file gave no JSON, as the end of a sentence."""
-    return f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is not JSON: {error}"
+    return (
+        f"can't be read: {error.strerror}"
+        if isinstance(error, OSError)
+        else f"is not JSON: {error}"
+    )
