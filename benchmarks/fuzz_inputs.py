@@ -61,7 +61,7 @@ class Case:
 NUMBERS = (
     *("9" * 30, "-" + "9" * 30, "9" * 5000, "1e400", "-1e400", "nan", "inf", "-inf", "1e-400"),
     *("0x10", "1__0", "_1", "1,000", "١٢", "½", "1e", "e1", "--1", "+ 1", "1.5.2", "true", "none"),
-    *("", " ", "\ud800", "\x00", "\x1b[31m", "a\nb", "[1]", "{a: 1}", "[" * 3000, "{" * 3000),
+    *("", " ", "\ud800", '"\\0"', "\x1b[31m", "a\nb", "[1]", "{a: 1}", "[" * 3000, "{" * 3000),
     *("&a [*a]", "*a", "!!python/object:os.system x", "'", '"', "[1, [2, [3]]", "1 # x", "12 "),
 )
 PLACES = ("seed", "actor.optimizer.lr", "dataset.path", "ppo.gen.stop_token_ids")
@@ -72,8 +72,16 @@ NAMES = (
 )
 WORKERS = (
     *("n_model_workers=1000000", "n_model_workers=9223372036854775807", "group_size=10000000000"),
-    *("actor.parallel=d1000000t1p1", "actor.parallel=d99999999999999999999t1p1", "allocation=" + "a" * 999),
-    *("dataset.train_size=1000000000000", "dataset.eval_size=1000000000000", "max_staleness=1000000000"),
+    *(
+        "actor.parallel=d1000000t1p1",
+        "actor.parallel=d99999999999999999999t1p1",
+        "allocation=" + "a" * 999,
+    ),
+    *(
+        "dataset.train_size=1000000000000",
+        "dataset.eval_size=1000000000000",
+        "max_staleness=1000000000",
+    ),
     *("dataset.train_bs_n_seqs=1000000000", "ppo.gen.max_new_tokens=1000000000000"),
     *("exp_ctrl.total_train_epochs=1000000000000", "mem_per_model_worker=9223372036854775807"),
 )
@@ -107,7 +115,8 @@ def yaml_files() -> Iterator[Case]:
         "itself in a table": "scheduling: &a {all: *a}\n",
         "alias bomb": bomb,
         "merge bomb": "a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nactor: {<<: [*b, *b]}\n",
-        "60,000 variables": "scheduling.all.env_vars:\n" + "".join(f"  A{n}: x\n" for n in range(60_000)),
+        "60,000 variables": "scheduling.all.env_vars:\n"
+        + "".join(f"  A{n}: x\n" for n in range(60_000)),
         "large value": "scheduling.all.env_vars:\n  A: " + "x" * 500_000 + "\n",
         "40 MB line": Large(40 << 20, b"seed: "),
         "terabyte": Large(1 << 40, b"seed: 1\n"),
@@ -357,7 +366,9 @@ def wrong_value(gives: tuple[str, str], options: Any) -> str:
             same |= math.isclose(float(text), value, rel_tol=1e-15)
     if isinstance(value, list):
         parts = [s for s in text.strip("[]").replace(" ", "").split(",") if s]
-        same |= len(parts) == len(value) and all(float(p) == v for p, v in zip(parts, value, strict=True))
+        same |= len(parts) == len(value) and all(
+            float(p) == v for p, v in zip(parts, value, strict=True)
+        )
     return "" if same else f"{name}={text[:40]!r} became {value!r}"
 
 
@@ -389,7 +400,9 @@ def _child(case: Case, folder: Path) -> None:
         )
         from launcher.cli.command_line import run
 
-        status = run(["plan", "ppo-math", "--json", *(w.replace(HERE, str(folder)) for w in case.words)])
+        status = run(
+            ["plan", "ppo-math", "--json", *(w.replace(HERE, str(folder)) for w in case.words)]
+        )
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:
@@ -421,9 +434,9 @@ def main() -> int:
     chosen = [case for case in cases() if args.only in case.name][:: args.every]
     faults = run_all(chosen)
     for name, what in faults.items():
-        print(f"{name}: {what}")
+        sys.stdout.write(f"{name}: {what}\n")
     kinds = Counter(case.name.split(" ")[0] for case in chosen)
-    print(f"{len(chosen)} inputs {dict(kinds)}: {len(faults)} faults")
+    sys.stdout.write(f"{len(chosen)} inputs {dict(kinds)}: {len(faults)} faults\n")
     return int(bool(faults))
 
 

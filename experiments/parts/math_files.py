@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.parts.backend_args import backend_problems
 from realsys.api import registry
+from realsys.api.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, DataError, RealsysError
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
@@ -98,7 +98,7 @@ def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator
 def positions_of(path: str | None) -> int:
     """Of the model in a directory; 0 where it doesn't say, or can't be read, which others tell."""
     try:
-        said = json.loads(Path(path or "", "config.json").expanduser().read_text())
+        said = parse_json(read_bounded_text(Path(path or "", "config.json").expanduser()))
         return int(said.get("max_position_embeddings") or 0)
     except (OSError, ValueError, TypeError, AttributeError):
         return 0

@@ -72,6 +72,7 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
         SETUP,
         (
             inspect_verbs.experiments,
+            inspect_verbs.schema,
             site_verbs.clusters,
             site_verbs.doctor,
             site_verbs.image,

@@ -98,7 +98,8 @@ class ProcessTopology:
         axes = {"d": "data", "t": "tensor", "p": "pipeline"}
         parts = re.findall(r"([dtp])([1-9][0-9]*)", text)
         letters = [letter for letter, _ in parts]
-        if not parts or "".join(a + n for a, n in parts) != text or len(set(letters)) != len(parts):
+        given = "".join(a + n for a, n in parts)
+        if not parts or given != text or len(set(letters)) != len(parts) or len(text) > 20:
             raise ConfigError(
                 f"{text!r} is no parallel layout",
                 where=where,

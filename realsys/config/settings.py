@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realsys.api.bounded_files import read_bounded_text
+from realsys.api.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
 from realsys.api.errors import ConfigError
 from realsys.config.problems import collected
 from realsys.config.typed_values import Written, from_node, parse_flow, plain_tree
@@ -67,7 +67,9 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
     import yaml
 
     try:
-        node: Any = yaml.compose(read_bounded_text(path), Loader=yaml.SafeLoader)
+        node: Any = yaml.compose(
+            read_bounded_text(path, max_bytes=MAX_SETTINGS_BYTES), Loader=yaml.SafeLoader
+        )
     except OSError as error:
         raise ConfigError(
             f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"

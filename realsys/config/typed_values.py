@@ -224,6 +224,9 @@ def _no_settings(what: str, node: Any, where: str) -> ConfigError:
 def from_node(node: Any) -> Written:
     """A composed YAML node with every scalar as text."""
     if isinstance(node.value, str):
+        if "\0" in node.value:
+            where = f"line {node.start_mark.line + 1}"
+            raise ConfigError("a text holds a NUL character", where=where, fix="leave it out")
         return Text(node.value, quoted=node.style in ("'", '"', "|", ">"))
     if node.id == "sequence":
         return [from_node(item) for item in node.value]
