@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.submit.submit import alone, translate_os_errors
+from launcher.submit.submit import translate_os_errors, trial_lock
 from launcher.trials.copies import is_copy
 from launcher.trials.find_trials import sweep_of, trial_name
 from launcher.trials.liveness import processes_of
@@ -102,7 +102,7 @@ def remove(files: TrialFiles) -> Freed:
         ClusterError: the folder is not ours, or the file system refuses.
     """
     check_ours(files)
-    with alone(files):
+    with trial_lock(files):
         with closing(TrialReader(files)) as reader:
             view = reader.view()
         pids = [process.pid for process in processes_of(files.root)]

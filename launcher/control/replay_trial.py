@@ -47,7 +47,7 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
         )
 
 
-def remarks(files: TrialFiles) -> list[str]:
+def replay_warnings(files: TrialFiles) -> list[str]:
     """What a replay of that trial should say besides doing it."""
     record = read_record(TrialRecord, files.record)
     changed = change_lines(record.changes) if record is not None else []

@@ -121,7 +121,7 @@ def test_a_trial_that_is_over_is_judged_by_its_end_not_by_slurm(
         with pytest.raises(ConfigError) as caught:
             dependency_on(f"ppo-math/run1:{condition}")
         assert caught.value.what == (
-            f"ppo-math/run1 is {state.value}: what waits for it with :{condition} would never start"
+            f"ppo-math/run1 is {state.value}: a job that waits for it with :{condition} would never start"
         )
     else:
         expected = None if over else f"after{condition}:12"

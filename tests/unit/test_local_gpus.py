@@ -151,8 +151,8 @@ def test_a_plan_for_more_gpus_than_are_here_says_both_numbers():
 @pytest.mark.parametrize(
     ("count", "gpus", "told"),
     [
-        (1, 2, "a model worker computes on one GPU, and 2 are asked for each"),
-        (2, 0.5, "with 0.5 GPUs each, 2 of 2 model workers would share one, over which NCCL"),
+        (1, 2, "a model worker computes on one GPU, but 2 are requested for each"),
+        (2, 0.5, "with 0.5 GPUs each, 2 of 2 model workers would share one GPU, which NCCL"),
         (4, 0.3, "with 0.3 GPUs each, 3 of 4 model workers"),
     ],
 )
@@ -166,7 +166,7 @@ def test_model_workers_have_a_gpu_each(count, gpus, told):
 def test_who_computes_in_one_process_has_one_gpu_at_most():
     for kind in ("evaluator", "generation_server"):
         (what,) = refusals(groups(**{kind: (1, 2)}), 8)
-        assert "computes on one GPU, and 2 are asked for each" in what
+        assert "computes on one GPU, but 2 are requested for each" in what
     assert refusals(groups(generation_server=(1, 2)), 8, backend="sglang") == []
     assert refusals(groups(evaluator=(1, 2)), 8)[0].startswith("an evaluator computes")
 

@@ -10,7 +10,7 @@ from stand_in_slurm import calls, make_plan, program
 from test_slurm_trial_state import ATTEMPT, job, running
 
 from launcher.slurm.query.states import JobState
-from launcher.submit.nodes_to_leave_out import excluding, offers
+from launcher.submit.node_exclusion import exclusion_hints, with_excluded_nodes
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import view_of
 from realsys.api.cluster import PartitionSpec
@@ -140,17 +140,17 @@ def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
         tmp_path / "bin", "sinfo", "echo 'n1|drained|gpu 3 fell off the bus|2026-11-23T03:05:20'"
     )
     files = TrialFiles(tmp_path)
-    assert list(offers(files, "t/r")) == []
+    assert list(exclusion_hints(files, "t/r")) == []
     attempt = files.attempt(1)
     attempt.root.mkdir(parents=True)
     write_record(attempt.record, ATTEMPT)
     write_record(attempt.exit, LOST_N2)
-    (told,) = offers(files, "t/r")
+    (told,) = exclusion_hints(files, "t/r")
     assert "n1 (drained since 2026-11-23 03:05:20: gpu 3 fell off the bus)" in told
     assert "n2 (model_worker/1 there: its lease has ended" in told
     assert told.endswith("realsys resume t/r --exclude n[1-2]")
     write_record(attempt.record, replace(ATTEMPT, nodes=""))  # on one machine
-    assert list(offers(files, "t/r")) == []
+    assert list(exclusion_hints(files, "t/r")) == []
 
 
 def plan_of(tmp_path, *, nodelist=None, exclude=None, nodes="n[1-4]"):
@@ -162,9 +162,9 @@ def plan_of(tmp_path, *, nodelist=None, exclude=None, nodes="n[1-4]"):
 
 
 def test_a_resume_leaves_nodes_out_of_its_job(tmp_path):
-    (found,) = excluding(plan_of(tmp_path, exclude="n4"), "n2").job.components
+    (found,) = with_excluded_nodes(plan_of(tmp_path, exclude="n4"), "n2").job.components
     assert (found.exclude, found.nodelist) == ("n[2,4]", None)
-    (found,) = excluding(plan_of(tmp_path, nodelist="n[1-3]"), "n2").job.components
+    (found,) = with_excluded_nodes(plan_of(tmp_path, nodelist="n[1-3]"), "n2").job.components
     assert (found.exclude, found.nodelist) == ("n2", "n[1,3]")
 
 
@@ -179,7 +179,7 @@ def test_a_resume_leaves_nodes_out_of_its_job(tmp_path):
 )
 def test_what_a_resume_can_not_leave_out(tmp_path, plan, hosts, what):
     with pytest.raises(ConfigError) as caught:
-        excluding(plan_of(tmp_path, **plan), hosts)
+        with_excluded_nodes(plan_of(tmp_path, **plan), hosts)
     assert what in caught.value.what
-    with pytest.raises(ConfigError, match="no other nodes"):
-        excluding(replace(plan_of(tmp_path), job=None), "n2")
+    with pytest.raises(ConfigError, match="on this machine alone"):
+        with_excluded_nodes(replace(plan_of(tmp_path), job=None), "n2")

@@ -190,11 +190,11 @@ def test_what_others_can_write_is_not_acted_upon_and_ours_is() -> None:
 
 
 def test_a_command_at_the_same_time_is_one_too_many() -> None:
-    from launcher.submit.submit import alone
+    from launcher.submit.submit import trial_lock
 
     files, _ = make("run1")
     ended(files)
-    with alone(files), pytest.raises(TrialIsLive, match="resumes or removes"):
+    with trial_lock(files), pytest.raises(TrialIsLive, match="resuming or removing"):
         remove.remove(files)
 
 

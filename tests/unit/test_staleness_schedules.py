@@ -99,7 +99,7 @@ BROKEN = {
         "number = max(self._returned, default=self._next)",
     ),
     "a returned prompt of a window takes room that is promised": (
-        "if self.policy is Policy.WINDOW and number in self._returned:",
+        "if self.policy is StalenessPolicy.WINDOW and number in self._returned:",
         "if False:",
     ),
     "a window takes whatever is first": (

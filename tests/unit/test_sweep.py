@@ -27,9 +27,9 @@ from launcher.submit.sweep import (
     array_text,
     axis_of,
     job_groups,
+    merged_problems,
     points_of,
     split_values,
-    told_once,
 )
 from launcher.submit.sweep_table import sweep_document, sweep_table
 from launcher.terminal.exit_codes import ExitCode
@@ -164,7 +164,7 @@ def wrong(what: str, where: str = "seed, command line") -> ConfigError:
 def test_a_mistake_of_all_trials_is_told_once_and_plainly() -> None:
     points = points_of(["a=1,2", "b=3,4"], "s")
     problems = {p.number: [wrong("no option called 'sed'")] for p in points}
-    (told,) = told_once(points, problems)
+    (told,) = merged_problems(points, problems)
     assert (told.what, told.where) == ("no option called 'sed'", "seed, command line")
 
 
@@ -174,7 +174,7 @@ def test_a_mistake_of_some_trials_names_the_value_they_share() -> None:
     problems[1] = [wrong("unlucky")]
     problems[2] = [wrong("odd")]
     problems[3] = [*problems[3], wrong("odd")]
-    told = told_once(points, problems)
+    told = merged_problems(points, problems)
     assert [(p.what, p.where) for p in told] == [
         ("unlucky", "seed, command line, at a=1 b=4"),
         ("odd", "seed, command line, at a=1 b=5 and 1 more"),
@@ -188,7 +188,7 @@ def test_a_mistake_that_speaks_of_the_trial_is_still_one_and_keeps_its_class() -
         p.number: [UnknownName(f"trial name {p.trial!r} is bad", where="name", fix="x")]
         for p in points
     }
-    (told,) = told_once(points, problems)
+    (told,) = merged_problems(points, problems)
     assert type(told) is UnknownName
     assert told.what == "trial name 's?-N' is bad"
 
@@ -211,7 +211,7 @@ def test_a_taken_name_is_refused(file_root: Path) -> None:
     make_trials(planned, command=(), imports=())
     with pytest.raises(TrialError) as caught:
         plan_sweep("ppo-math", ["seed=" + ",".join(map(str, range(20)))], name="mine")
-    assert caught.value.what == "ppo-math has trials of that name already: mine-0 and 1 more"
+    assert caught.value.what == "ppo-math already has trials of that name: mine-0 and 1 more"
     assert plan_sweep("ppo-math", ["seed=1,2"]).name == "sweep1"
 
 

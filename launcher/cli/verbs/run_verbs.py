@@ -44,7 +44,7 @@ def launch(
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher.slurm.plan_lines import limit_lines
     from launcher.submit.launch_trial import launch_trial
-    from launcher.submit.submit import remarks
+    from launcher.submit.submit import launch_warnings
     from launcher.terminal import output
 
     if sweep:
@@ -75,7 +75,7 @@ def launch(
         snapshot=not no_snapshot,
         command=("realsys", *sys.argv[1:]),
     )
-    for warning in remarks(plan):
+    for warning in launch_warnings(plan):
         output.warn(warning)
     output.data(plan.trial)
     for line in limit_lines(plan):
@@ -193,24 +193,26 @@ def resume(
     if you like."""
     from dataclasses import replace
 
-    from launcher.submit.nodes_to_leave_out import offers
+    from launcher.submit.node_exclusion import exclusion_hints
     from launcher.submit.remake import RequestedChanges
-    from launcher.submit.submit import remarks_on_resume, resubmit
+    from launcher.submit.submit import resubmit, resume_warnings
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
 
     files = find_trial(trial, cluster=cluster)
     name = trial_name(files)
     if job.exclude is None:
-        for offer in offers(files, name):
+        for offer in exclusion_hints(files, name):
             output.warn(offer)
-    told = remarks_on_resume(files)
+    told = resume_warnings(files)
     submission = resubmit(
         files,
         exclude=job.exclude,
-        wish=RequestedChanges(words=overrides or (), config=config, job=replace(job, exclude=None)),
+        changes=RequestedChanges(
+            words=overrides or (), config=config, job=replace(job, exclude=None)
+        ),
         command=("realsys", *sys.argv[1:]),
-        tell=output.say,
+        report=output.say,
     )
     for warning in told:
         output.warn(warning)
@@ -227,7 +229,7 @@ def replay(
     cluster: o.Cluster = None,
 ) -> int:
     """Train again on what an asynchronous trial trained on, and compare the two bit for bit."""
-    from launcher.control.replay_trial import compare, plan_replay, remarks
+    from launcher.control.replay_trial import compare, plan_replay, replay_warnings
     from launcher.submit.submit import submit
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
@@ -235,8 +237,8 @@ def replay(
     original = find_trial(trial, cluster=cluster)
     plan = plan_replay(original, trial=name)
     files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
-    for remark in remarks(original):
-        output.warn(remark)
+    for warning in replay_warnings(original):
+        output.warn(warning)
     output.data(plan.trial)
     if detach:
         return _detached(files, plan.trial)

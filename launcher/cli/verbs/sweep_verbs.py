@@ -16,7 +16,7 @@ import typer
 from launcher.control.stop_several import Pair, running, stop_several
 from launcher.sites import places
 from launcher.submit.job_options import JobOptions
-from launcher.submit.submit import remarks
+from launcher.submit.submit import launch_warnings
 from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
@@ -70,7 +70,7 @@ def launch_sweep(
         except TrialError:
             if name is not None:  # else somebody took sweep<N> a moment ago: take the next one
                 raise
-    for warning in dict.fromkeys(text for plan in planned.plans for text in remarks(plan)):
+    for warning in dict.fromkeys(text for plan in planned.plans for text in launch_warnings(plan)):
         output.warn(warning)
     if cluster is not None:
         places.remember_file_root(planned.plans[0].cluster.file_root)
@@ -88,7 +88,7 @@ def launch_sweep(
 def _one_after_the_other(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int:
     """OK when all completed; a failed trial does not keep the next from running, a stopped one does."""
     from launcher.cli.watching import watch_until_over
-    from launcher.submit.submit import start, translate_os_errors
+    from launcher.submit.submit import start_attempt, translate_os_errors
     from realsys.api.plan import plan_hash, plan_text
 
     output.say(f"{len(trials)} trials, one after the other; Ctrl-C leaves the one that runs")
@@ -98,7 +98,7 @@ def _one_after_the_other(planned: PlannedSweep, trials: Sequence[TrialFiles]) ->
     ):
         output.say(f"\n{i} of {len(trials)}: {plan.trial}  {point}")
         with translate_os_errors(files.root):
-            start(files, plan, plan_hash(plan_text(plan)))
+            start_attempt(files, plan, plan_hash(plan_text(plan)))
         status = watch_until_over(files, plan.trial)
         if status in (ExitCode.INTERRUPTED, ExitCode.RUN_STOPPED):
             _name_the_rest([p.trial for p in planned.plans[i:]])
