@@ -58,10 +58,11 @@ from realsys.name_resolve.trial_store import open_store_at
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.bounded import within
+from realsys.runtime.failures import failure_by_order
 from realsys.runtime.lifecycle import FINAL, WorkerState
 from realsys.runtime.linux import pidfd_send_signal
 from realsys.runtime.worker_commands import Verb, parse_command, refusal
-from realsys.trial.records import AttemptFiles, Failure, WorkerStatus, write_record
+from realsys.trial.records import AttemptFiles, WorkerStatus, write_record
 
 if TYPE_CHECKING:
     from realsys.api.cluster import EtcdSpec
@@ -265,14 +266,8 @@ class HeartbeatProcess:
                 self._changed.notify_all()
 
     def _last_words(self, over: Terminate) -> None:
-        words = Failure(
-            worker=self.begin.name,
-            host=socket.gethostname(),
-            pid=self.begin.pid,
-            why=f"{over.why}; it did not exit by itself and was killed",
-            at=time.time(),
-            kind=over.kind,
-        )
+        why = f"{over.why}; it did not exit by itself and was killed"
+        words = failure_by_order(self.begin.name, why, over.kind, pid=self.begin.pid)
         path = self._files.failure_record(self.begin.name)
         if not path.exists():
             write_record(path, words)

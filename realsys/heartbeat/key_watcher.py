@@ -6,7 +6,6 @@ For heartbeat_process.py. A store that does not answer says nothing: nobody is o
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,6 +20,7 @@ from realsys.heartbeat.heartbeat_messages import (
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.store import Compare, Entry, Event, EventKind
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.background_thread import BackgroundThread
 from realsys.trial.records import StopRequest, loads
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,7 @@ class KeyWatcher:
         self._told_present = True
         self._gone_since_s: float | None = None
         self._last_command = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="key-watch", daemon=True)
+        self._thread = BackgroundThread(self._run, name="key-watch")
 
     def start(self) -> None:
         """Looks at what is there, then at every change."""
@@ -64,17 +63,17 @@ class KeyWatcher:
 
     def stop(self) -> None:
         """Ends the thread after its next look; does not wait for it."""
-        self._ended.set()
+        self._thread.stop(wait_s=0.0)
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._thread.is_ending:
             try:
                 self._watch()
             except StoreError as error:
                 logger.warning("keys not watched error=%s", error.what)
             except Exception:  # outermost frame: a thread that died would never hear of a stop
                 logger.exception("watching keys failed")
-            self._ended.wait(RETRY_S)
+            self._thread.pause(RETRY_S)
 
     def _watch(self) -> None:
         keys = self._keys
@@ -92,7 +91,7 @@ class KeyWatcher:
             keys.store.watch(*first, from_revision=revision + 1) as one,
             keys.store.watch(*second, from_revision=revision + 1) as other,
         ):
-            while not self._ended.is_set():
+            while not self._thread.is_ending:
                 for event in (*one.poll(0.0), *other.poll(POLL_S)):
                     self._changed(event)
                 self._tell_watched()

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from realsys.api.errors import RealsysError
 from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
+from realsys.runtime.failures import failure_of
 from realsys.runtime.parent_death import die_with_parent
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor.attempt.attempt import Job, end_attempt, take_attempt
@@ -159,29 +159,16 @@ def _run(
     supervisor: Supervisor, attempt_files: AttemptFiles, plan: LaunchPlan, number: int
 ) -> ExitMarker:
     """The marker of a run, also when the supervisor itself fails: an attempt always says its end."""
-    from realsys.trial.records import Failure
-
     try:
         return supervisor.run()
     except Exception as error:  # outermost frame: told in the marker, with the traceback in the log
         logger.exception("supervisor failed")
-        why = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
-        failure = Failure(
-            worker="supervisor",
-            host=supervisor.attempt.host,
-            pid=os.getpid(),
-            why=why,
-            at=time.time(),
-            kind=type(error).__name__,
-            fix=getattr(error, "fix", ""),
-            log=str(attempt_files.log("supervisor")),
-        )
         return ExitMarker(
             result=Result.FAILED,
             attempt=number,
             ended_at=time.time(),
             phase=plan.phases[-1].name,
-            first_failure=failure,
+            first_failure=failure_of("supervisor", error, log=str(attempt_files.log("supervisor"))),
             resume=f"realsys resume {plan.trial}",
         )
 

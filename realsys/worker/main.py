@@ -11,9 +11,7 @@ import gc
 import importlib
 import logging
 import os
-import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from realsys.api.plan import read_plan
 from realsys.heartbeat.heartbeat_messages import Terminate
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.failures import failure_by_order, failure_of, first_line
 from realsys.runtime.lifecycle import FINAL, WorkerEvent
 from realsys.runtime.parent_death import PARENT_PID_VARIABLE, die_with_parent
 from realsys.trial.folders import restrict_umask
@@ -39,7 +38,6 @@ from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)
 
-EXITS_FIX = "raise an error where it calls sys.exit or exit; then realsys resume"
 ROLES = {
     "master_worker": "realsys.master.build:run",
     "model_worker": "realsys.model_worker.build:run",
@@ -108,7 +106,7 @@ def main() -> int:
     except (Exception, SystemExit) as error:
         _leave_last_words(files, args.attempt, name, error)
         if runner is not None and runner.state not in FINAL:
-            runner.move(WorkerEvent.ERROR, reason=_first_line(error))
+            runner.move(WorkerEvent.ERROR, reason=first_line(error))
         return worker_exit_codes.FAILED
     finally:
         if runner is not None:
@@ -175,34 +173,15 @@ def _leave_last_words(
     files: TrialFiles, attempt: int, name: str, error: Exception | SystemExit
 ) -> None:
     text = "".join(traceback.format_exception(error))
-    logger.error("failed error=%s\n%s", _first_line(error), text)
-    known = error if isinstance(error, RealsysError) else None
-    words = Failure(
-        worker=name,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        why=known.what if known else _what(error),
-        at=time.time(),
-        kind="RemoteError" if known and known.from_worker else type(error).__name__,
-        fix=known.fix if known else EXITS_FIX if isinstance(error, SystemExit) else "",
-        resume_with=known.resume_with if known else "",
-    )
-    _write_words(files.attempt(attempt).failure_record(name), words)
+    logger.error("failed error=%s\n%s", first_line(error), text)
+    _write_words(files.attempt(attempt).failure_record(name), failure_of(name, error))
 
 
 def _leave_words_of(files: TrialFiles, attempt: int, name: str, over: Terminate) -> None:
     """Why this process must exit, unless it has failed and said so already."""
     path = files.attempt(attempt).failure_record(name)
     if not path.exists():
-        words = Failure(
-            worker=name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            why=over.why,
-            at=time.time(),
-            kind=over.kind,
-        )
-        _write_words(path, words)
+        _write_words(path, failure_by_order(name, over.why, over.kind))
 
 
 def _write_words(path: Path, words: Failure) -> None:
@@ -210,20 +189,6 @@ def _write_words(path: Path, words: Failure) -> None:
         write_record(path, words)
     except OSError as disk_error:
         logger.error("last words not written error=%s", disk_error)
-
-
-def _first_line(error: Exception | SystemExit) -> str:
-    text = error.what if isinstance(error, RealsysError) else _what(error)
-    return text.partition("\n")[0][:200]
-
-
-def _what(error: Exception | SystemExit) -> str:
-    what = f"{type(error).__name__}: {error}"
-    if not isinstance(error, SystemExit):
-        return what
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"code in it called exit: {what}{where}"
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ from realsys.api.plan import LaunchPlan, StepPlan, read_plan
 from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE
 from realsys.name_resolve.file.commit_log import NFS, file_system_of
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.failures import failure_of
 from realsys.runtime.linux import pidfd_open
 from realsys.runtime.oom_evidence import oom_evidence, read_oom_counts
 from realsys.runtime.parent_death import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
 from realsys.slurm.gpus import own_devices
 from realsys.trial.folders import restrict_umask
 from realsys.trial.records import (
-    Failure,
     TrialFiles,
     WorkerExit,
     is_there,
@@ -68,7 +68,7 @@ def main() -> int:
         child = _start(args, index)
     except RealsysError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - there is no logger yet
-        write_record(attempt.failure_record(worker), _last_words(worker, error))
+        write_record(attempt.failure_record(worker), failure_of(worker, error))
         return worker_exit_codes.FAILED
     code = _wait(child, attempt.end_of(worker, args.phase, args.restart), args.worker_type)
     ended = WorkerExit(
@@ -169,18 +169,6 @@ def _interface(
 ) -> dict[str, str]:
     found = interface_variables(plan.cluster, files.attempt(attempt))
     return {name: value for name, value in found.items() if name not in environment}
-
-
-def _last_words(worker: str, error: RealsysError) -> Failure:
-    return Failure(
-        worker=worker,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        why=error.what,
-        at=time.time(),
-        kind=type(error).__name__,
-        fix=error.fix,
-    )
 
 
 def _parse() -> argparse.Namespace:

@@ -8,7 +8,6 @@ process behind the same key: ``incarnation`` tells them apart.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from realsys.api.scheduling import WorkerType
 from realsys.generation.manager.fleet import RegisteredServer
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve, Watch
+from realsys.runtime.background_thread import BackgroundThread
 from realsys.transport.generation_messages import ServerAddress
 from realsys.trial.records import WorkerRecord, loads
 from realsys.worker.live_scaling import Scaling, read_scaling
@@ -84,27 +84,25 @@ class RegistrationWatch:
     ) -> None:
         self._store, self._keys, self._on_change = store, keys, on_change
         self._token, self._phase = token, phase
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="registrations", daemon=True)
+        self._thread = BackgroundThread(self._follow, name="registrations")
 
     def __enter__(self) -> RegistrationWatch:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(5.0)
+        self._thread.stop()
 
     def _follow(self) -> None:
         told: Registrations | None = None
-        while not self._ended.is_set():
+        while not self._thread.is_ending:
             try:
                 # Watch first, then list: what comes in between is seen twice, not missed.
                 prefixes = [f"{self._keys.workers}/{kind.value}" for kind in _TYPES]
                 prefixes.append(self._keys.scaling)
                 # The supervisor judges everybody's lease, and the list does each time.
                 with self._store.watch(*prefixes, judges_leases=False) as watch:
-                    while not self._ended.is_set():
+                    while not self._thread.is_ending:
                         found = registrations(
                             self._store, self._keys, token=self._token, phase=self._phase
                         )
@@ -114,9 +112,9 @@ class RegistrationWatch:
                         self._wait_for_news(watch)
             except RealsysError as error:  # the store is away; servers are still checked meanwhile
                 logger.warning("registrations not read error=%s", error.what)
-                self._ended.wait(POLL_S)
+                self._thread.pause(POLL_S)
 
     def _wait_for_news(self, watch: Watch) -> None:
         for _ in range(int(LIST_EVERY_S / POLL_S)):
-            if watch.poll(POLL_S) or self._ended.is_set():
+            if watch.poll(POLL_S) or self._thread.is_ending:
                 return

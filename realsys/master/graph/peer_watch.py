@@ -9,12 +9,12 @@ worker is lost is the supervisor's decision.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from realsys.api.errors import RealsysError
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import Event, EventKind, NameResolve
+from realsys.runtime.background_thread import BackgroundThread
 from realsys.runtime.lifecycle import WorkerState
 from realsys.trial.records import WorkerRecord, WorkerStatus, loads
 
@@ -43,29 +43,27 @@ class PeerWatch:
     ) -> None:
         self._store, self._keys, self._token = store, keys, token
         self._from_revision, self._on_ended = from_revision, on_ended
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="peer-watch", daemon=True)
+        self._thread = BackgroundThread(self._follow, name="peer-watch")
 
     def __enter__(self) -> PeerWatch:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(5.0)
+        self._thread.stop()
 
     def _follow(self) -> None:
         watched = self._store.watch(
             self._keys.workers, from_revision=self._from_revision, judges_leases=False
         )
         with watched as watch:
-            while not self._ended.is_set():
+            while not self._thread.is_ending:
                 try:
                     for event in watch.poll(POLL_S):
                         self._take(event)
                 except RealsysError as error:  # the supervisor sees the worker's end all the same
                     logger.warning("peers not watched error=%s", error.what)
-                    self._ended.wait(POLL_S)
+                    self._thread.pause(POLL_S)
 
     def _take(self, event: Event) -> None:
         if event.kind is not EventKind.DELETE or not event.value:

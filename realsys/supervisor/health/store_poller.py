@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from realsys.api.errors import StoreError
+from realsys.runtime.background_thread import BackgroundThread
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,8 +44,7 @@ class StorePoller(Generic[T]):
         self._lock = threading.Lock()
         self._newest: Poll[T] | None = None
         self._taken_s = time.monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"look {name}", daemon=True)
+        self._thread = BackgroundThread(self._run, name=f"look {name}")
 
     def start(self) -> StorePoller[T]:
         self._thread.start()
@@ -52,8 +52,7 @@ class StorePoller(Generic[T]):
 
     def stop(self) -> None:
         """Ends the thread after its look; one that hangs is left behind."""
-        self._ended.set()
-        self._thread.join(OVERDUE_S)
+        self._thread.stop(wait_s=OVERDUE_S)
 
     def take(self) -> Poll[T] | None:
         """The newest sight, once; one without a value when there was none for too long; else None."""
@@ -67,7 +66,7 @@ class StorePoller(Generic[T]):
         return sight
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._thread.is_ending:
             asked_s = time.monotonic()
             try:
                 value: T | None = self._look()
@@ -81,4 +80,4 @@ class StorePoller(Generic[T]):
                 value = None
             with self._lock:
                 self._newest = Poll(asked_s, time.monotonic(), value)
-            self._ended.wait(self._every_s - time.monotonic() % self._every_s)
+            self._thread.pause(self._every_s - time.monotonic() % self._every_s)
