@@ -12,10 +12,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from realsys.rollout.simulation.lengths import Lengths
-from realsys.rollout.simulation.simulate_rollouts import (
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+
+from lengths import Lengths
+from simulate_rollouts import (
     SimulationOutcome,
     SimulationSettings,
     simulate,

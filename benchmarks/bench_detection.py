@@ -40,7 +40,7 @@ from realsys.heartbeat.heartbeat_link import Heartbeat
 from realsys.heartbeat.heartbeat_messages import Init
 from realsys.master.graph.peer_watch import PeerWatch
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, LeaseStatus
+from realsys.name_resolve.lease_validity import TTL_S, LeaseStatus
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import EventKind
 from realsys.observability.worker_logs import configure_logging
@@ -96,11 +96,11 @@ def play_worker(store: str, folder: str, index: int, host: str) -> None:
     )
     status = WorkerStatus(state="ready", attempt=1, token=ATTEMPT.token)
     link.register(record, status, ttl_s=TTL_S, timeout_s=60.0)
-    standing = None
+    lease_status = None
     while True:
-        if link.standing is not standing:
-            standing = link.standing
-            print(f"{standing.value} {time.monotonic()}", flush=True)  # noqa: T201
+        if link.lease_status is not lease_status:
+            lease_status = link.lease_status
+            print(f"{lease_status.value} {time.monotonic()}", flush=True)  # noqa: T201
         time.sleep(POLL_S)
 
 
@@ -134,8 +134,8 @@ class Worker:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            standing, _, at = line.partition(" ")
-            self.changes[standing] = float(at)
+            lease_status, _, at = line.partition(" ")
+            self.changes[lease_status] = float(at)
 
 
 class Trial:
@@ -169,7 +169,7 @@ class Trial:
     def wait_held(self, workers: Sequence[Worker]) -> None:
         """Until they have registered."""
         until(
-            lambda: all(w.changes.get(LeaseStatus.HELD) for w in workers),
+            lambda: all(w.changes.get(LeaseStatus.VALID) for w in workers),
             "workers did not register",
         )
         # Whom the supervisor has never seen it can't miss.
@@ -385,7 +385,7 @@ class Cutter:
             self.staff(node)
 
     def _note(self, worker: Worker, cut_s: float) -> None:
-        suspended_s = worker.changes[LeaseStatus.SUSPENDED]
+        suspended_s = worker.changes[LeaseStatus.UNCERTAIN]
         lost_s = self._trial.seen_s["leases"][worker.worker]
         expired_s = self._trial.seen_s["expiry"][worker.worker]
         self.suspended_s.append(suspended_s - cut_s)

@@ -3,7 +3,7 @@
     python benchmarks/bench_registration.py [--workers 1000] [--watchers 1000,4000]
 
 Starts an etcd of its own (on disk, synced) and plays the workers in two processes: each has its own lease
-and its two keys, written and renewed as its heartbeat process does (worker_keys.py, lease_judge.py). A
+and its two keys, written and renewed as its heartbeat process does (worker_keys.py, lease_validity.py). A
 third process plays the master, which waits for all, and the supervisor, which looks each second. The
 workers share ``--connections`` connections; real ones have one each.
 Goals: 1,000 workers ready in 30 s, 10,000 in 120 s, and nobody lost.
@@ -34,7 +34,7 @@ from etcd_server import EtcdCluster
 from realsys.api.errors import LeaseLost, StoreError
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import (
+from realsys.name_resolve.lease_validity import (
     RENEWALS_PER_TTL,
     LeaseStatus,
     LeaseValidity,
@@ -163,7 +163,7 @@ class Fleet:
         assert client.judge is not None
         sent_s = time.monotonic()
         self.tally.unrenewed_s = max(self.tally.unrenewed_s, sent_s - client.judge.renewed_s)
-        self.tally.suspended += client.judge.standing(sent_s) is not LeaseStatus.HELD
+        self.tally.suspended += client.judge.lease_status(sent_s) is not LeaseStatus.VALID
         client.lease.keep_alive()
         self.tally.renewals_s.append(time.monotonic() - sent_s)
         client.judge.renewed(sent_s)

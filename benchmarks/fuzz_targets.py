@@ -189,7 +189,7 @@ def tensor_targets() -> dict[str, Target]:
         encode(header)
         assert "Error: " not in header.error, header.error  # any but a RealsysError was caught
         if header.slot is not None:  # nobody will use it
-            server._pool.give_back(header.slot.segment, header.slot.index)  # type: ignore[union-attr]
+            server._pool.free(header.slot.segment, header.slot.index)  # type: ignore[union-attr]
 
     client = TensorClient(["tcp://127.0.0.1:9"], keypairs=KEYS, **WHO)
     client._socket = lambda worker: _Sink()  # type: ignore[assignment,method-assign,return-value]

@@ -22,9 +22,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "slurm", "etcd")]
+sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "support", "slurm", "etcd")]
 
 from etcd_server import EtcdCluster  # noqa: E402 - of the tests, whose folder is not a package
+from history_check import check_history  # noqa: E402
 from real_trials import LONG_PPO  # noqa: E402
 from slurm_cluster import SlurmCluster  # noqa: E402
 from slurm_trials import SlurmTrials  # noqa: E402
@@ -34,7 +35,6 @@ from launcher.trials.trial_state import State  # noqa: E402
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems  # noqa: E402
 from realsys.models.tiny_llama import build_tiny_llama  # noqa: E402
 from realsys.observability.history import read_history  # noqa: E402
-from realsys.observability.history_check import check_history  # noqa: E402
 from realsys.trial.records import TrialFiles  # noqa: E402
 
 STOP_S, OUTAGE_S, OUTAGE_EVERY_S = 5.0, 10.0, 90.0

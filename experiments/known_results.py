@@ -17,6 +17,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.experiment import Preparation
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import (
+    MOST_WORKERS,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -112,7 +113,9 @@ class QwenGSM8K(KnownResult, PPOMathExperiment):
         ),
         "the algorithm",
     )
-    n_model_workers: int | None = option(4, "model workers, each with one GPU", ge=1)
+    n_model_workers: int | None = option(
+        4, "model workers, each with one GPU", ge=1, le=MOST_WORKERS
+    )
     gpus_per_model_worker: float = option(1.0, "GPUs of a model worker", ge=0)
 
     def sources(self) -> Mapping[str, tuple[object, Source]]:
@@ -172,7 +175,9 @@ class QwenDAPO(KnownResult, GRPOMathExperiment):
         ),
         "the algorithm",
     )
-    n_model_workers: int | None = option(32, "model workers, each with one GPU", ge=1)
+    n_model_workers: int | None = option(
+        32, "model workers, each with one GPU", ge=1, le=MOST_WORKERS
+    )
     gpus_per_model_worker: float = option(1.0, "GPUs of a model worker", ge=0)
 
     def sources(self) -> Mapping[str, tuple[object, Source]]:

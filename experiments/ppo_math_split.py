@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from experiments.parts.math_rl import PPO
 from experiments.ppo_math import PPOMathExperiment
-from realsys.api.options import PPOHyperparameters, option
+from realsys.api.options import MOST_WORKERS, PPOHyperparameters, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,6 @@ class PPOMathSplitExperiment(PPOMathExperiment):
         choices=("shared", "split"),
     )
     n_model_workers: int | None = option(
-        2, "model workers, each with one GPU; none: as many as are needed", ge=1
+        2, "model workers, each with one GPU; none: as many as are needed", ge=1, le=MOST_WORKERS
     )
     ppo: PPOHyperparameters = option(replace(PPO, critic_warmup_steps=5), "the algorithm")

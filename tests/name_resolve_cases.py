@@ -471,7 +471,7 @@ def test_a_wait_that_ends_names_all_who_are_missing(store: NameResolve, root: st
         )
     assert 0.1 <= time.monotonic() - began_s < 5
     assert caught.value.what == (
-        f"2 of 3 keys did not come in 0.1 s: {root}/b, {root}/c\n  2 workers of 3; node7 is DOWN"
+        f"2 of 3 keys did not appear in 0.1 s: {root}/b, {root}/c\n  2 workers of 3; node7 is DOWN"
     )
 
 
@@ -522,7 +522,7 @@ def test_one_watch_keeps_order_over_several_prefixes(open_another: OpenAnother, 
 
 
 def test_a_watch_needs_something_to_watch(store: NameResolve):
-    with pytest.raises(StoreError, match="nothing"):
+    with pytest.raises(StoreError, match="without a prefix"):
         store.watch()
 
 

@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from etcd_server import EtcdCluster
+from history_check import check_history
 from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, weights_of
 
 from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
 from realsys.trial.records import TrialFiles
 
 STEPS_AN_EPOCH = 12

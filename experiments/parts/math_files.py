@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.parts.backend_args import backend_problems
 from realsys.api import registry
+from realsys.api.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, DataError, RealsysError
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
@@ -55,11 +55,11 @@ def _of_model(
     options: ModelOptions, path: Path, where: str, *, critic: bool, generates: bool
 ) -> Iterator[ConfigError]:
     """What a directory with whole files is not, or its backend can't do; one kind of fault a time."""
+    from realsys.models.consistency import backend_faults, consistency_faults, lora_fault
     from realsys.models.hf_directory import check_hf_directory
     from realsys.models.prompt_lengths import prompt_lengths, tokenizer_faults
-    from realsys.models.whole import backend_faults, faults, lora_fault
 
-    found = list(faults(path, critic=critic))
+    found = list(consistency_faults(path, critic=critic))
     found = found or list(backend_faults(path, backend=options.backend, generates=generates))
     found += tokenizer_faults(path, rows=check_hf_directory(path).vocab_size)
     if not found:
@@ -98,7 +98,7 @@ def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator
 def positions_of(path: str | None) -> int:
     """Of the model in a directory; 0 where it doesn't say, or can't be read, which others tell."""
     try:
-        said = json.loads(Path(path or "", "config.json").expanduser().read_text())
+        said = parse_json(read_bounded_text(Path(path or "", "config.json").expanduser()))
         return int(said.get("max_position_embeddings") or 0)
     except (OSError, ValueError, TypeError, AttributeError):
         return 0

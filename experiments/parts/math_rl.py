@@ -73,6 +73,7 @@ from realsys.api.model import (
 )
 from realsys.api.options import (
     LARGEST_SEED,
+    MOST_WORKERS,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -140,7 +141,7 @@ class MathRLExperiment(Experiment):
         None, "layout and pool of calls: actor_gen:d4t1p1@left,*:d2t2p1; none: the roles' own"
     )
     n_model_workers: int | None = option(
-        None, "model workers, each with one GPU; none: as many as are needed", ge=1
+        None, "model workers, each with one GPU; none: as many as are needed", ge=1, le=MOST_WORKERS
     )
     mode: str = option(
         "sync",

@@ -11,7 +11,7 @@ from experiments.parts.worker_resources import mem_of_task
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters, ModelName
-from realsys.api.options import option
+from realsys.api.options import MOST_WORKERS, option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.api.worker_configs import (
     SCHEDULE_POLICIES,
@@ -47,7 +47,7 @@ class RolloutOptions:
         "again",
         choices=("wait", "window", "drop"),
     )
-    servers: int = option(1, "generation servers", ge=1)
+    servers: int = option(1, "generation servers", ge=1, le=MOST_WORKERS)
     server_backend: str = option(
         "embedded",
         "engine of the servers: our own, or a real one as its child process",
@@ -76,7 +76,7 @@ class RolloutOptions:
     flush_request_timeout: float = option(
         120.0, "a server that takes longer for new weights is left out", unit="seconds", gt=0
     )
-    workers: int = option(1, "rollout workers", ge=1)
+    workers: int = option(1, "rollout workers", ge=1, le=MOST_WORKERS)
     agent: str = option("math_single_step", "registered agent")
     agent_args: Mapping[str, Any] = option({}, "its arguments")
     env: str = option("math_verify", "registered environment")

@@ -72,6 +72,7 @@ PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
         SETUP,
         (
             inspect_verbs.experiments,
+            inspect_verbs.schema,
             site_verbs.clusters,
             site_verbs.doctor,
             site_verbs.image,
@@ -107,9 +108,9 @@ def options(
 def run(words: list[str]) -> int:
     """Runs one command line and returns its exit status. Prints every error, raises none."""
     from realsys.api.errors import RealsysError
-    from realsys.trial.folders import let_nobody_else_write
+    from realsys.trial.folders import restrict_umask
 
-    let_nobody_else_write()
+    restrict_umask()
     # What our libraries log is for workers' logs; here every message is printed on purpose.
     logging.getLogger("realsys").addHandler(logging.NullHandler())
     as_json = "--json" in words

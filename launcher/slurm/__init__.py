@@ -1,1 +1,1 @@
-"""The launcher's side of Slurm: scripts, submission, queries, diagnosis."""
+"""The launcher's Slurm access: batch scripts, submission, job queries, site discovery and diagnosis."""

@@ -1,8 +1,8 @@
-"""What a job takes over from the shell that launches it (pure).
+"""Selects the variables that a job takes over from the launching shell (pure).
 
-Not everything: a login shell's whole environment brings stale CUDA variables, another virtual
-environment and secrets into the job. Two lists: what a program on a host needs to be found and to
-speak the user's language, and what also holds inside a container.
+Not the whole environment: a login shell's brings stale CUDA variables, another virtual environment and
+secrets into the job. There are two lists: what a program on a host needs to be found and to use the
+user's locale, and what also applies inside a container.
 """
 
 from __future__ import annotations
@@ -30,35 +30,39 @@ TASK_PREFIXES = (
     "SGLANG_",
     "VLLM_",
 )
-NEVER = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})  # a secret: only when the site names it
+NEVER = frozenset(
+    {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
+)  # secrets: only if the site file lists them
 
 
 def host_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """For the batch script and, through it, for tasks outside containers."""
+    """Selects the variables for the batch script and, through it, for tasks outside containers."""
     return _chosen(environ, HOST, HOST_PREFIXES)
 
 
 def task_variables(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
-    """For every task, and the site's secrets by name."""
+    """Selects the variables for every task, including the secrets that the site file lists."""
     found = _chosen(environ, TASK, TASK_PREFIXES)
     return {**found, **{name: environ[name] for name in secrets if name in environ}}
 
 
-def not_passed_on(environ: Mapping[str, str]) -> list[str]:
-    """What to tell of variables of this shell that would silently change a submission, and do not.
+def dropped_variable_warnings(environ: Mapping[str, str]) -> list[str]:
+    """Lists warnings about variables of this shell that could change a submission and are not passed on.
 
     sbatch prefers SBATCH_… to the script; inside a job, SLURM_… describe that job.
     """
-    told = []
+    warnings = []
     if job_id := environ.get("SLURM_JOB_ID"):
-        told.append(
+        warnings.append(
             f"this shell is inside Slurm job {job_id}: its SLURM_… variables are not passed on to the "
             "new job"
         )
     options = sorted(name for name in environ if name.startswith(("SBATCH_", "SRUN_", "SALLOC_")))
     if options:
-        told.append(f"not passed on: {', '.join(options)}; use --partition and its like instead")
-    return told
+        warnings.append(
+            f"not passed on: {', '.join(options)}; use options such as --partition instead"
+        )
+    return warnings
 
 
 def _chosen(

@@ -1,7 +1,7 @@
-"""What `realsys plan` shows of a Slurm job: placement, script, and each step's command line (pure).
+"""Renders a Slurm job for `realsys plan`: placement, script, and each step's command line (pure).
 
-Script and command lines are what `launch` submits and the supervisor starts, byte for byte; they come
-from the same functions.
+Script and command lines are byte for byte what `launch` submits and the supervisor starts, because the
+same functions produce them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_ATTEMPT = 1
 
 
 def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
-    """Everything about the job, in the order in which it happens."""
+    """Yields everything about the job, in the order in which it happens."""
     assert plan.job is not None
     yield f"Slurm job, layout {plan.job.layout.value}"
     if plan.job.begin:
@@ -36,14 +36,14 @@ def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
     if plan.job.deadline:
         yield f"  is removed if it can't end before {plan.job.deadline}"
     if plan.job.dependency:
-        whom = (
+        predecessor = (
             f"{plan.job.after} (job {plan.job.dependency})"
             if plan.job.after
             else plan.job.dependency
         )
-        yield f"  waits for {whom}"
+        yield f"  waits for {predecessor}"
     if plan.job.requeue:
-        yield "  goes on by itself after preemption, a lost node and the time limit"
+        yield "  is requeued automatically after preemption, a lost node or the time limit"
     if plan.job.preflight != "off":
         yield f"  checks nodes and GPUs before workers start (preflight {plan.job.preflight})"
     for index, component in enumerate(plan.job.components):
@@ -67,7 +67,7 @@ def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
 
 
 def scripts(plan: LaunchPlan, attempt: int = FIRST_ATTEMPT) -> list[str]:
-    """The batch script of each job."""
+    """Renders the batch script of each job."""
     assert plan.job is not None
     hash_of_plan = plan_hash(plan_text(plan))
     return [_script(plan, hash_of_plan, held, attempt) for held in submissions(plan.job)]
@@ -93,7 +93,7 @@ def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> I
     )
     if index < len(plan.job.spare):
         cpus, memory, spare_gpus = plan.job.spare[index]
-        yield f"    spare a node: {cpus} CPUs, {memory} MiB, {spare_gpus} GPUs"
+        yield f"    spare per node: {cpus} CPUs, {memory} MiB, {spare_gpus} GPUs"
     yield f"    time limit {limit_of(plan, component).words}"
     for phase in plan.phases:
         for step in phase.steps:
@@ -102,24 +102,25 @@ def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> I
 
 
 def limit_of(plan: LaunchPlan, component: JobComponent) -> HoldingLimit:
-    """The time limit that holds, also where the partition's is taken silently."""
+    """Returns the component's effective time limit, including the partition's default."""
     return holding_limit(
         component.time_limit, plan.cluster.partitions.get(component.partition or "")
     )
 
 
 def limit_lines(plan: LaunchPlan) -> list[str]:
-    """For a launch: the limit of each kind of node, once; nothing on this machine."""
+    """Lists the distinct time limits of the job's components for `launch`; empty for a local plan."""
     if plan.job is None:
         return []
     words = [limit_of(plan, component).words for component in plan.job.components]
-    return [f"time limit {told}" for told in dict.fromkeys(words)]
+    return [f"time limit {limit}" for limit in dict.fromkeys(words)]
 
 
-def too_long_for(plan: LaunchPlan, step_s: float) -> str:
-    """That the predicted run does not fit its shortest time limit; empty where it does, or who knows.
+def time_limit_warning(plan: LaunchPlan, step_s: float) -> str:
+    """Warns if the predicted run exceeds its shortest time limit; empty if it fits or nothing is
+    predicted.
 
-    Only the main phase's steps are counted, so it says "at least".
+    Only the main phase's steps are counted, hence "at least".
     """
     limits = [limit_of(plan, c).limit for c in plan.job.components] if plan.job else []
     minutes = [limit.minutes for limit in limits if limit and limit.minutes is not None]
@@ -130,13 +131,14 @@ def too_long_for(plan: LaunchPlan, step_s: float) -> str:
     if steps * step_s <= given_s:
         return ""
     return (
-        f"{steps} steps take at least {duration(steps * step_s)} as predicted, and the time limit leaves "
-        f"{duration(given_s)}: the run will save and stop before its end; give more --time, or --requeue"
+        f"{steps} steps are predicted to take at least {duration(steps * step_s)}, but the "
+        f"time limit leaves {duration(given_s)}: the run will save and "
+        "stop before its end; use a longer --time, or --requeue"
     )
 
 
 def step_words(step: StepPlan) -> str:
-    """``8 × model_worker: 4 a node on 2 nodes; 1 GPU each``."""
+    """Describes a step: ``8 × model_worker: 4 on each of nodes 1-2; 2 CPUs, 4096 MiB, 1 GPU each``."""
     at, runs = 0, []
     for count, tasks in step.nodes:
         if tasks:

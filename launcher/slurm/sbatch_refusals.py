@@ -1,13 +1,13 @@
-"""Why sbatch refused a job, in words with what to do (pure).
+"""Explains why sbatch refused a job, with what to do (pure).
 
-Slurm's own sentence is always shown; what is added is which option it is about and where that is set.
+Slurm's own message is always shown; the fix names the option concerned and where it is set.
 """
 
 from __future__ import annotations
 
 from realsys.api.errors import ClusterError
 
-# Part of Slurm's sentence (man sbatch, slurm_strerror) → what to do.
+# Part of Slurm's message (man sbatch, slurm_strerror) → what to do.
 _FIXES = (
     (
         "invalid account",
@@ -21,33 +21,33 @@ _FIXES = (
     ("invalid node name", "check --nodelist against `sinfo -N`"),
     (
         "invalid dependency",
-        "Slurm does not know the job of the trial named by --after any more: launch without --after if "
-        "`realsys status` says that it is over",
+        "Slurm no longer knows the job of the trial named by --after: launch without --after if "
+        "`realsys status` shows that it has ended",
     ),
     (
         "time limit specification required",
-        "this site wants a time limit of every job: give --time, or set slurm.time_limit in the cluster "
-        "spec",
+        "this site requires a time limit for every job: give --time, or set slurm.time_limit in the "
+        "cluster spec",
     ),
     ("requested reservation is invalid", "check --reservation against `scontrol show reservation`"),
     ("access denied to requested reservation", "ask who owns it, or leave --reservation out"),
     (
         "node configuration is not available",
-        "no node has what is asked for: compare "
+        "no node has what the job requests: compare "
         "`realsys plan` with `sinfo -o '%P %c %m %G %f'`, and correct partitions: in the cluster spec "
         "(realsys clusters init)",
     ),
     (
         "time limit is invalid",
-        "shorten the time limit, or move the deadline: Slurm says this of a "
-        "deadline that can't be met, too",
+        "shorten the time limit, or move the deadline: Slurm prints this also for a "
+        "deadline that can't be met",
     ),
     ("exceeds partition time limit", "shorten --time, see `sinfo -o '%P %l'`"),
-    ("more processors requested than permitted", "ask for fewer cores, see `sinfo -o '%P %c'`"),
+    ("more processors requested than permitted", "request fewer cores, see `sinfo -o '%P %c'`"),
     (
         "job violates accounting/qos policy",
         "a limit of your account or QOS is reached: "
-        "sacctmgr show assoc user=$USER; wait for other jobs, or ask for less",
+        "sacctmgr show assoc user=$USER; wait for other jobs, or request less",
     ),
     ("submission limit", "you have as many jobs as the site allows: wait, or stop some"),
     ("maxjobcount", "the cluster's queue is full (MaxJobCount): try again later"),
@@ -76,9 +76,9 @@ _FIXES = (
 )
 
 
-def refusal(said: str, *, where: str) -> ClusterError:
-    """The error for sbatch's words on stderr."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def refusal(stderr: str, *, where: str) -> ClusterError:
+    """Makes the error from sbatch's stderr."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     text = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
     low = text.lower()
     fix = next(

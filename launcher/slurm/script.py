@@ -1,9 +1,9 @@
-"""A trial's batch script and the sbatch command line, as text (pure).
+"""Renders a trial's batch script and the sbatch command line as text (pure).
 
-What `realsys plan` prints is what `launch` submits, byte for byte. Every option that was decided stands
-in the script; the command line carries the paths alone, since a ``#SBATCH`` line can't hold a line
-break. No value of the environment and no secret is here: the script sources two files of mode 0600.
-The script's last act is to become the supervisor (``exec``), so Slurm's signals reach it.
+What `realsys plan` prints is what `launch` submits, byte for byte. Every decided option is in the script;
+the command line carries only paths, since a ``#SBATCH`` line can't hold a line break. The script contains
+no environment values and no secrets: it sources two files of mode 0600. Its last command replaces it by
+the supervisor (``exec``), so that Slurm's signals reach the supervisor.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def render_script(
     components: Sequence[int] | None = None,
     array: str | None = None,
 ) -> str:
-    """The whole batch script.
+    """Renders the whole batch script.
 
     Args:
-        attempt: number of the attempt that this submission will be, for the comment.
-        command: shell command that the script becomes (entry_command.py).
-        components: indices of the plan's components that this job holds; None: all of them. The
-            layout split submits one script for each.
+        attempt: number of the attempt that this submission starts, for the comment.
+        command: shell command that the script executes last (entry_command.py).
+        components: indices of the plan's components in this job; None: all of them. The job layout
+            split submits one script for each.
         array: ``0-5%2``: one job array for several trials of equal shape.
     """
     assert plan.job is not None
@@ -51,7 +51,7 @@ def render_script(
         ]
         if not position and array is not None:
             lines.append(f"#SBATCH --array={array}")
-    # Until the supervisor listens: its announcement of an end, come too soon, would end the script.
+    # Until the supervisor has its handlers: a USR2 that arrives earlier would end the script.
     lines += ["", "trap '' USR2", *body(plan, command)]
     return "\n".join(lines) + "\n"
 
@@ -59,9 +59,9 @@ def render_script(
 def component_options(
     plan: LaunchPlan, component: JobComponent, *, attempt: int | None
 ) -> Iterator[tuple[str, str | None]]:
-    """(long option of sbatch, value) in the order of the script; None for a bare flag.
+    """Yields (sbatch's long option, value) in the order of the script; None for a bare flag.
 
-    What belongs to the job as a whole stands in its first component only, the one with an ``attempt``.
+    Options of the job as a whole are in its first component only, the one with an ``attempt``.
     """
     assert plan.job is not None
     if attempt is not None:
@@ -82,7 +82,7 @@ def component_options(
         if value := getattr(component, name):
             yield option, value
     if attempt is None and not component.exclude:
-        yield "exclude", ""  # else the first component's would hold here, too
+        yield "exclude", ""  # else the first component's would apply here too
     if attempt is not None:
         yield from _whole_job(plan, plan.job, attempt)
     yield from ((name.replace("_", "-"), value or None) for name, value in component.extra.items())
@@ -104,12 +104,12 @@ def _whole_job(plan: LaunchPlan, job: JobPlan, attempt: int) -> Iterator[tuple[s
 
 
 def comment(plan: LaunchPlan, attempt: int) -> str:
-    """What squeue and sacct show of the trial: ``realsys ppo-math/run1 attempt 1 9fceb02+``."""
+    """Renders the trial's comment for squeue and sacct: ``realsys ppo-math/run1 attempt 1 9fceb02+``."""
     return " ".join(filter(None, ("realsys", plan.trial, f"attempt {attempt}", plan.revision)))
 
 
 def body(plan: LaunchPlan, command: str) -> Iterator[str]:
-    """The shell lines after the options."""
+    """Yields the shell lines that follow the options."""
     files = TrialFiles(Path(plan.trial_dir))
     for variables in (files.host_environment, files.task_environment):
         yield f". {shlex.quote(str(variables))}"
@@ -125,7 +125,7 @@ def body(plan: LaunchPlan, command: str) -> Iterator[str]:
 
 
 def sbatch_argv(folder: Path, script: str, *, array: bool = False) -> list[str]:
-    """The command line that submits ``script``; output goes where submitit looks for it."""
+    """Builds the command line that submits ``script``; output goes where submitit looks for it."""
     stem = filename_pattern(str(folder)) + ("/%A_%a_0_log" if array else "/%j_0_log")
     return [
         "sbatch",
@@ -137,18 +137,18 @@ def sbatch_argv(folder: Path, script: str, *, array: bool = False) -> list[str]:
 
 
 def supervisor_python(plan: LaunchPlan, here: str) -> str:
-    """The interpreter of the batch script: the site's virtual environment, else this one."""
+    """Returns the batch script's interpreter: the site's virtual environment's, else this one."""
     return f"{plan.cluster.venv}/bin/python" if plan.cluster.venv else here
 
 
 def submissions(job: JobPlan) -> list[list[int]]:
-    """The components of each job that is submitted: one job, but for the layout split."""
+    """Groups the components by job: one job, or one per component in the job layout split."""
     everything = list(range(len(job.components)))
     return [[i] for i in everything] if job.layout is JobLayout.SPLIT else [everything]
 
 
 def _option(name: str, value: str | None) -> str:
-    """As it stands behind ``#SBATCH --``: sbatch splits such a line as a shell does."""
+    """Renders an option for ``#SBATCH --``: sbatch splits such a line as a shell does."""
     return name if value is None else f"{name}={_quoted(value)}"
 
 

@@ -1,8 +1,8 @@
-"""The one place that runs Slurm's client programs.
+"""Runs Slurm's client programs; no other module does.
 
-They run in an environment that does not change what they do or print: a user's SQUEUE_FORMAT, or the
-SLURM_JOB_ID of a job that we are started in, never reaches them. What a program means by failing is
-told apart here; what it prints is read elsewhere (job_rows.py).
+They run in an environment that does not alter what they do or print: a user's SQUEUE_FORMAT, or the
+SLURM_JOB_ID of a surrounding job, never reaches them. Failures are classified here; output is parsed
+elsewhere (job_rows.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRUBBED_PREFIXES = (
     "SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_",
     "SINFO_",
 )  # fmt: skip
-# Which cluster, and who we are: without these the programs would ask somebody else, or nobody.
+# Cluster and credentials: without these the programs would contact another controller, or none.
 KEPT = frozenset(
     {
         "SLURM_CLUSTERS",
@@ -44,7 +44,7 @@ _NO_JOB = re.compile(r"invalid job id|job/step already completing or completed",
 
 
 def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` without the variables by which Slurm's programs take options."""
+    """Returns ``env`` without the variables from which Slurm's programs take options."""
     return {
         name: value
         for name, value in env.items()
@@ -55,13 +55,13 @@ def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
 def run_slurm(
     argv: Sequence[str], *, timeout_s: float = 30, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one client program and waits for its end; a non-zero exit is the caller's to judge.
+    """Runs one client program to completion; the caller checks a non-zero exit.
 
     Args:
-        timeout_s: after that it is killed, with whatever a site's wrapper script started.
+        timeout_s: then it is killed, together with all processes of a site's wrapper script.
         env: further variables, e.g. SLURM_TIME_FORMAT.
     Raises:
-        ClusterError: there is no such program, or nobody answers it.
+        ClusterError: there is no such program, or Slurm does not answer it.
     """
     environment = scrubbed(os.environ) | {"LC_ALL": "C"} | dict(env or {})
     try:
@@ -71,7 +71,7 @@ def run_slurm(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # so that all of it can be killed
+            start_new_session=True,  # so that its whole process group can be killed
             text=True,
             encoding="utf-8",
             errors="replace",
@@ -82,8 +82,8 @@ def run_slurm(
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         so_far = error.stderr.decode("utf-8", "replace") if isinstance(error.stderr, bytes) else ""
-        last = f", it said: {said(so_far)}" if so_far.strip() else ""
-        raise _no_answer(argv[0], f"{argv[0]} gave none in {timeout_s:g} s{last}") from error
+        last = f", last output: {last_error_line(so_far)}" if so_far.strip() else ""
+        raise _no_answer(argv[0], f"{argv[0]} timed out after {timeout_s:g} s{last}") from error
     finally:
         _end(process)
     if process.returncode != 0:
@@ -91,8 +91,8 @@ def run_slurm(
     return subprocess.CompletedProcess(list(argv), process.returncode, stdout, stderr)
 
 
-def names_no_job(done: subprocess.CompletedProcess[str]) -> bool:
-    """True when the program failed only because the job has left, or never was."""
+def is_unknown_job(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether the program failed only because the job has ended or never existed."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return done.returncode != 0 and bool(lines) and all(_NO_JOB.search(line) for line in lines)
 
@@ -100,19 +100,19 @@ def names_no_job(done: subprocess.CompletedProcess[str]) -> bool:
 def scancel(job_ids: Iterable[str], *, signal: str | None = None) -> None:
     """Cancels the jobs, or sends their batch processes a signal (``USR2``); ended jobs are no error.
 
-    Without ``signal`` all processes get TERM, and KILL after the site's KillWait; with it the job's
-    supervisor alone gets it, and the job goes on.
+    Without ``signal`` all processes get TERM, and KILL after the site's KillWait; with it only the job's
+    supervisor gets the signal, and the job continues.
 
     Raises:
-        ClusterError: Slurm refused; jobs named before and after the refused one were served.
+        ClusterError: Slurm refused; jobs before and after the refused one were processed.
     """
     ids = list(job_ids)
     if not ids:
         return
     how = ["--batch", f"--signal={signal}"] if signal else []
     done = run_slurm(["scancel", *how, *ids])
-    if done.returncode != 0 and not names_no_job(done):
-        raise _refused(done, fix="realsys status says what the jobs do; then try again")
+    if done.returncode != 0 and not is_unknown_job(done):
+        raise _refused(done, fix="check the jobs with realsys status; then try again")
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -140,10 +140,10 @@ def _cannot_run(program: str, error: OSError) -> ClusterError:
 
 
 def _raise_if_unreachable(program: str, stderr: str) -> None:
-    last = said(stderr)
+    last = last_error_line(stderr)
     if _NO_CONFIGURATION.search(stderr):
         raise ClusterError(
-            f"{program} finds no Slurm configuration: {last}",
+            f"{program} found no Slurm configuration: {last}",
             where=f"SLURM_CONF={os.environ.get('SLURM_CONF', '')}",
             fix="work on a login node, or set SLURM_CONF to the cluster's slurm.conf",
         )
@@ -161,19 +161,19 @@ def _no_answer(program: str, why: str) -> ClusterError:
     return ClusterError(
         f"slurmctld does not answer: {why}",
         where=program,
-        fix="running jobs go on without it; try again in a minute (scontrol ping)",
+        fix="running jobs continue without it; try again in a minute (scontrol ping)",
     )
 
 
 def _refused(done: subprocess.CompletedProcess[str], *, fix: str) -> ClusterError:
     return ClusterError(
-        f"{done.args[0]} refused: {said(done.stderr) or f'exit {done.returncode}'}",
+        f"{done.args[0]} refused: {last_error_line(done.stderr) or f'exit {done.returncode}'}",
         where=" ".join(done.args[:4]),
         fix=fix,
     )
 
 
-def said(stderr: str) -> str:
-    """The last line of an error output, without the program's name before it."""
+def last_error_line(stderr: str) -> str:
+    """Returns the last line of an error output, without the program's name before it."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return re.sub(r"^(\w+: (error|fatal): |\w+ error: )", "", lines[-1])[:300] if lines else ""

@@ -1,4 +1,4 @@
-"""`realsys plan --check`: asks Slurm whether it would take the job, and when it would start."""
+"""Asks Slurm for `realsys plan --check` whether it would accept the job, and when it would start."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from realsys.api.plan import LaunchPlan
 
 
 def check_plan(plan: LaunchPlan) -> Iterator[str]:
-    """Slurm's answer for each job of the plan; nothing is submitted.
+    """Yields Slurm's answer for each job of the plan; nothing is submitted.
 
     Raises:
-        ConfigError: the plan is for this machine.
-        ClusterError: Slurm would refuse, or does not answer.
+        ConfigError: the plan is for the local machine.
+        ClusterError: Slurm would refuse the job, or does not answer.
     """
     if plan.job is None:
         raise ConfigError(
-            f"cluster {plan.cluster.name!r} has no Slurm to ask",
+            f"cluster {plan.cluster.name!r} does not use Slurm",
             where="--check",
             fix="name a Slurm cluster with --cluster",
         )

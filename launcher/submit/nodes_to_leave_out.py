@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from launcher.slurm.query.waiting import bad_nodes
+from launcher.slurm.query.waiting import unavailable_nodes
 from launcher.slurm.slurm_commands import run_slurm
 from realsys.api.errors import ClusterError, ConfigError, RealsysError
 from realsys.api.plan import JobComponent, LaunchPlan
@@ -91,5 +91,5 @@ def _by_slurm(nodes: str) -> dict[str, str]:
         lines = run_slurm(argv, timeout_s=20).stdout
     except ClusterError:
         return {}
-    told = dict.fromkeys(bad_nodes(lines))
+    told = dict.fromkeys(unavailable_nodes(lines))
     return {line.partition(" ")[0]: line.partition(" ")[2].removeprefix("is ") for line in told}

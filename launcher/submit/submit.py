@@ -20,7 +20,11 @@ from datetime import datetime
 from pathlib import Path
 
 from launcher.sites.site_problems import missing_secrets
-from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
+from launcher.slurm.login_environment import (
+    dropped_variable_warnings,
+    host_variables,
+    task_variables,
+)
 from launcher.submit.dispatch_job import dispatch
 from launcher.submit.nodes_to_leave_out import excluding
 from launcher.submit.plan_change import Current, put_back, read_current, store
@@ -41,6 +45,7 @@ from realsys.api.errors import (
 from realsys.api.extras import missing_packages
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.config.problems import raise_all
+from realsys.observability.metrics import read_metrics
 from realsys.slurm.containers import missing_files
 from realsys.trial.folders import check_trial, make_trial_folder
 from realsys.trial.records import (
@@ -50,7 +55,12 @@ from realsys.trial.records import (
     read_record,
     write_record,
 )
-from realsys.trial.snapshot import code_digest, other_code, provenance_remark, take_snapshot
+from realsys.trial.snapshot import (
+    changed_code_warning,
+    code_digest,
+    provenance_warning,
+    take_snapshot,
+)
 from realsys.worker.environment import write_exports
 
 
@@ -133,16 +143,30 @@ def discard_folder(files: TrialFiles) -> None:
 def remarks(plan: LaunchPlan) -> list[str]:
     """What a launch should say besides doing it: the plan's warnings, and what this shell does not
     pass on to a Slurm job."""
-    told = [provenance_remark(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
-    told += not_passed_on(os.environ) if plan.job is not None else []
+    told = [provenance_warning(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
+    told += dropped_variable_warnings(os.environ) if plan.job is not None else []
     return [*plan.warnings, *filter(None, told)]
 
 
 def remarks_on_resume(files: TrialFiles) -> list[str]:
     """What a resume should say besides doing it."""
     with suppress(RealsysError):  # the resume itself says what is wrong with the records
-        return list(filter(None, [other_code(files, read_plan(files.plan))]))
+        changed = changed_code_warning(files, read_plan(files.plan))
+        return list(filter(None, [changed, lost_steps_warning(files)]))
     return []
+
+
+def lost_steps_warning(files: TrialFiles) -> str:
+    """That steps were done and no checkpoint of them is left; empty if that is not so."""
+    if has_checkpoint(files):
+        return ""
+    with suppress(RealsysError, OSError):
+        if rows := read_metrics(files.phase(files.root).metrics):
+            return (
+                f"no checkpoint is left in {files.phase(files.root).recover}: the {len(rows)} steps that "
+                "were done begin again from step 0. Checkpoints come with exp_ctrl.ckpt_freq_steps=N"
+            )
+    return ""
 
 
 def resubmit(

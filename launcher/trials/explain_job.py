@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.job.conditions import CONDITIONS
-from launcher.slurm.query.reasons import fix as reason_fix
+from launcher.slurm.query.reasons import reason_fix
 from launcher.slurm.query.states import JobState
 from launcher.terminal.text import duration, moment
 from launcher.trials.trial_state import State

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from launcher.slurm.query.job_query import CachedAnswer, JobInfo, ask
+from launcher.slurm.query.job_query import CachedAnswer, JobInfo, query_jobs
 from launcher.slurm.query.waiting import with_detail
 from launcher.trials.submission import Submission
 
@@ -32,7 +32,7 @@ class JobBoard:
         self,
         *,
         max_age_s: float | None = None,
-        query: Callable[..., CachedAnswer] = ask,
+        query: Callable[..., CachedAnswer] = query_jobs,
         detail: Callable[[JobInfo], JobInfo] = with_detail,
     ) -> None:
         self._max_age_s, self._query, self._detail = max_age_s, query, detail

@@ -1,1 +1,3 @@
-"""The vocabulary: scheduling, experiments, dataflow, models, data, plans, errors, registries. No torch."""
+"""Contracts shared by all rooms: scheduling, experiments, dataflow, models, data, plans, errors,
+registries. No torch.
+"""

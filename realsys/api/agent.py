@@ -1,4 +1,4 @@
-"""Agents and environments: what they promise each other and the rollout worker. No torch.
+"""Interfaces of agents and environments, as the rollout worker calls them. No torch.
 
 An *agent* turns one prompt into one trajectory by asking the policy (``Ask``) and acting in an
 *environment*. Both are looked up by name (realsys.api.registry, kinds ``agent`` and ``environment``).
@@ -14,10 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the policy said to a sequence of tokens: one log-prob and one weight version each.
+    """Tokens that the policy generated for one request, each with its log-prob and weight version.
 
-    ``stopped``: by a stop token; else it was cut at the number of tokens that was allowed, or where the
-    model has no room for more.
+    ``stopped``: ended by a stop token; else truncated at the allowed number of tokens or at the
+    model's context length.
     """
 
     tokens: tuple[int, ...]
@@ -27,18 +27,18 @@ class Answer:
 
     @property
     def is_none(self) -> bool:
-        """The conversation fills the model: nothing can be said to it."""
+        """True if the conversation already fills the model's context, so nothing could be generated."""
         return not self.tokens and not self.stopped
 
 
-# (tokens so far, most new tokens or None for what the run allows) → answer. Chunks, servers, weight
+# (tokens so far, limit on new tokens or None for the run's own limit) → answer. Chunks, servers, weight
 # updates and retries happen behind it.
 Ask = Callable[[Sequence[int], int | None], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What the environment says to an action: ``text`` is shown to the policy, if the episode goes on."""
+    """Environment's response to an action; ``text`` is shown to the policy if the episode goes on."""
 
     text: str = ""
     reward: float = 0.0
@@ -47,29 +47,29 @@ class Observation:
 
 
 class Environment(abc.ABC):
-    """One episode. Made for each answer of each prompt; may be slow, must not block the event loop."""
+    """One episode. Created for each answer of each prompt; may be slow, must not block the event loop."""
 
     @abc.abstractmethod
     async def reset(self, record: Mapping[str, Any]) -> None:
-        """Begins with a record of the data set (``prompt``, ``answer``, …)."""
+        """Starts the episode from a data set record (``prompt``, ``answer``, …)."""
 
     @abc.abstractmethod
     async def step(self, action: str) -> Observation:
-        """Takes what the policy said, as text."""
+        """Applies the policy's answer, given as text, and returns the observation."""
 
     async def close(self) -> None:
-        """Frees what the episode holds. Called once, also after a failure."""
+        """Frees the episode's resources. Called once, also after a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """What one episode gives the trainer. All sequences have one entry a token.
+    """Training data of one episode. Every sequence field has one entry per token.
 
     Attributes:
         tokens: prompt, answers, observations.
         from_policy: True on tokens that the policy wrote; only they are trained on.
         logprobs, versions: of the policy's tokens; 0.0 and -1 elsewhere.
-        truncated: the last answer was cut.
+        truncated: the last answer was cut off without a stop token.
     """
 
     tokens: tuple[int, ...]
@@ -82,10 +82,10 @@ class Trajectory:
 
 
 class Agent(abc.ABC):
-    """Asks the policy and acts."""
+    """Runs an episode: queries the policy and acts in the environment."""
 
     @abc.abstractmethod
     async def run(
         self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
     ) -> Trajectory:
-        """One episode from ``prompt``; the environment was reset to its record."""
+        """Runs one episode from ``prompt`` in ``environment``, which was reset to the prompt's record."""

@@ -1,4 +1,4 @@
-"""A site: where files live, what starts tasks, which nodes there are, which images they run in.
+"""Description of a site: where files live, what starts tasks, its nodes and its container images.
 
 Data, not code: read from ``cluster_specs/*.yaml`` and the user's own folder by launcher/sites/clusters.py.
 Words are Slurm's own where Slurm has one (man sbatch, man srun, man slurm.conf).
@@ -14,7 +14,7 @@ from realsys.api.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSpec:
-    """The nodes of one partition: equal in what is written here, or at least so much each."""
+    """Nodes of one partition. Values are equal on all of them, or minimums."""
 
     nodes: int | None = option(None, "how many nodes; none: not checked", ge=1)
     cpus: int = option(1, "CPUs of a node, as Slurm counts them", ge=1)
@@ -40,7 +40,7 @@ class PartitionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSpec:
-    """How jobs are submitted at this site."""
+    """Defaults for jobs submitted at this site."""
 
     partition: str | None = option(None, "default partition; none: Slurm's own default")
     account: str | None = option(None, "default account")
@@ -91,7 +91,7 @@ class SlurmSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """The container runtime of the site, and what every container gets."""
+    """Container runtime of the site and the options that every container gets."""
 
     runtime: str = option("none", "what runs images", choices=("none", "pyxis", "apptainer"))
     mounts: tuple[str, ...] = option((), "src:dst[:ro], besides file_root")
@@ -107,7 +107,9 @@ class ContainerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdSpec:
-    """How the site's etcd is entered. Nothing secret stands here: files do, readable by their owner."""
+    """Credentials for the site's etcd. Holds no secret itself, only paths of files that their owner
+    can read.
+    """
 
     user: str | None = option(None, "user name; none: etcd asks for none")
     password_file: str | None = option(None, "file of mode 0600 with the user's password")
@@ -120,7 +122,7 @@ class EtcdSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """What realsys must know of a site before it can place and start tasks."""
+    """Everything realsys must know about a site before it can place and start tasks."""
 
     name: str = option("local", "name of the site; part of every name-resolution key")
     scheduler: str = option("local", "what starts tasks", choices=("local", "slurm"))

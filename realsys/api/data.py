@@ -1,4 +1,4 @@
-"""What is known of a batch without its tensors: ids, keys, lengths, dtypes.
+"""Metadata of a batch without its tensors: ids, keys, lengths, dtypes.
 
 ``SequenceMeta`` is all that the master ever holds; ``SequenceSample`` (realsys.data.transfer) is the
 same with the tensors. Both are immutable: every method returns a new value. Index arithmetic lives
@@ -18,27 +18,27 @@ from typing import Any
 
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 
-# 256 MiB of float32, and a few times that while they are computed with. So large that a GPU should multiply
-# a chunk of rows by the head as fast as all; by reckoning, none was asked.
+# 256 MiB of float32, and a few times that during computation. Large enough for a GPU to multiply
+# a chunk of rows by the head as fast as all rows at once; estimated, not measured.
 LOGITS_AT_ONCE = 2**26
 
 
 def logits_at_once(vocab_size: int) -> int:
-    """Rows whose logits may exist at a time."""
+    """Number of rows whose logits may exist in memory at the same time."""
     return max(1, LOGITS_AT_ONCE // vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchSpec:
-    """How an engine cuts one batch into micro-batches.
+    """Limits by which an engine cuts one batch into micro-batches.
 
-    At least ``n_mbs`` pieces, and as many more as it takes to keep each under
-    ``max_tokens_per_mb`` tokens. The sequences of an id stay together where they fit, else they are
-    parted; a single longer sequence makes a piece of its own.
+    At least ``n_mbs`` micro-batches, more if needed to keep each under ``max_tokens_per_mb`` tokens.
+    The sequences of an id stay together if they fit and are split otherwise; a single sequence
+    longer than the limit gets a micro-batch of its own.
 
     Attributes:
-        max_cache_tokens: whose keys and values are kept while answers are made (one whole answer's at the
-            least). None: on a GPU as many as its free memory holds, on a CPU ``max_tokens_per_mb``.
+        max_cache_tokens: capacity of the key-value cache during generation, in tokens (at least one whole
+            answer's). None: on a GPU as many as free memory holds, on a CPU ``max_tokens_per_mb``.
     """
 
     n_mbs: int = 1
@@ -59,7 +59,7 @@ class MicroBatchSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceMeta:
-    """A batch without its tensors.
+    """Metadata of a batch of sequences, without its tensors.
 
     Attributes:
         ids: one per datapoint, unique within the batch.
@@ -108,7 +108,7 @@ class SequenceMeta:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Names of the tensors this batch has."""
+        """Names of the batch's tensors."""
         return frozenset(self.seqlens)
 
     @property
@@ -117,21 +117,21 @@ class SequenceMeta:
         return len(self.ids)
 
     def rows_per_id(self, key: str) -> tuple[int, ...]:
-        """Rows along dimension 0 that each id owns under ``key``."""
-        self._need([key])
+        """Number of rows along dimension 0 that each id has under ``key``."""
+        self._require_keys([key])
         return tuple(sum(pieces) for pieces in self.seqlens[key])
 
     def tokens_per_id(self) -> tuple[int, ...]:
-        """Rows of the longest key per id: the cost measure for balancing and packing."""
+        """Number of rows of each id's longest key, the cost measure for balancing and packing."""
         if not self.seqlens:
             return (1,) * len(self.ids)
         per_key = [self.rows_per_id(key) for key in self.seqlens]
         return tuple(max(rows) for rows in zip(*per_key, strict=True))
 
     def select(self, keys: Iterable[str]) -> SequenceMeta:
-        """The same ids with only ``keys``. Raises DataError naming a missing key."""
+        """Keeps only ``keys``, for the same ids. Raises DataError naming a missing key."""
         wanted = list(keys)
-        self._need(wanted)
+        self._require_keys(wanted)
         return replace(
             self,
             seqlens={k: self.seqlens[k] for k in wanted},
@@ -140,8 +140,8 @@ class SequenceMeta:
         )
 
     def remap(self, names: Mapping[str, str]) -> SequenceMeta:
-        """Keys renamed by ``names`` (old → new); others keep their name."""
-        self._need(names)
+        """Renames keys by ``names`` (old → new); others keep their name."""
+        self._require_keys(names)
         new = {k: names.get(k, k) for k in self.seqlens}
         if len(set(new.values())) != len(new):
             raise DataError(
@@ -157,7 +157,7 @@ class SequenceMeta:
         )
 
     def take(self, indices: Sequence[int]) -> SequenceMeta:
-        """The ids at ``indices``, in that order (serves reorder, split and subset)."""
+        """Selects the ids at ``indices``, in that order (for reordering, splitting and subsets)."""
         return SequenceMeta(
             ids=tuple(self.ids[i] for i in indices),
             seqlens={k: tuple(v[i] for i in indices) for k, v in self.seqlens.items()},
@@ -167,20 +167,21 @@ class SequenceMeta:
         )
 
     def pieces_per_id(self) -> tuple[tuple[int, ...], ...]:
-        """For each id the tokens of its sequences (of the longest key), which may be parted.
+        """Token counts of each id's sequences (by its longest key), the units by which an id can be
+        split.
 
-        A key with one piece for several sequences belongs to all of them and does not count. Where
-        keys disagree about how many there are, they are one here: such an id is never parted.
+        A key with one piece for several sequences belongs to all of them and is ignored. If keys
+        disagree on the number of sequences, the id counts as one sequence and is never split.
         """
         return tuple(
             _pieces([per_id[i] for per_id in self.seqlens.values()]) for i in range(len(self.ids))
         )
 
     def parted(self, runs: Sequence[tuple[int, int, int]]) -> SequenceMeta:
-        """An id for each of ``runs`` (id's index, first sequence, the one behind the last), in order.
+        """Splits ids into ``runs`` (id's index, first sequence, end), one new id per run, in order.
 
-        A run that is not all of ``q-7`` is called ``q-7[2:5]``. A key with one piece an id goes whole
-        with each of its runs, as metadata do.
+        A run that covers only part of ``q-7`` is named ``q-7[2:5]``. A key with one piece per id is
+        copied whole to each of its runs, as metadata are.
         """
         num = [len(pieces) for pieces in self.pieces_per_id()]
 
@@ -200,19 +201,19 @@ class SequenceMeta:
         )
 
     def index_of(self, ids: Sequence[str]) -> list[int]:
-        """Positions of ``ids`` in this batch. Raises DataError for an id that is not here."""
+        """Returns the positions of ``ids`` in this batch. Raises DataError for an unknown id."""
         position = {name: i for i, name in enumerate(self.ids)}
         missing = [i for i in ids if i not in position]
         if missing:
             raise DataError(
                 f"ids {missing[:5]} are not in this batch of {len(self.ids)}",
                 where="SequenceMeta.index_of",
-                fix="ask for ids that the batch holds",
+                fix="request only ids that are in the batch",
             )
         return [position[i] for i in ids]
 
     def update(self, other: SequenceMeta) -> SequenceMeta:
-        """Adds (or replaces) the keys and metadata of ``other``, which has the same ids in order."""
+        """Adds or replaces keys and metadata from ``other``, which has the same ids in order."""
         if other.ids != self.ids:
             raise DataError(
                 f"can't merge a batch of ids {other.ids[:3]}… into one of {self.ids[:3]}…",
@@ -254,7 +255,7 @@ class SequenceMeta:
             metadata={k: tuple(m for p in parts for m in p.metadata[k]) for k in first.metadata},
         )
 
-    def _need(self, keys: Iterable[str]) -> None:
+    def _require_keys(self, keys: Iterable[str]) -> None:
         for key in keys:
             if key not in self.seqlens:
                 raise DataError(
@@ -265,7 +266,7 @@ class SequenceMeta:
 
 
 def _pieces(by_key: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Tokens of each sequence of one id, given the lengths of its pieces under each key."""
+    """Returns token counts of one id's sequences, given the piece lengths under each key."""
     if not by_key:
         return (1,)
     num = max(map(len, by_key))

@@ -1,7 +1,7 @@
 """The dataflow graph of an experiment: model function calls (MFCs) and the keys between them.
 
-``build_graph`` is pure and refuses what could only hang at run time: cycles, two producers of one
-key, keys that nobody makes. Values in, values out; drawing is in realsys/observability/graph_picture.
+``build_graph`` is pure and rejects graphs that would hang at run time: cycles, two producers of one
+key, keys without a producer. Values in, values out; drawing is in realsys/observability/graph_picture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, Mod
 
 @dataclass(frozen=True, kw_only=True)
 class ParamReallocHook:
-    """Moves weights between two layouts of a role before or after a call.
+    """Moves weights between two parallel layouts of a role before or after a call.
 
     Exactly one end is given, the other is the call's own model. ``eta`` blends:
     target ← eta · source + (1 − eta) · target (1 replaces; less keeps an average).
@@ -49,7 +49,7 @@ Hook = ParamReallocHook | OffloadHook
 
 
 def averaged_models(calls: Iterable[MFCDef]) -> frozenset[ModelName]:
-    """Models that hooks keep a moving average in."""
+    """Models that hooks update as a moving average of another copy (``eta`` below 1)."""
     return frozenset(
         hook.target or call.model_name
         for call in calls
@@ -64,14 +64,14 @@ class MFCDef:
 
     Attributes:
         name: unique in the graph, e.g. ``actor_gen``.
-        model_name: whose model it runs on.
+        model_name: the model copy it runs on.
         interface_type, interface_impl: which method of which interface.
         n_seqs: datapoints (ids) per call, over all data-parallel ranks.
         input_keys, output_keys: names in the buffer; ``*_key_remap`` maps (buffer name →
             interface's name for inputs, interface's name → buffer name for outputs).
         mb_spec: how the engine cuts the batch.
-        n_minibatches: into how many parts, one after the other, a training call cuts its batch.
-        min_n_seqs_per_pass: least datapoints a data-parallel rank must get.
+        n_minibatches: number of sequential updates into which a training call splits its batch.
+        min_n_seqs_per_pass: minimum number of datapoints per data-parallel rank.
         log_return_value: also write the returned statistics to the worker's log.
         pre_hooks, post_hooks: weight movements around the call.
     """
@@ -114,25 +114,25 @@ class MFCDef:
             for key in remap:
                 if key not in keys:
                     raise ConfigError(
-                        f"{label} names {key!r}, which is no key of this call",
+                        f"{label} names {key!r}, which is not a key of this call",
                         where=f"MFC {self.name!r}",
                         fix=did_you_mean(key, keys),
                     )
 
     @property
     def role(self) -> str:
-        """Role of the call's model."""
+        """Role of the model that the call runs on."""
         return self.model_name.role
 
     @property
     def is_train(self) -> bool:
-        """True for a call that updates weights."""
+        """True if the call updates weights."""
         return self.interface_type is ModelInterfaceType.TRAIN_STEP
 
 
 @dataclass(frozen=True)
 class DataflowGraph:
-    """A checked graph. ``levels`` are its topological levels; nodes of one level are independent."""
+    """A validated graph. ``levels`` are its topological levels; nodes of one level are independent."""
 
     nodes: tuple[MFCDef, ...]
     producers: Mapping[str, str]  # key → name of the call that makes it
@@ -147,11 +147,11 @@ class DataflowGraph:
         raise KeyError(name)
 
     def children(self, name: str) -> tuple[str, ...]:
-        """Calls that read a key which ``name`` makes, in graph order."""
+        """Names of calls that read a key which ``name`` produces, in graph order."""
         return tuple(n.name for n in self.nodes if name in self.parents[n.name])
 
     def edges(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """(producer, consumer, keys) for every pair that shares keys."""
+        """Lists (producer, consumer, keys) for every pair that shares keys."""
         found = []
         for node in self.nodes:
             for parent in sorted(self.parents[node.name]):
@@ -159,25 +159,21 @@ class DataflowGraph:
                 found.append((parent, node.name, keys))
         return found
 
-    def consumers(self, key: str) -> tuple[str, ...]:
-        """Calls that read ``key``."""
-        return tuple(n.name for n in self.nodes if key in n.input_keys)
-
     @property
     def sources(self) -> tuple[MFCDef, ...]:
-        """Calls that read data set keys only: where a datapoint enters."""
+        """Calls that read only data set keys, where a datapoint enters the graph."""
         return tuple(n for n in self.nodes if not self.parents[n.name])
 
 
 def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> DataflowGraph:
-    """Checks and orders the calls.
+    """Validates the calls and orders them by level.
 
     Args:
         nodes: the calls, in the order of the experiment file (kept within a level).
         dataset_keys: keys that every datapoint has from the start.
     Raises:
-        ConfigErrors: no or equal names, two producers of a key, a key that nobody makes (with the
-            nearest name), a cycle (named call by call), all of them at once.
+        ConfigErrors: missing or duplicate names, two producers of a key, a key without a producer (with
+            the nearest name), a cycle (named call by call); all problems at once.
     """
     known = frozenset(dataset_keys)
     problems: list[ConfigError] = []
@@ -230,7 +226,7 @@ def _check_inputs(
             if key not in dataset_keys and key not in producers:
                 problems.append(
                     ConfigError(
-                        f"nobody makes key {key!r}",
+                        f"no call produces key {key!r}",
                         where=f"MFC {node.name!r}, input_keys",
                         fix=did_you_mean(key, [*dataset_keys, *producers]),
                     )
@@ -238,12 +234,15 @@ def _check_inputs(
 
 
 def _check_batches(nodes: Sequence[MFCDef], problems: list[ConfigError]) -> None:
-    """A step runs each call once: calls of unequal batches would leave datapoints, or wait for ever."""
+    """Reports calls of unequal batch sizes.
+
+    A step runs each call once, so datapoints would be left over or awaited for ever.
+    """
     for node in nodes:
         if not node.input_keys:
             problems.append(
                 ConfigError(
-                    "it reads no keys, so nothing would ever start it",
+                    "it reads no keys, so it would never start",
                     where=f"MFC {node.name!r}, input_keys",
                     fix="give it a key of the data set",
                 )
@@ -269,7 +268,7 @@ def _levels(
         path = " → ".join(reversed(error.args[1]))
         problems.append(
             ConfigError(
-                f"the calls wait for one another: {path}",
+                f"the calls form a cycle: {path}",
                 where="dataflow graph",
                 fix="remove one of the keys on that path",
             )

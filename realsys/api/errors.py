@@ -6,26 +6,26 @@ The class says who must act::
      ├─ ConfigError          the user: a field, a file or a graph is wrong; nothing was started
      │   ├─ UnknownName      a name that is in no table; carries the nearest known ones
      │   └─ ConfigErrors     several of them, reported at once
-     ├─ TrialError           the user: this trial can't do that now (live, finished, not there)
+          ├─ TrialError           the user: the trial's state does not allow this (live, finished, missing)
      │   ├─ NoSuchTrial
      │   └─ TrialIsLive
      ├─ ClusterError         the cluster or its administrator (Slurm, file system, ports)
      ├─ StoreError           the name-resolution store
      │   ├─ KeyExists / KeyNotFound
      │   ├─ StoreUnavailable
-     │   │   └─ StoreDenied  it answers and does not let us in
-     │   └─ LeaseLost        our own lease is gone: the holder must stop its side effects
-     ├─ WaitTimeout          a deadline passed; says who was missing
+          │   │   └─ StoreDenied  it answers but denies access
+          │   └─ LeaseLost        this process's lease expired: it must stop its side effects
+          ├─ WaitTimeout          a deadline passed; names what was missing
      ├─ RemoteError          a request failed on another worker; carries that worker's traceback
      ├─ WorkerLost           a process died or was cut off
-     ├─ OutOfMemory          the user: a GPU is too small for what the settings ask of it
+          ├─ OutOfMemory          the user: a GPU has too little memory for these settings
      ├─ StaleAttempt         the sender belongs to an attempt that was superseded (fencing)
      ├─ CheckpointError      a checkpoint is torn, unreadable or of another shape
      ├─ DataError            a data set or a sample is wrong
      │   └─ RewardError      a reward rule gave no number for a record
      ├─ RolloutError         experience can't be made: an agent, an environment or a prompt fails
      ├─ PolicyMismatch       sampling and training disagree about probabilities
-     └─ InternalError        us: please report
+          └─ InternalError        a bug in realsys: please report
 
 All of them pickle (they cross process borders in tests and in submitit) and carry
 ``what``, ``where`` and ``fix`` as attributes.
@@ -39,17 +39,17 @@ from functools import partial
 
 
 class RealsysError(Exception):
-    """Base of every error realsys raises on purpose.
+    """Base class of every error that realsys raises on purpose.
 
     Args:
-        what: what happened, with both numbers where two of them clash.
+        what: what happened, with both numbers if two values conflict.
         where: the file, field, worker or key.
         fix: what the reader should do next.
     """
 
     exit_code = 1  # of the CLI, see docs/cli.md
-    from_worker = ""  # where it happened, when that was another process
-    resume_with = ""  # a setting, NAME=VALUE, with which the run would have got past it
+    from_worker = ""  # where it happened, if in another process
+    resume_with = ""  # a setting, NAME=VALUE, that would have avoided the failure
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
         super().__init__(f"{what}\n  where: {where}\n  fix:   {fix}")
@@ -57,7 +57,7 @@ class RealsysError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         make = partial(type(self), where=self.where, fix=self.fix)
-        return make, (self.what,), self.__dict__  # the rest: notes, from_worker
+        return make, (self.what,), self.__dict__  # instance attributes: notes, from_worker
 
 
 class ConfigError(RealsysError):
@@ -67,11 +67,11 @@ class ConfigError(RealsysError):
 
 
 class UnknownName(ConfigError):
-    """A name that no table knows."""
+    """A name that is not registered."""
 
 
 class ConfigErrors(ConfigError):
-    """All problems found in one configuration, so that a user repairs them in one go."""
+    """All problems found in one configuration, so that a user can fix them in one go."""
 
     def __init__(self, problems: Sequence[ConfigError]) -> None:
         self.problems = tuple(problems)
@@ -91,7 +91,7 @@ class TrialError(RealsysError):
 
 
 class NoSuchTrial(TrialError):
-    """No trial of that name under the file root."""
+    """There is no trial of that name under the file root."""
 
     exit_code = 3
 
@@ -101,54 +101,57 @@ class TrialIsLive(TrialError):
 
 
 class ClusterError(RealsysError):
-    """Slurm, the file system or a port refused; the site or its administrator must act."""
+    """Slurm, the file system or a port failed or refused; the site's administrator must act."""
 
     exit_code = 5
 
 
 class StoreError(RealsysError):
-    """The name-resolution store can't do that."""
+    """The name-resolution store can't carry out the operation."""
 
     exit_code = 6
 
 
 class KeyExists(StoreError):
-    """An exclusive add found the key taken."""
+    """An exclusive add found the key already present."""
 
 
 class KeyNotFound(StoreError):
-    """The key is not there."""
+    """The key does not exist."""
 
 
 class StoreUnavailable(StoreError):
-    """The store does not answer. Says nothing about the workers registered in it."""
+    """The store does not answer. This implies nothing about the workers registered in it."""
 
 
 class StoreDenied(StoreUnavailable):
-    """The store answers and does not let us in (any more). In a run that had been let in, it is waited
-    for as if it did not answer: a password is being changed, a role was revoked by mistake."""
+    """The store answers but denies access.
+
+    A run that had access before retries as if the store were unavailable: a password may be
+    changing, or a role was revoked by mistake.
+    """
 
 
 class LeaseLost(StoreError):
-    """The caller's lease could not be renewed in time: it must stop its side effects."""
+    """The caller's lease could not be renewed in time; it must stop its side effects."""
 
 
 class WaitTimeout(RealsysError):
-    """A deadline passed. ``what`` names whom we waited for and how long."""
+    """A deadline passed. ``what`` names the awaited process or key and how long it was awaited."""
 
     exit_code = 7
 
 
 class RemoteError(RealsysError):
-    """A request failed on another worker; ``what`` carries that worker's own error text."""
+    """A request failed on another worker; ``what`` holds that worker's own error text."""
 
 
 class WorkerLost(RealsysError):
-    """A worker process ended or was cut off while it was needed."""
+    """A worker process exited or was cut off while it was needed."""
 
 
 class OutOfMemory(RealsysError):
-    """A GPU has no memory left for what it was to compute."""
+    """A GPU ran out of memory during a computation."""
 
 
 class StaleAttempt(RealsysError):
@@ -166,19 +169,19 @@ class DataError(RealsysError):
 
 
 class RewardError(DataError):
-    """A reward rule or an environment gave no finite number for a record; names all three."""
+    """A reward rule or an environment returned no finite number for a record; names all three."""
 
 
 class PolicyMismatch(RealsysError):
-    """Sampling and training give tokens probabilities that differ by more than was allowed."""
+    """Sampling and training token probabilities differ by more than the allowed limit."""
 
 
 class RolloutError(RealsysError):
-    """Experience can't be made: an agent, an environment or a prompt fails again and again."""
+    """Rollouts can't be generated: an agent, an environment or a prompt keeps failing."""
 
 
 class InternalError(RealsysError):
-    """A broken promise of our own code."""
+    """An invariant of realsys's own code is broken."""
 
     def __init__(self, what: str, *, where: str, fix: str = "report this as a bug") -> None:
         super().__init__(what, where=where, fix=fix)

@@ -1,10 +1,10 @@
-"""Experiments, and the resolution of a whole from its parts.
+"""Experiments, and the resolution of a complete configuration from its parts.
 
-A user's ``Experiment`` (a frozen dataclass of options) answers two questions: which tasks
-(``scheduling_setup``) and what they do (``initial_setup``): a configuration for each worker
-(worker_configs.py). ``ExperimentConfig.lazy_init`` then checks the whole (experiment_checks.py), names the
-culprit of every mistake, and fills in what follows from the parts: graph, topologies, who holds which
-shard, which data and weights move between which models. Pure: values in, values out.
+A user's ``Experiment`` (a frozen dataclass of options) defines which tasks run (``scheduling_setup``)
+and what they do (``initial_setup``: a configuration for each worker, worker_configs.py).
+``ExperimentConfig.lazy_init`` then checks the complete configuration (experiment_checks.py), names the
+worker, model or call behind every mistake, and fills in what follows from the parts: graph, topologies,
+the worker of each shard, which data and weights move between which models. Pure: values in, values out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from realsys.api.worker_configs import (
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """What follows from an experiment's parts. See ``ExperimentConfig.lazy_init``."""
+    """Values derived from an experiment's parts, see ``ExperimentConfig.lazy_init``."""
 
     model_topos: tuple[tuple[ModelName, ProcessTopology], ...]
     msid2mwid: tuple[tuple[ModelShardID, int], ...]
@@ -55,7 +55,7 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """What every worker of an experiment does.
+    """Configuration of every worker of an experiment.
 
     ``dataset_keys`` are the tensors that the data set gives each datapoint; ``main_roles`` are saved
     as Hugging Face folders, the first of them is the run's product. ``max_staleness`` is how many
@@ -86,11 +86,11 @@ class ExperimentConfig:
     resolved: Resolution | None = None
 
     def graph(self) -> DataflowGraph:
-        """The checked dataflow graph."""
+        """Builds the validated dataflow graph."""
         return build_graph(self.model_rpcs, dataset_keys=self.dataset_keys)
 
     def lazy_init(self) -> ExperimentConfig:
-        """The same with one master worker and ``resolved`` filled in.
+        """Returns the configuration with one master worker and ``resolved`` filled in.
 
         Raises:
             ConfigErrors: every inconsistency, each with the worker, model or call that causes it.
@@ -138,13 +138,13 @@ class ExperimentConfig:
         return replace(self, master_worker=(master,), resolved=resolved)
 
     def workers(self, kind: WorkerType) -> tuple[Any, ...]:
-        """The configured workers of a kind."""
+        """Configurations of the workers of a kind."""
         return getattr(self, kind.value)  # type: ignore[no-any-return]
 
     def set_worker_information(self, experiment_name: str, trial_name: str) -> ExperimentConfig:
-        """The same with every worker told who and where it is.
+        """Returns the configuration with every worker's name and place in the trial filled in.
 
-        Workers watch the master's key, but for those that work on when it has left.
+        Workers watch the master's key, except those that keep working after the master has exited.
         """
         changed: dict[str, Any] = {}
         for kind in WorkerType:
@@ -170,10 +170,11 @@ class ExperimentConfig:
     def resolve_worker_config(
         self, kind: WorkerType | str, index: int, *, like: int | None = None
     ) -> Any:
-        """One worker's configuration with the resolved fields filled in.
+        """Returns one worker's configuration with the resolved fields filled in.
 
         Args:
-            like: for a worker that was added to the run: whose configuration it has.
+            like: for a worker that was added to a live run: index of the worker whose configuration
+                it copies.
         Raises:
             ConfigError: there is no such worker, or the configuration was not resolved.
         """
@@ -220,10 +221,10 @@ class ExperimentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """An experiment that has to run first, once: its product is cached by content.
+    """An experiment that must run first, once; its product is cached by content.
 
     Attributes:
-        name: what the user sees as the phase's name.
+        name: the phase's name, as shown to the user.
         experiment_name: name in the registry.
         experiment: its options.
     """
@@ -234,41 +235,43 @@ class Preparation:
 
 
 class Experiment(abc.ABC):
-    """A user's experiment: a frozen dataclass of options with these two answers."""
+    """Base class of a user's experiment: a frozen dataclass of options."""
 
     @abc.abstractmethod
     def scheduling_setup(self) -> ExperimentScheduling:
-        """Which tasks, with which resources."""
+        """Returns the tasks and the resources of each."""
 
     @abc.abstractmethod
     def initial_setup(self) -> ExperimentConfig:
-        """What the tasks do."""
+        """Returns the configuration of every worker."""
 
     def with_gpus(self, per_model_worker: float) -> Self:
-        """The same where tasks of model workers are given so many GPUs from outside
-        (``scheduling.model_worker.gpu``), for what follows from that."""
+        """Returns the experiment adapted to a GPU count per model worker set from outside.
+
+        The count is that of ``scheduling.model_worker.gpu``.
+        """
         return self
 
     def problems(self) -> Iterator[ConfigError]:
-        """Mistakes that only this experiment can see, checked before anything starts. No torch."""
+        """Yields mistakes that only this experiment can detect, before anything starts. No torch."""
         yield from ()
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
-        """What a plan should say besides what is wrong: of defaults that the user should have seen.
+        """Yields warnings that are no errors, such as defaults that the user should know about.
 
         Args:
-            given: paths of the settings that the user made.
+            given: paths of the settings that the user set.
         """
         yield from ()
 
     def input_files(self) -> tuple[str, ...]:
-        """Files whose content the product depends on: part of a preparation's cache key."""
+        """Files that the product depends on by content; part of a preparation's cache key."""
         return ()
 
     def preparations(self) -> tuple[Preparation, ...]:
-        """Experiments whose product this one starts from."""
+        """Experiments whose products this one starts from."""
         return ()
 
     def with_prepared(self, name: str, path: str) -> Experiment:
-        """The same, starting from the product of preparation ``name`` at ``path``."""
+        """Returns the experiment set to start from the product of preparation ``name`` at ``path``."""
         raise NotImplementedError(f"{type(self).__name__} has no preparation {name!r}")

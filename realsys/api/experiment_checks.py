@@ -1,6 +1,7 @@
-"""Whether the parts of an experiment go together, and what follows from them (pure).
+"""Checks that the parts of an experiment are consistent, and derives what follows from them (pure).
 
-For ``ExperimentConfig.lazy_init``: each check adds its findings to ``problems`` and names the culprit.
+For ``ExperimentConfig.lazy_init``: each check adds its findings to ``problems``, with the worker,
+model or call at fault.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def collect_topologies(
     workers: Iterable[ModelWorker], problems: list[ConfigError]
 ) -> dict[ModelName, ProcessTopology]:
-    """Topology of each model; its shards' ranks must be exactly 0 … world size − 1."""
+    """Returns the topology of each model. The ranks of its shards must be exactly 0 … world size − 1."""
     topos: dict[ModelName, ProcessTopology] = {}
     ranks: dict[ModelName, list[int]] = {}
     for i, worker in enumerate(workers):
@@ -124,7 +125,7 @@ def check_weights(
     trained: Mapping[str, ModelName],
     problems: list[ConfigError],
 ) -> None:
-    """A replica beside the trained one is not instantiated: it needs weights from a hook."""
+    """Reports replicas that no hook fills: only the trained replica has weights of its own."""
     rpcs = tuple(rpcs)
     filled = {hook.target or rpc.model_name for rpc, hook in _realloc_hooks(rpcs)}
     for rpc in rpcs:
@@ -132,7 +133,7 @@ def check_weights(
         if name in topos and trained.get(name.role, name) != name and name not in filled:
             problems.append(
                 ConfigError(
-                    f"{name} never gets weights: {trained[name.role]} is trained, no hook fills it",
+                    f"{name} is never filled: only {trained[name.role]} is trained, no hook copies it",
                     where=f"MFC {rpc.name!r}, model_name",
                     fix=f"run it on {trained[name.role]}, or add ParamReallocHook(source=…)",
                 )
@@ -142,7 +143,11 @@ def check_weights(
 def check_rollout(
     config: ExperimentConfig, trained: Mapping[str, ModelName], problems: list[ConfigError]
 ) -> None:
-    """Servers, their manager and rollout workers come together, and what they serve is trained, or none."""
+    """Reports an incomplete or inconsistent rollout setup.
+
+    Servers, manager and rollout workers come together or not at all. The model that they serve must
+    be trained, unless no model is.
+    """
     parts = {
         "generation_server": len(config.generation_server),
         "gserver_manager": len(config.gserver_manager),
@@ -153,7 +158,7 @@ def check_rollout(
             if count:
                 problems.append(
                     ConfigError(
-                        f"{count} {kind} workers, and nobody gives them work",
+                        f"{count} {kind} workers, but rollouts are not enabled",
                         where=f"initial_setup().{kind}",
                         fix="set rollout=RolloutControl(…)",
                     )
@@ -173,7 +178,7 @@ def check_rollout(
     if config.rollout.trains and trained.get(name.role) != name:
         problems.append(
             ConfigError(
-                f"the servers have the weights of {name}, which nothing trains",
+                f"the servers have the weights of {name}, which is not trained",
                 where="initial_setup().rollout.model_name",
                 fix=did_you_mean(str(name), [str(n) for n in trained.values()]),
             )
@@ -183,7 +188,7 @@ def check_rollout(
 def check_evaluator(
     config: ExperimentConfig, trained: Mapping[str, ModelName], problems: list[ConfigError]
 ) -> None:
-    """At most one, for a role that is saved, with something to ask."""
+    """Reports a bad evaluator: at most one, for a role that is saved, with at least one data set."""
     if len(config.evaluator) > 1:
         problems.append(
             ConfigError(
@@ -197,7 +202,7 @@ def check_evaluator(
         if evaluator.role not in trained:
             problems.append(
                 ConfigError(
-                    f"nothing trains {evaluator.role!r}: it has no checkpoints to evaluate",
+                    f"{evaluator.role!r} is not trained, so it has no checkpoints to evaluate",
                     where=f"{where}.role",
                     fix=did_you_mean(evaluator.role, list(trained)),
                 )
@@ -205,7 +210,7 @@ def check_evaluator(
         if not evaluator.datasets:
             problems.append(
                 ConfigError(
-                    "no questions to evaluate with",
+                    "the evaluator has no data set",
                     where=f"{where}.datasets",
                     fix="name a data set, or leave out the evaluator",
                 )
@@ -254,7 +259,7 @@ def _realloc_problem(
 
 
 def data_transfer_pairs(graph: DataflowGraph) -> tuple[tuple[ModelName, ModelName], ...]:
-    """Model → model for every edge, and from the first source call's model to the other sources'."""
+    """Lists model → model for every edge, and from the first source call's model to the other sources'."""
     pairs = [(graph[a].model_name, graph[b].model_name) for a, b, _ in graph.edges()]
     first, *others = graph.sources
     pairs += [(first.model_name, other.model_name) for other in others]

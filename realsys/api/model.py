@@ -1,4 +1,4 @@
-"""Models: names and shapes of their copies, and what interfaces, backends and engines promise.
+"""Names and topologies of model copies; contracts of interfaces, backends and engines.
 
 An *interface* says what is computed (a PPO update, a reward), a *backend* how (FSDP, Megatron, a
 plain forward): it wraps a module into a ``PipelinableEngine``. Both are looked up by name
@@ -32,7 +32,7 @@ LossWeightFn = Callable[["SequenceSample"], float]
 
 @dataclass(frozen=True, order=True)
 class ModelName:
-    """One copy of a role's model: replica 0, 1, … of ``actor``, ``critic``, …"""
+    """Name of one copy of a role's model: replica 0, 1, … of ``actor``, ``critic``, …"""
 
     role: str
     replica_id: int = 0
@@ -43,7 +43,7 @@ class ModelName:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTopology:
-    """Axes of the processes that hold one model copy: pipeline × data × tensor.
+    """Axis sizes of the process grid that holds one model copy: pipeline × data × tensor.
 
     Ranks count row-major, the tensor axis fastest: ``rank = (p · data + d) · tensor + t``.
     """
@@ -63,22 +63,22 @@ class ProcessTopology:
         return self.pipeline * self.data * self.tensor
 
     def rank(self, *, pipeline: int, data: int, tensor: int) -> int:
-        """Rank of the process at these coordinates."""
+        """Returns the rank of the process at these coordinates."""
         return (pipeline * self.data + data) * self.tensor + tensor
 
     def coordinate(self, rank: int) -> tuple[int, int, int]:
-        """(pipeline, data, tensor) of ``rank``."""
+        """Returns (pipeline, data, tensor) of ``rank``."""
         rest, tensor = divmod(rank, self.tensor)
         pipeline, data = divmod(rest, self.data)
         return pipeline, data, tensor
 
     def data_parallel_heads(self) -> list[int]:
-        """One rank per data-parallel slot: last pipeline stage, tensor rank 0. They reply."""
+        """Ranks that reply for each data-parallel slot: last pipeline stage, tensor rank 0."""
         last = self.pipeline - 1
         return [self.rank(pipeline=last, data=d, tensor=0) for d in range(self.data)]
 
     def slot(self, data: int) -> list[int]:
-        """Ranks that see the same data: all pipeline stages and tensor ranks of a data rank."""
+        """Ranks that see the same data: all pipeline stages and tensor ranks of data rank ``data``."""
         return [
             self.rank(pipeline=p, data=data, tensor=t)
             for p in range(self.pipeline)
@@ -90,7 +90,7 @@ class ProcessTopology:
 
     @classmethod
     def parse(cls, text: str, *, where: str = "parallel") -> ProcessTopology:
-        """Reads ``d2t1p1`` (letters in any order, each at most once, missing means 1).
+        """Parses ``d2t1p1`` (letters in any order, each at most once, missing means 1).
 
         Raises:
             ConfigError: anything else.
@@ -98,7 +98,8 @@ class ProcessTopology:
         axes = {"d": "data", "t": "tensor", "p": "pipeline"}
         parts = re.findall(r"([dtp])([1-9][0-9]*)", text)
         letters = [letter for letter, _ in parts]
-        if not parts or "".join(a + n for a, n in parts) != text or len(set(letters)) != len(parts):
+        given = "".join(a + n for a, n in parts)
+        if not parts or given != text or len(set(letters)) != len(parts) or len(text) > 20:
             raise ConfigError(
                 f"{text!r} is no parallel layout",
                 where=where,
@@ -121,7 +122,7 @@ class ModelShardID:
 
 @dataclass(frozen=True)
 class ModelAbstraction:
-    """How to make a module: a registered model name and its arguments."""
+    """How to build a module: a registered model factory and its arguments."""
 
     type_: str
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +130,7 @@ class ModelAbstraction:
 
 @dataclass(frozen=True)
 class ModelBackendAbstraction:
-    """Which registered backend, with which arguments."""
+    """A registered backend and its arguments."""
 
     type_: str
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class ModelBackendAbstraction:
 
 @dataclass(frozen=True)
 class ModelInterfaceAbstraction:
-    """Which registered interface, with which arguments: ``("ppo_actor", {"eps_clip": 0.2})``."""
+    """A registered interface and its arguments: ``("ppo_actor", {"eps_clip": 0.2})``."""
 
     type_: str
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -145,14 +146,14 @@ class ModelInterfaceAbstraction:
 
 @dataclass(frozen=True)
 class DatasetAbstraction:
-    """Which registered data set, with which arguments."""
+    """A registered data set and its arguments."""
 
     type_: str
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ModelInterfaceType(StrEnum):
-    """Kind of computation of a model function call."""
+    """Kind of computation that a model function call performs."""
 
     GENERATE = "generate"
     INFERENCE = "inference"
@@ -162,23 +163,23 @@ class ModelInterfaceType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSpec:
-    """Length of a training run; schedules (learning rate) are functions of it."""
+    """Length of a training run, on which schedules (learning rate) depend."""
 
     total_train_epochs: int
     dataset_size: int
     train_batch_size: int
-    benchmark_steps: int | None = None  # stop after so many steps, whatever the epochs say
+    benchmark_steps: int | None = None  # stop after this many steps, regardless of epochs
 
     @property
     def total_train_steps(self) -> int:
-        """Number of global steps. A rest smaller than one batch at the very end is not trained."""
+        """Number of global steps; a remainder smaller than one batch at the end is not trained."""
         steps = self.total_train_epochs * self.dataset_size // self.train_batch_size
         return steps if self.benchmark_steps is None else min(steps, self.benchmark_steps)
 
 
 @dataclass
 class StepInfo:
-    """Which update made the weights of a model."""
+    """Step counters of the update that made a model's weights."""
 
     epoch: int = 0
     epoch_step: int = 0
@@ -187,7 +188,7 @@ class StepInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelGroups:
-    """The torch process groups of one model copy that a process is in; None where it is alone.
+    """The torch process groups of one model copy that a process belongs to; None where it is alone.
 
     Attributes:
         copy: all processes of the copy, in the order of their ranks.
@@ -206,7 +207,7 @@ class ParallelGroups:
 
 
 class ModuleSource(abc.ABC):
-    """Where a module comes from, before a backend decides which part of it this process needs.
+    """Where a module's weights come from, before a backend selects this process's part.
 
     A model factory may put one into ``Model.module`` instead of a module.
     """
@@ -216,26 +217,27 @@ class ModuleSource(abc.ABC):
 
     @abc.abstractmethod
     def load(self) -> Any:
-        """The whole module on the model's device, with its weights."""
+        """Loads the whole module with its weights on the model's device."""
 
     @abc.abstractmethod
     def empty(self) -> Any:
-        """The whole module with weights that hold nothing yet: another layout will fill them."""
+        """Builds the whole module with uninitialised weights, to be filled from another copy."""
 
     def skeleton(self, dtype: str | None = None) -> Any:
-        """The whole module whose weights have shapes but no memory; ``read_into`` fills what is cut of it.
+        """Builds the whole module with weights that have shapes but no memory.
 
-        None where the module can only be loaded whole. ``dtype``: of the weights, if not the source's.
+        ``read_into`` fills the part that is kept. None if the module can only be loaded whole.
+        ``dtype`` is that of the weights, by default the source's.
         """
         return None
 
     @abc.abstractmethod
     def config(self) -> Any:
-        """The Hugging Face ``PretrainedConfig``."""
+        """Returns the Hugging Face ``PretrainedConfig``."""
 
     @abc.abstractmethod
     def read(self, name: str, start: tuple[int, ...], stop: tuple[int, ...]) -> torch.Tensor:
-        """A part of the weight ``name``, in ``dtype`` on the CPU, without reading the rest.
+        """Reads a part of the weight ``name``, in ``dtype`` on the CPU, without reading the rest.
 
         ``score.weight`` and ``score.bias`` of a critic that starts from a language model are 0.
         Raises KeyError for a weight that is not there.
@@ -244,27 +246,26 @@ class ModuleSource(abc.ABC):
     def read_into(
         self, view: torch.Tensor, name: str, start: tuple[int, ...], stop: tuple[int, ...]
     ) -> None:
-        """As ``read``, into ``view``: on its device and in its type, whatever ``dtype`` is."""
+        """Reads a part of ``name`` into ``view``, on its device and in its dtype instead of ``dtype``."""
         view.copy_(self.read(name, start, stop))
 
     @abc.abstractmethod
     def weights(self) -> tuple[Weight, ...]:
-        """Names and whole shapes of all weights; tied ones are named once."""
+        """Names and full shapes of all weights; tied weights are named once."""
 
     @abc.abstractmethod
     def shape(self) -> ModelShape:
-        """Sizes of the model. Raises ConfigError for a family that can't be cut along all axes."""
+        """Dimensions of the model. Raises ConfigError for a family that can't be cut along all axes."""
 
 
 @dataclass
 class Model:
-    """A model copy in one process: the module (or, once initialised, its engine) and its company.
+    """One process's part of a model copy: module or engine, tokenizer, groups and version.
 
-    ``module`` is a ``torch.nn.Module`` or a ``ModuleSource`` until a backend's ``initialize`` has
-    replaced it by a ``PipelinableEngine``. ``filled`` False: the weights come from another copy,
-    nothing is to be loaded. ``dtype`` is what it computes in; ``trains`` and ``averaged`` (it follows
-    another copy's weights) decide with the backend in what type it holds them
-    (``ModelBackend.held_dtype``).
+    ``module`` is a ``torch.nn.Module`` or a ``ModuleSource`` until a backend's ``initialize`` replaces
+    it by a ``PipelinableEngine``. If ``filled`` is False, weights come from another copy and none are
+    loaded. ``dtype`` is the compute dtype; ``trains`` and ``averaged`` (a moving average of another
+    copy) determine, with the backend, the dtype of the stored weights (``ModelBackend.held_dtype``).
     """
 
     name: ModelName
@@ -283,7 +284,7 @@ class Model:
     averaged: bool = False
 
     def inc_version(self) -> None:
-        """Counts one update of the weights."""
+        """Advances the version after one update of the weights."""
         self.version.global_step += 1
 
 
@@ -291,8 +292,8 @@ class Model:
 class GenerationHyperparameters:
     """Sampling settings.
 
-    ``temperature`` scales logits before softmax; log-probs returned are those of the sampled
-    distribution at that temperature, over the whole vocabulary (``top_p`` and ``top_k`` do not
+    ``temperature`` divides the logits before softmax; returned log-probs are those of the distribution
+    at that temperature, over the whole vocabulary (``top_p`` and ``top_k`` do not
     renormalise them).
     """
 
@@ -326,7 +327,7 @@ class GenerationHyperparameters:
 
 
 class PipelinableEngine(abc.ABC):
-    """A module that a backend made ready to train, run forward or generate.
+    """A module that a backend has prepared for training, forward passes or generation.
 
     Batches are packed ``SequenceSample``s; the key ``packed_input_ids`` (int64) is what the model
     reads. Outputs are packed in the same order.
@@ -343,14 +344,14 @@ class PipelinableEngine(abc.ABC):
         mb_spec: MicroBatchSpec | None = None,
         version_steps: int = 0,
     ) -> dict[str, float]:
-        """One optimizer step on ``input_``.
+        """Performs one optimizer step on ``input_``.
 
         Args:
             loss_fn: (model output, micro-batch) → mean loss over the micro-batch's weight (scalar
                 tensor), or (loss, stats) with stats a dict of scalar tensors that are averaged by
                 weight. The output is a critic's values ``[tokens]``; of a language model it is
-                ``Predictions``, which makes log-probabilities and logits of the rows asked for. A
-                micro-batch may have some of the sequences of an id (``SequenceSample.microbatches``).
+                ``Predictions``, which computes log-probabilities and logits of selected rows. A
+                micro-batch may hold only some of an id's sequences (``SequenceSample.microbatches``).
             loss_weight_fn: micro-batch → its weight (number of loss tokens).
             token_normalize_scope: ``global`` divides by the weight of all data-parallel ranks,
                 ``dp`` by this rank's own.
@@ -368,7 +369,7 @@ class PipelinableEngine(abc.ABC):
         loss_weight_fn: LossWeightFn,
         mb_spec: MicroBatchSpec | None = None,
     ) -> dict[str, float]:
-        """The same means as ``train_batch`` with no update."""
+        """Computes the same means as ``train_batch``, without an update."""
 
     @abc.abstractmethod
     def forward(
@@ -378,13 +379,13 @@ class PipelinableEngine(abc.ABC):
         mb_spec: MicroBatchSpec | None = None,
         post_hook: Callable[[Any, SequenceSample], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Model output ``[tokens, …]`` in input order, no gradients: values, or logits.
+        """Computes the model output ``[tokens, …]`` in input order without gradients: values or logits.
 
-        A language model's logits at the last token of a sequence, which predict nothing that is
-        there, may be any numbers, here and in ``Predictions``.
+        A language model's logits at the last token of a sequence predict no token of the sample and
+        are unspecified, here and in ``Predictions``.
 
-        ``post_hook`` (output as a loss gets it, micro-batch) → ``[tokens, …]`` runs on each
-        micro-batch before they are joined, so that logits of the whole batch never exist at once.
+        ``post_hook`` (output in the form that losses get, micro-batch) → ``[tokens, …]`` runs on each
+        micro-batch before concatenation, so that logits of the whole batch never exist at once.
         """
 
     @abc.abstractmethod
@@ -397,11 +398,11 @@ class PipelinableEngine(abc.ABC):
         mb_spec: MicroBatchSpec | None = None,
         seed: int = 0,
     ) -> SequenceSample:
-        """Answers ``packed_prompts``, ``gconfig.n`` times each.
+        """Generates ``gconfig.n`` answers to each of ``packed_prompts``.
 
         Returns a sample with the same ids and the keys ``packed_input_ids`` (int64, prompt and
         answer), ``prompt_mask`` (bool, True on the prompt), ``packed_logprobs`` (float32, 0 on the
-        prompt; the log-prob of the token at that place) and ``seq_no_eos_mask`` (bool, one a
+        prompt; the log-prob of the token at that position) and ``seq_no_eos_mask`` (bool, one a
         sequence: cut off without an end token). A pure function of weights, prompts, ids and seed.
         """
 
@@ -410,38 +411,38 @@ class PipelinableEngine(abc.ABC):
         """Writes a Hugging Face directory (all ranks call it; one writes)."""
 
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, torch.Tensor]]]:
-        """What this process holds of the model: Hugging Face name → (box of the whole tensor, a view).
+        """Weights that this process holds: Hugging Face name → (box of the whole tensor, a view).
 
-        Writing to a view changes the weight; the view has the box's shape and the type that
-        ``ModelBackend.held_dtype`` says. Tied weights are named once.
+        Writing to a view changes the weight; the view has the box's shape and the dtype given by
+        ``ModelBackend.held_dtype``. Tied weights are named once.
         """
         raise NotImplementedError(f"{type(self).__name__} can't exchange weights")
 
     def weights_changed(self) -> None:
-        """Told after somebody wrote to the views of ``held_weights``."""
+        """Must be called after writing to the views of ``held_weights``."""
 
     def offload(self) -> None:
-        """Moves weights and optimizer to CPU memory. Nothing may be computed until ``onload``."""
+        """Moves weights and optimizer state to CPU memory; nothing is computed until ``onload``."""
 
     def onload(self) -> None:
-        """Takes back what ``offload`` moved. Does nothing when nothing was."""
+        """Moves back what ``offload`` moved. Does nothing if nothing was offloaded."""
 
     def drop_copies(self) -> None:
-        """Frees what can be made again: whole weights that were gathered."""
+        """Frees buffers that can be recomputed, such as gathered whole weights."""
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state for recovery: weights, optimizer. Tensors and plain values only."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave, bit for bit."""
+        """Restores, bit for bit, what ``state_dict`` returned."""
 
 
 class ModelBackend(abc.ABC):
     """Wraps a module into an engine. Subclasses implement ``_initialize`` only."""
 
     def initialize(self, model: Model, spec: FinetuneSpec) -> Model:
-        """Sets the run's length on ``model`` and makes its engine."""
+        """Sets the run's length on ``model`` and creates its engine."""
         model.ft_spec = spec
         return self._initialize(model)
 
@@ -450,28 +451,28 @@ class ModelBackend(abc.ABC):
         """Replaces ``model.module`` by a ``PipelinableEngine`` and returns the model."""
 
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
-        """Which part of each weight every process of a copy holds, without making any of them.
+        """Part of each weight that every process of a copy holds, computed without allocating any.
 
-        Must agree with what ``PipelinableEngine.held_weights`` gives. Needed by weight reallocation.
+        Must agree with ``PipelinableEngine.held_weights``. Used by weight reallocation.
         """
         raise NotImplementedError(f"{type(self).__name__} can't tell its layout")
 
     def held_dtype(
         self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
     ) -> str:
-        """The type of ``PipelinableEngine.held_weights`` of a model that computes in ``dtype``.
+        """Dtype of ``PipelinableEngine.held_weights`` for a model that computes in ``dtype``.
 
         Args:
-            averaged: the model follows another copy's weights. weight: which one, where types differ.
+            averaged: the model is a moving average of another copy. weight: its name, if dtypes differ.
         """
         return dtype
 
     def destroy(self, model: Model) -> None:
-        """Frees what the backend holds for ``model``."""
+        """Frees the backend's resources for ``model``."""
 
 
 class ModelInterface(abc.ABC):
-    """What is computed on a model. Implement the methods your function calls need.
+    """Computation of an algorithm on a model. Implement the methods that your function calls need.
 
     Usually a dataclass, so that ``ModelInterfaceAbstraction.args`` are its fields.
     """
@@ -479,7 +480,7 @@ class ModelInterface(abc.ABC):
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample | None:
-        """Makes sequences. The reply's keys are the call's output keys."""
+        """Generates sequences. The keys of the reply are the call's output keys."""
         raise NotImplementedError(f"{type(self).__name__} has no generate")
 
     def inference(
@@ -497,24 +498,24 @@ class ModelInterface(abc.ABC):
     def evaluate(
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
     ) -> dict[str, Any]:
-        """Statistics on held-out data; the reserved key ``samples`` holds example records.
+        """Computes statistics on held-out data; the reserved key ``samples`` holds example records.
 
-        ``mb_spec`` is that of the role's calls: what fits there fits here.
+        ``mb_spec`` is that of the role's calls, so its limits fit the memory here too.
         """
         return {}
 
     def save(self, model: Model, save_dir: str) -> None:
-        """Writes the model for use elsewhere. Training interfaces implement it."""
+        """Writes the model for use elsewhere. Implemented by training interfaces."""
 
     def mock(
         self, interface_type: ModelInterfaceType, model: Model, data: SequenceSample
     ) -> SequenceSample:
-        """A made-up reply with the right keys and shapes, for timing runs without compute."""
+        """Makes a synthetic reply with the right keys and shapes, for timing runs without compute."""
         raise NotImplementedError(f"{type(self).__name__} has no mock")
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart besides the model (controllers, running moments)."""
+        """State besides the model that must survive a restart (controllers, running moments)."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave."""
+        """Restores what ``state_dict`` returned."""

@@ -29,8 +29,11 @@ def option(
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field with its meaning, unit and allowed range."""
-    metadata = {
+    metadata: dict[str, Any] = {
         "meaning": meaning,
+        "description": f"{meaning} ({unit})"
+        if unit
+        else meaning,  # this and the ranges: pydantic's names
         "unit": unit,
         "ge": ge,
         "gt": gt,
@@ -38,6 +41,8 @@ def option(
         "lt": lt,
         "choices": choices,
     }
+    if choices:
+        metadata["json_schema_extra"] = {"enum": [*choices, *([None] if default is None else [])]}
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     if dataclasses.is_dataclass(default):
@@ -46,11 +51,15 @@ def option(
 
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
-    """Every value of ``options`` (nested) outside the range that its field declares."""
+    """Every value of ``options`` (nested, in tables too) outside the range that its field declares."""
     for f in dataclasses.fields(options):
         value, where = getattr(options, f.name), f"{path}{f.name}"
         if dataclasses.is_dataclass(value):
             yield from range_problems(value, path=f"{where}.")
+        if isinstance(value, Mapping):
+            for name, entry in value.items():
+                if dataclasses.is_dataclass(entry):
+                    yield from range_problems(entry, path=f"{where}.{name}.")
         if value is None:
             continue
         m = f.metadata
@@ -70,6 +79,7 @@ def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
 
 
+MOST_WORKERS = 20_000  # of one kind
 LARGEST_SEED = 2**31 - 1  # torch, NumPy and the generation servers take it, whatever is added to it
 
 

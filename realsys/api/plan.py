@@ -1,4 +1,4 @@
-"""The launch plan: everything decided before anything starts.
+"""The launch plan: every decision made before anything starts.
 
 Made by launcher/plan/resolve.py, printed by ``realsys plan``, written to the trial folder with its hash,
 read by the supervisor and by every worker, which refuse a plan whose hash does not match.
@@ -22,17 +22,15 @@ from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 
 PLAN_VERSION = 1
-LARGE_PLAN_CHARS = (
-    1 << 20
-)  # above it, of hundreds of workers, indenting costs seconds and megabytes
+LARGE_PLAN_CHARS = 1 << 20  # above it (hundreds of workers) indenting costs seconds and megabytes
 
 
 class JobLayout(StrEnum):
-    """How a trial's groups become Slurm jobs."""
+    """Mapping of a trial's task groups to Slurm jobs."""
 
     SINGLE = "single"  # one allocation of equal nodes
-    HET = "het"  # one heterogeneous job, a component for each kind of node
-    SPLIT = "split"  # a job a component, started apart
+    HET = "het"  # one heterogeneous job, one component per kind of node
+    SPLIT = "split"  # one job per component, submitted separately
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +41,8 @@ class StepPlan:
         component: index into ``JobPlan.components``.
         nodes: (number of nodes, tasks on each of them) in order of the component's nodes, from its
             first; nodes after the last run have none. Task i of the group is the i-th in that order.
-        cpus_per_task: what Slurm gives it, which is whole cores.
-        shares_cpus: it takes no CPUs for itself: how many Slurm would give it is not known.
+        cpus_per_task: CPUs that Slurm allocates to it, always whole cores.
+        shares_cpus: it reserves no CPUs, since how many Slurm would allocate is unknown.
         gpus_per_task: a fraction below 1 when several tasks share one GPU.
         gpus_per_node: GPUs that the step has on each of its nodes; 0 without GPUs. Meant for
             ``gpu_binding`` visible: task l of a node (SLURM_LOCALID) uses entries
@@ -80,12 +78,12 @@ class StepPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class JobComponent:
-    """Equal nodes asked for together: the whole job, a component of a het job, or one of several jobs.
+    """Equal nodes requested together: the whole job, a component of a het job, or one of several jobs.
 
     Attributes:
-        worker_types: whose steps run here, for people.
-        cpus_per_node, memory_mib_per_node, gpus_per_node: asked for on every node.
-        threads_per_core: of the CPUs, so many are one core; 1 where Slurm counts cores.
+        worker_types: worker types with steps here, for display.
+        cpus_per_node, memory_mib_per_node, gpus_per_node: requested on every node.
+        threads_per_core: CPUs per core; 1 if Slurm counts cores.
         nodelist, exclude: Slurm hostlists, normalised.
         time_limit: as --time, normalised.
         extra: further sbatch options.
@@ -118,10 +116,10 @@ class JobPlan:
     Attributes:
         begin, deadline: absolute, ``YYYY-MM-DDTHH:MM:SS`` in the launching host's time zone.
         dependency: as --dependency, with job ids.
-        after: the trial or sweep that it waits for, as --after: ``ppo-math/run1:ok``.
+        after: the trial or sweep that it depends on, as --after: ``ppo-math/run1:ok``.
         preflight: ``off``, ``warn`` or ``stop``, see SlurmSpec.
-        spare: per component, what its nodes have beyond the request of this job: (CPUs, MiB, GPUs)
-            of one node; empty where the cluster spec does not describe the partition.
+        spare: per component, resources of one node beyond this job's request: (CPUs, MiB, GPUs);
+            empty if the cluster spec does not describe the partition.
     """
 
     layout: JobLayout
@@ -137,13 +135,13 @@ class JobPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """One experiment of a trial: the last phase is the trial's own, earlier ones prepare it.
+    """One experiment of a trial: the last phase is the main one, earlier ones prepare it.
 
     Attributes:
         name: ``main``, or the preparation's name.
         folder: absolute folder of the phase's files; the trial's folder for ``main``.
-        publish: absolute folder that receives the phase's product (a Hugging Face directory); when it
-            is there already the phase is skipped. None for ``main``.
+        publish: absolute folder that receives the phase's product (a Hugging Face directory); the phase
+            is skipped if it already exists. None for ``main``.
         steps: on Slurm, how each group of tasks is placed, in start order; empty on this machine.
     """
 
@@ -164,11 +162,11 @@ class LaunchPlan:
         trial_dir: absolute folder of the trial.
         options: the experiment's options as plain values, for ``show``, the report and a resume with
             others.
-        scheduling_options: what the user set of ``scheduling.…``, by worker type.
+        scheduling_options: the user's ``scheduling.…`` settings, by worker type.
         imports: ``--import`` files and modules, absolute, imported by every worker.
-        job: what is asked of Slurm; None on this machine.
+        job: the Slurm request; None on this machine.
         snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).
-        revision: git revision of the code, with ``+`` when it had changes; empty outside git.
+        revision: git revision of the code, with ``+`` if it had uncommitted changes; empty outside git.
     """
 
     version: int = PLAN_VERSION
@@ -193,11 +191,11 @@ class LaunchPlan:
 
     @property
     def name_resolve_url(self) -> str:
-        """URL of the trial's store."""
+        """URL of the trial's name-resolution store."""
         return self.cluster.name_resolve or f"file://{quote(self.cluster.file_root)}/name_resolve"
 
     def phase(self, name: str) -> PhasePlan:
-        """The phase called ``name``. Raises ConfigError."""
+        """Returns the phase called ``name``. Raises ConfigError."""
         for phase in self.phases:
             if phase.name == name:
                 return phase
@@ -209,7 +207,7 @@ class LaunchPlan:
 
 
 def plan_text(plan: LaunchPlan) -> str:
-    """The plan as JSON, byte for byte a function of its value; a small one indented, for people."""
+    """Serialises the plan to JSON, a deterministic function of its value; small plans are indented."""
     plain = to_plain(plan, seen={})
     compact = json.dumps(plain, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
     if len(compact) > LARGE_PLAN_CHARS:
@@ -218,7 +216,7 @@ def plan_text(plan: LaunchPlan) -> str:
 
 
 def plan_hash(text: str) -> str:
-    """SHA-256 of the plan's text, in hex."""
+    """Returns the SHA-256 of the plan's text, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -248,6 +246,6 @@ def read_plan(path: Path, *, expected_hash: str | None = None) -> LaunchPlan:
         raise ConfigError(
             f"plan version {data.get('version')}, this realsys reads {PLAN_VERSION}",
             where=str(path),
-            fix="use the realsys version that launched the trial",
+            fix="use the version of realsys that launched the trial",
         )
     return from_plain(LaunchPlan, data, where=path.name)

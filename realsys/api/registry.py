@@ -1,7 +1,7 @@
 """Plug-ins by name: interfaces, backends, models, data sets, agents, environments, rewards, experiments.
 
 Built-ins are listed as ``"module:attribute"`` text, so that a login node can check a name without
-importing torch; the module is imported when the thing is made. Users register their own objects
+importing torch; the module is imported when the object is made. Users register their own objects
 with the ``register_*`` functions from a file given by ``--import`` or from an entry point of the
 group ``realsys.plugins`` (an entry point is imported once, by ``load_plugins``).
 """
@@ -73,20 +73,20 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
 }
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
-_right_scores: dict[str, float] = {}  # of registered rules that say so
-RIGHT = 1.0  # the score of a right answer, where a rule says nothing else
+_correct_scores: dict[str, float] = {}  # registered rules that set one
+CORRECT_SCORE = 1.0  # score of a correct answer, unless its rule sets another
 
 
 def register(kind: str, name: str, thing: Any) -> None:
-    """Adds ``thing`` under ``name``.
+    """Registers ``thing`` under ``name``.
 
     Raises:
-        ConfigError: the name is taken (by another thing).
+        ConfigError: another object has that name.
     """
     table = _registered[kind]
     if name in BUILTIN[kind] or table.get(name, thing) is not thing:
         raise ConfigError(
-            f"{kind} {name!r} is registered already",
+            f"{kind} {name!r} is already registered",
             where=f"register_{kind}({name!r}, …)",
             fix="choose another name",
         )
@@ -99,7 +99,7 @@ def names(kind: str) -> list[str]:
 
 
 def check(kind: str, name: str, *, where: str) -> ConfigError | None:
-    """A ready-made error if nobody registered ``name``, else None. Imports nothing."""
+    """Returns a ConfigError if ``name`` is not registered, else None. Imports nothing."""
     if name in BUILTIN[kind] or name in _registered[kind]:
         return None
     return UnknownName(
@@ -108,7 +108,7 @@ def check(kind: str, name: str, *, where: str) -> ConfigError | None:
 
 
 def find(kind: str, name: str, *, where: str = "registry") -> Any:
-    """The thing registered under ``name``; imports a built-in's module on first use.
+    """Returns the object registered under ``name``; imports a built-in's module on first use.
 
     Raises:
         UnknownName: with the nearest names.
@@ -127,7 +127,7 @@ def _make(kind: str, type_: str, args: dict[str, Any]) -> Any:
         return factory(**args)
     except TypeError as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-            raise  # from inside it: the arguments fit
+            raise  # raised inside the function: the arguments fit
         raise ConfigError(
             f"{kind} {type_!r} does not take these arguments: {error}",
             where=f"{kind} abstraction args {sorted(args)}",
@@ -141,7 +141,7 @@ def register_interface(name: str, cls: type[ModelInterface]) -> None:
 
 
 def make_interface(cfg: ModelInterfaceAbstraction) -> ModelInterface:
-    """The interface that ``cfg`` describes."""
+    """Makes the interface that ``cfg`` describes."""
     return _make("interface", cfg.type_, dict(cfg.args))  # type: ignore[no-any-return]
 
 
@@ -151,7 +151,7 @@ def register_backend(name: str, cls: type[ModelBackend]) -> None:
 
 
 def make_backend(cfg: ModelBackendAbstraction) -> ModelBackend:
-    """The backend that ``cfg`` describes."""
+    """Makes the backend that ``cfg`` describes."""
     return _make("backend", cfg.type_, dict(cfg.args))  # type: ignore[no-any-return]
 
 
@@ -160,9 +160,9 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
     register("model", name, factory)
 
 
-def make_model(cfg: ModelAbstraction, **company: Any) -> Any:
-    """The model that ``cfg`` describes; ``company`` is name, device, … of this process."""
-    return _make("model", cfg.type_, {**cfg.args, **company})
+def make_model(cfg: ModelAbstraction, **context: Any) -> Any:
+    """Makes the model that ``cfg`` describes; ``context`` is name, device, … of this process."""
+    return _make("model", cfg.type_, {**cfg.args, **context})
 
 
 def register_dataset(name: str, cls: Callable[..., Any]) -> None:
@@ -170,49 +170,51 @@ def register_dataset(name: str, cls: Callable[..., Any]) -> None:
     register("dataset", name, cls)
 
 
-def make_dataset(cfg: DatasetAbstraction, **company: Any) -> Any:
-    """The data set that ``cfg`` describes."""
-    return _make("dataset", cfg.type_, {**cfg.args, **company})
+def make_dataset(cfg: DatasetAbstraction, **context: Any) -> Any:
+    """Makes the data set that ``cfg`` describes."""
+    return _make("dataset", cfg.type_, {**cfg.args, **context})
 
 
 def register_agent(name: str, cls: Callable[..., Any]) -> None:
-    """Adds an agent."""
+    """Registers an agent class."""
     register("agent", name, cls)
 
 
 def make_agent(name: str, **args: Any) -> Any:
-    """The agent registered under ``name``."""
+    """Makes the agent registered under ``name``."""
     return _make("agent", name, args)
 
 
 def register_environment(name: str, cls: Callable[..., Any]) -> None:
-    """Adds an environment."""
+    """Registers an environment class."""
     register("environment", name, cls)
 
 
 def make_environment(name: str, **args: Any) -> Any:
-    """The environment registered under ``name``."""
+    """Makes the environment registered under ``name``."""
     return _make("environment", name, args)
 
 
-def register_reward(name: str, function: Callable[..., float], *, right: float = RIGHT) -> None:
-    """Adds a rule: ``function(response=…, answer=…, **metadata)`` → score.
+def register_reward(
+    name: str, function: Callable[..., float], *, right: float = CORRECT_SCORE
+) -> None:
+    """Registers a reward rule: ``function(response=…, answer=…, **metadata)`` → score.
 
     Args:
-        right: an answer with this score or a higher one is right: what accuracy counts.
+        right: lowest score of a correct answer, by which accuracy is counted.
     """
     register("reward", name, function)
-    _right_scores[name] = right
+    _correct_scores[name] = right
 
 
 def find_reward(name: str) -> Callable[..., float]:
-    """The rule registered under ``name``."""
+    """Returns the reward rule registered under ``name``."""
     return find("reward", name)  # type: ignore[no-any-return]
 
 
 def right_score(name: str) -> float:
-    """From which score on the rule ``name`` calls an answer right."""
-    return _right_scores.get(name, RIGHT)
+    """Returns the lowest score at which the rule ``name`` counts an answer as correct."""
+    return _correct_scores.get(name, CORRECT_SCORE)
 
 
 def register_experiment(name: str, cls: type) -> None:
@@ -221,7 +223,7 @@ def register_experiment(name: str, cls: type) -> None:
 
 
 def make_experiment(name: str, **options: Any) -> Any:
-    """The experiment registered under ``name`` with these options."""
+    """Makes the experiment registered under ``name`` with these options."""
     return _make("experiment", name, options)
 
 
@@ -253,9 +255,9 @@ def _import(name: str, *, origin: str) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # user code: anything can come out of it
+    except (Exception, SystemExit) as error:  # user code may raise anything
         sys.modules.pop("realsys_import_" + Path(name).stem, None)
-        for kind, table in before.items():  # half a plug-in is none
+        for kind, table in before.items():  # a plug-in is registered whole or not at all
             _registered[kind].clear()
             _registered[kind].update(table)
         if isinstance(error, ConfigError):

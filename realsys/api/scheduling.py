@@ -1,4 +1,4 @@
-"""Resources of one task, groups of equal tasks, and the groups of an experiment.
+"""Resources of one task, groups of equal tasks, and all groups of an experiment.
 
 Field names and formats are sbatch's own (man sbatch). Defaults per worker type follow the field's
 habit for a GPU cluster; the container image of a default is filled in from the cluster spec, so it
@@ -26,7 +26,7 @@ class WorkerType(StrEnum):
     EVALUATOR = "evaluator"
 
 
-# The supervisor starts one of these again when it ends or hangs; any other worker's end is the trial's.
+# The supervisor restarts such a worker when it exits or hangs; any other worker's exit ends the trial.
 INDEPENDENTLY_RESTARTABLE = frozenset(
     {
         WorkerType.GENERATION_SERVER,
@@ -35,21 +35,21 @@ INDEPENDENTLY_RESTARTABLE = frozenset(
         WorkerType.EVALUATOR,
     }
 )
-# Of those, the trial goes on without one that can't be started again, and waits for them at its end.
+# The trial continues without such a worker if it can't be restarted, and waits for it at the end.
 OPTIONAL = frozenset({WorkerType.EVALUATOR})
-# Of these some may be added to a run, or leave it, while it lives.
+# Workers of these types can be added to or removed from a live run.
 SCALED = frozenset({WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    """What one task needs.
+    """Resources and placement of one task.
 
     Attributes:
         cpu: CPUs, as Slurm counts them; a task gets whole cores.
         gpu: GPUs; a fraction below 1 means that several tasks share one.
         mem: memory in MiB.
-        nodelist, exclude: Slurm hostlists the task may, or must not, run on.
+        nodelist, exclude: Slurm hostlists on which the task may, or must not, run.
         container_image: image for the site's container runtime; None takes the cluster spec's.
         env_vars: environment of the task; never for secrets (cluster spec ``secrets``).
         time_limit, begin, deadline: sbatch's own formats for --time, --begin, --deadline.
@@ -123,7 +123,7 @@ class Scheduling:
 
 @dataclass(frozen=True, kw_only=True)
 class TasksGroup:
-    """``count`` tasks of one shape."""
+    """``count`` tasks with equal resources."""
 
     count: int
     scheduling: Scheduling
@@ -137,7 +137,7 @@ class TasksGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentScheduling:
-    """The groups of an experiment, one per worker type; None where there is none."""
+    """The task groups of an experiment, one per worker type; None if there is none."""
 
     model_worker: TasksGroup
     master_worker: TasksGroup
@@ -148,7 +148,7 @@ class ExperimentScheduling:
     controller_image: str | None = None
 
     def groups(self) -> dict[WorkerType, TasksGroup]:
-        """The groups that have tasks, in start order (those that others wait for come first)."""
+        """Groups that have tasks, in start order (workers that others wait for come first)."""
         order = (
             WorkerType.GENERATION_SERVER,
             WorkerType.GSERVER_MANAGER,

@@ -1,4 +1,4 @@
-"""What each worker of an experiment is told: the parts of an experiment's configuration (pure)."""
+"""Configuration of each kind of worker: the parts of an experiment's configuration (pure)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from realsys.api.scheduling import WorkerType
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSaveEvalControl:
-    """How long to train, and when to save, checkpoint and evaluate.
+    """Training length, and when to save, checkpoint and evaluate.
 
     ``save`` writes Hugging Face folders to keep, ``ckpt`` what a resume needs. Each happens when any
     of its three periods has passed; None switches a period off.
@@ -45,12 +45,12 @@ class ExperimentSaveEvalControl:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInformation:
-    """Who a worker is and whom it depends on.
+    """Identity of a worker and the keys that it watches.
 
     Attributes:
         worker_tag: ``training`` or ``evaluation``.
-        host_key: name-resolution key that this worker keeps alive.
-        watch_keys: the worker exits when all of these keys are gone.
+        host_key: name-resolution key that this worker keeps alive with its lease.
+        watch_keys: the worker exits when all of these keys have disappeared.
     """
 
     experiment_name: str = ""
@@ -64,7 +64,7 @@ class WorkerInformation:
 
     @property
     def name(self) -> str:
-        """``model_worker/3``."""
+        """Worker name, such as ``model_worker/3``."""
         return f"{self.worker_type}/{self.worker_index}"
 
     def system_setup(
@@ -78,7 +78,7 @@ class WorkerInformation:
         host_key: str | None = None,
         watch_keys: tuple[str, ...] = (),
     ) -> WorkerInformation:
-        """The same with the place of this worker filled in."""
+        """Returns a copy with this worker's trial, type and index filled in."""
         return replace(
             self,
             experiment_name=experiment_name,
@@ -93,7 +93,7 @@ class WorkerInformation:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShard:
-    """One shard on a model worker: which piece, how the module is made, which backend wraps it."""
+    """A shard on a model worker: which part, how its module is made, which backend wraps it."""
 
     id: ModelShardID
     model: ModelAbstraction
@@ -144,19 +144,19 @@ UPDATE_MODES = ("all_at_once", "rolling")
 
 @dataclass(frozen=True, kw_only=True)
 class GserverManager:
-    """The process that routes rollouts to generation servers and brings new weights to them.
+    """The process that routes rollouts to generation servers and updates their weights.
 
     Attributes:
-        max_head_offpolicyness, train_batch_size, max_concurrent_rollouts: of the run, for who reads the
-            plan: what may be made is the master's to say (``RolloutControl``).
+        max_head_offpolicyness, train_batch_size, max_concurrent_rollouts: values of the run, for readers
+            of the plan only; the master decides what is generated (``RolloutControl``).
         schedule_policy: one of ``SCHEDULE_POLICIES``; ``sticky`` keeps a group on one server.
-        flush_request_timeout: seconds that one server may take for new weights.
-        update_mode: one of ``UPDATE_MODES``; ``rolling`` updates ``update_share`` of them at a time,
-            which take no new requests meanwhile.
-        server_limit: most requests that one server gets at a time; 0: twice what it runs at a time.
-        routes: rollout worker → the servers that it may use; those without an entry may use all.
-        sick_after: requests that break in a row before a server is left out.
-        check_every_s: seconds between two health checks of a server.
+        flush_request_timeout: time limit for one server's weight update, in seconds.
+        update_mode: one of ``UPDATE_MODES``; ``rolling`` updates ``update_share`` of the servers at a time,
+            which get no new requests meanwhile.
+        server_limit: maximum number of requests at one server; 0: twice the number that it runs at once.
+        routes: rollout worker → the servers that it may use; a worker without an entry may use all.
+        sick_after: consecutive failed requests after which a server is quarantined.
+        check_every_s: interval between health checks of a server, in seconds.
     """
 
     model_name: ModelName
@@ -187,17 +187,18 @@ class RolloutWorker:
 
     Attributes:
         tokenizer_path: Hugging Face directory of the policy: tokenizer and tokens that end an answer.
-        new_tokens_per_chunk: most new tokens of one request; None: one request an answer.
-        rollout_request_timeout: seconds for one answer, all its requests and retries included. A server
-            that is well may use all of them; one that is not is left after half of what is left.
+        new_tokens_per_chunk: maximum number of new tokens per request; None: one request per answer.
+        rollout_request_timeout: time limit for one answer in seconds, over all its requests and retries. A
+            healthy server may use all of it; an unhealthy one is abandoned after half of the remainder.
         env, agent: registered names, made with ``env_args`` and ``agent_args``.
-        gconfig: of each answer; ``n`` is ``group_size``.
-        max_concurrent_rollouts: prompts that are worked on at a time.
-        success_rate_lb, success_rate_ub: a group whose mean reward is outside is not trained on (0.01 and
-            0.99 leave out what is all wrong or all right); None: no bound.
-        dump_texts: groups for each version of the weights whose texts are written to ``rollouts``.
-        dump: keep the tensors of all that was delivered, for a replay.
-        dump_limit_gib: of this worker's dump in all attempts; what comes later is not kept. None: any size.
+        gconfig: sampling settings of each answer; ``n`` is ``group_size``.
+        max_concurrent_rollouts: maximum number of prompts in progress.
+        success_rate_lb, success_rate_ub: groups with a mean reward outside are not trained on (0.01 and
+            0.99 drop groups that are all wrong or all right); None: no bound.
+        dump_texts: number of groups per weight version whose texts are written to ``rollouts``.
+        dump: keep the tensors of all delivered trajectories, for a replay.
+        dump_limit_gib: size limit of this worker's dump over all attempts; later data is not kept.
+            None: no limit.
     """
 
     base_seed: int = 1
@@ -227,13 +228,14 @@ class RolloutWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class MakerRoute:
-    """One maker of a detached run: its processes, where its experience goes, whose weights it takes.
+    """Processes, receivers and weight sources of one rollout group of a detached run.
 
     Attributes:
-        rollout_workers, servers: indices of its own; it uses no other servers.
-        holders: model workers that it sends experience to.
-        sources: model workers that its servers take weights from.
-        tickets: most prompts that each of its rollout workers takes in the whole run; None: any number.
+        rollout_workers, servers: indices of its processes; it uses no other servers.
+        holders: model workers to which it sends experience.
+        sources: model workers from which its servers fetch weights.
+        tickets: maximum number of prompts for each of its rollout workers over the whole run; None:
+            no limit.
     """
 
     name: str
@@ -246,23 +248,24 @@ class MakerRoute:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutControl:
-    """How the master lets rollout workers make experience, and how old it may be when it is trained on.
+    """How the master dispatches prompts, and how stale samples may be when trained on.
 
     Attributes:
-        model_name: whose weights the generation servers have.
-        max_staleness: most steps between the weights of a sample's oldest token and those it trains.
-        policy: ``wait``: batches in the order of the data; ``window``: what is finished first, but
-            nothing so that something else gets too old; ``drop``: what is finished first, and what got
-            too old is made again.
-        max_in_flight: most prompts given out at a time; None: as many as the staleness allows.
+        model_name: the model whose weights the generation servers use.
+        max_staleness: maximum number of steps between the weights of a sample's oldest token and the
+            weights that it trains.
+        policy: ``wait``: batches in the order of the data; ``window``: in order of completion, unless
+            that would make another sample too stale; ``drop``: in order of completion, and samples
+            that became too stale are generated again.
+        max_in_flight: maximum number of dispatched prompts; None: as many as the staleness allows.
         weights_through: ``stream`` (from process to process) or ``disk``.
-        wire_dtype: in which streamed weights travel; empty: in what the model computes in.
-        delta: stream what changed since the version before, where that is little.
-        update_steps: the servers get every so-many-th version.
-        makers: of a detached run; none: every rollout worker uses every server.
-        buffer_limit: most prompts that wait for one model worker, those in the making among them.
-        trains: False: nothing does; the servers keep the weights that they start with, and no answer is
-            too old.
+        wire_dtype: dtype of streamed weights; empty: the model's compute dtype.
+        delta: stream only what changed since the previous version if that is small.
+        update_steps: servers are updated every this many versions.
+        makers: rollout groups of a detached run; empty: every rollout worker uses every server.
+        buffer_limit: maximum number of prompts queued for one model worker, those in progress included.
+        trains: False: no model is trained; the servers keep their initial weights and no answer is too
+            stale.
     """
 
     model_name: ModelName = ModelName("actor")
@@ -280,7 +283,7 @@ class RolloutControl:
 
 @dataclass(frozen=True, kw_only=True)
 class MasterWorker:
-    """The process that walks the dataflow graph."""
+    """The process that executes the dataflow graph."""
 
     base_seed: int = 1
     exp_ctrl: ExperimentSaveEvalControl = field(default_factory=ExperimentSaveEvalControl)
@@ -300,18 +303,18 @@ class MasterWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """A process that evaluates the saved checkpoints of one role beside the training, one by one.
+    """The process that evaluates saved checkpoints of one role, one by one, while training goes on.
 
     Attributes:
-        base_seed: of the data sets, and of answers that are sampled.
-        role: whose checkpoints; one that is trained.
-        dtype: torch's name of the type that weights are loaded in.
-        datasets: held-out questions by name; of several, the name stands before each figure.
-        reward: registered rule; an answer that it scores above 0.5 is right.
-        gconfig: of the answers; accuracy is that of greedy ones.
-        n: answers a question for pass@1 … pass@n, sampled as ``gconfig`` says; 1: none.
-        mb_spec: its tokens bound how many answers are decoded together, as in training.
-        max_tries: of a checkpoint; then it is noted as failed, and the run goes on.
+        base_seed: seed of the data sets and of sampled answers.
+        role: trained role whose checkpoints are evaluated.
+        dtype: torch name of the dtype in which weights are loaded.
+        datasets: held-out questions by name; with several, the name prefixes each metric.
+        reward: registered rule; an answer that it scores above 0.5 is correct.
+        gconfig: sampling settings of the answers; accuracy is measured on greedy ones.
+        n: answers per question for pass@1 … pass@n, sampled with ``gconfig``; 1: none.
+        mb_spec: its token limits bound how many answers are decoded together, as in training.
+        max_tries: attempts per checkpoint, after which it is recorded as failed and the run goes on.
     """
 
     base_seed: int = 1

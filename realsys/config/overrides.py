@@ -1,8 +1,9 @@
 """Settings from a YAML file and from `a.b=value` words, put onto an experiment's frozen dataclass.
 
 For launch and plan, and for cluster specs. All mistakes are found at once: unknown names (with the
-nearest one anywhere in the tree), wrong types, values out of range, and what a dataclass's own
-checks refuse. Words on the command line win over the file. Reading both is settings.py's work.
+nearest one anywhere in the tree), wrong types, values out of range, names given twice, and what a
+dataclass's own checks refuse. Words on the command line win over the file. settings.py reads both,
+typed_values.py gives text its value.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from realsys.config.problems import collected, raise_all
 from realsys.config.settings import UserSetting, read_words, read_yaml, spelled_twice
 from realsys.config.typed_values import Text, Written, read
 
+MAX_SETTINGS = 10_000  # of one launch or site
+_WHOLE, _KEYS = (
+    object(),
+    object(),
+)  # in a tree's node: the value of the name itself; keys of its table
+
 
 @dataclass
 class Applied:
@@ -36,6 +43,25 @@ class Applied:
     origins: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Leaf:
+    """A value for one field, or for a key of a table: its place in the options, and its field's type."""
+
+    keys: tuple[str, ...]  # names down to the field
+    inside: tuple[str, ...]  # keys below the field, where it is a table of plain values
+    kind: Any
+    setting: UserSetting
+
+    def value(self) -> Any:
+        """Raises ConfigError: what was written is no such value."""
+        written = self.setting.written
+        if dataclasses.is_dataclass(self.kind) or nested(self.kind):
+            return None
+        for key in reversed(self.inside):
+            written = {key: written}
+        return read(self.kind, written, path=self.setting.path, origin=self.setting.origin)
+
+
 def apply_settings(kind: type, *, words: Sequence[str] = (), config: Path | None = None) -> Applied:
     """A ``kind`` with its defaults, the file's settings and then the words' on it.
 
@@ -44,8 +70,7 @@ def apply_settings(kind: type, *, words: Sequence[str] = (), config: Path | None
     """
     problems: list[ConfigError] = []
     settings = read_settings(words, config, problems)
-    options = defaults_of(kind)
-    applied = apply_overrides(options, settings)
+    applied = apply_overrides(defaults_of(kind), settings)
     applied.problems[:0] = problems
     return applied
 
@@ -79,79 +104,90 @@ def with_settings(kind: type, *, words: Sequence[str] = (), config: Path | None 
 
 def apply_overrides(options: Any, settings: Iterable[UserSetting]) -> Applied:
     """The settings on a dataclass instance; later ones win. Collects every problem."""
-    kind = type(options)
-    applied = Applied(options)
-    leaves: dict[str, Any] = {}
-    near = partial(nearest, kind=kind)
-    written = [leaf for s in settings for leaf in _flatten(kind, s, "", applied.problems, near)]
-    applied.problems.extend(spelled_twice(written))
-    for leaf in written:
-        with collected(applied.problems):
-            leaves[leaf.path] = _value(kind, leaf)
-            applied.origins[leaf.path] = leaf.origin
-    bad = {p.where.partition(",")[0] for p in applied.problems}
-    applied.options = _replaced(options, leaves, "", applied, bad)
-    for problem in (*range_problems(applied.options), *_range_problems(applied.options)):
+    kind, applied = type(options), Applied(options)
+    near, problems = partial(nearest, kind=kind), applied.problems
+    leaves = [x for s in settings for x in _in_group(kind, s.path, s, (), problems, near)]
+    if len(leaves) > MAX_SETTINGS:
+        what, where = f"{len(leaves):,} settings", leaves[0].setting.origin
+        problems.append(ConfigError(what, where=where, fix=f"give at most {MAX_SETTINGS:,}"))
+        return applied
+    twice = list(spelled_twice([leaf.setting for leaf in leaves]))
+    wrong = {p.where.partition(",")[0].rpartition(".")[0] for p in (*problems, *twice)}
+    problems += twice
+    tree: dict[Any, Any] = {}
+    for leaf in leaves:
+        path, before = leaf.setting.path, len(problems)
+        with collected(problems):
+            _plant(tree, leaf, leaf.value())
+            applied.origins[path] = leaf.setting.origin
+        if len(problems) > before:
+            wrong.add(path.rpartition(".")[0])
+    applied.options = _put(options, tree, "", applied, wrong)
+    out_of_range = list(range_problems(applied.options))
+    if refused := {p.where for p in out_of_range} & set(applied.origins):
+        rest = [leaf.setting for leaf in leaves if leaf.setting.path not in refused]
+        applied.options = apply_overrides(options, rest).options
+    for problem in out_of_range:
         origin = applied.origins.get(problem.where)
         where = f"{problem.where}, {origin}" if origin else problem.where
-        applied.problems.append(ConfigError(problem.what, where=where, fix=problem.fix))
+        problems.append(ConfigError(problem.what, where=where, fix=problem.fix))
     return applied
 
 
-def _flatten(
-    kind: type,
+def _in_group(
+    group: type,
+    rest: str,
     setting: UserSetting,
-    done: str,
+    at: tuple[str, ...],
     problems: list[ConfigError],
     near: Callable[[str], str],
-) -> Iterator[UserSetting]:
-    """The setting itself if it names a value; one a member if it gives a table for a group."""
-    head, _, rest = setting.path.removeprefix(done).partition(".")
-    if head not in {f.name for f in dataclasses.fields(kind)}:
+) -> Iterator[_Leaf]:
+    """The leaves of a setting whose name goes on with ``rest`` below the group at ``at``."""
+    head, _, rest = rest.partition(".")
+    if head in {f.name for f in dataclasses.fields(group)}:
+        yield from _in_field(hints(group)[head], rest, setting, (*at, head), problems, near)
+    else:
         what = f"no option called {setting.path!r}"
         problems.append(UnknownName(what, where=setting.origin, fix=near(setting.path)))
-        return
-    hint, here = hints(kind)[head], f"{done}{head}"
-    inner, entry = nested(hint), table_of(hint)
-    if rest and inner:
-        yield from _flatten(inner, setting, f"{here}.", problems, near)
-    elif rest and entry:
-        yield from _entry_leaves(entry, setting, f"{here}.", problems)
-    elif rest and not is_mapping(hint):
-        problems.append(
-            UnknownName(
-                f"{here} is a single value, it has no {rest!r}",
-                where=setting.origin,
-                fix=f"write {here}=VALUE",
-            )
-        )
-    elif (inner or entry) and isinstance(setting.written, dict) and setting.written:
-        for name, written in setting.written.items():
-            below = UserSetting(f"{here}.{name}", written, setting.origin)
-            yield from _flatten(kind, below, done, problems, near)
-    elif inner and not _resets_to_none(hint, setting.written):
-        problems.append(_not_a_value(here, inner, setting.origin))
-    else:
-        yield setting
 
 
-def _entry_leaves(
-    entry: type, setting: UserSetting, table: str, problems: list[ConfigError]
-) -> Iterator[UserSetting]:
-    """The same for a path into a table of groups; ``name:`` with nothing behind is all defaults."""
-    name, rest = split_entry(entry, setting.path.removeprefix(table))
-    here, written = f"{table}{name}", setting.written
-    near = partial(nearest, kind=entry, path=f"{here}.")
-    if rest:
-        yield from _flatten(entry, setting, f"{here}.", problems, near)
-    elif isinstance(written, dict) and written:
-        for member, text in written.items():
-            below = UserSetting(f"{here}.{member}", text, setting.origin)
-            yield from _flatten(entry, below, f"{here}.", problems, near)
-    elif written in ({}, Text("")):
-        yield setting
-    else:
-        problems.append(_not_a_value(here, entry, setting.origin))
+def _in_field(
+    kind: Any,
+    rest: str,
+    setting: UserSetting,
+    at: tuple[str, ...],
+    problems: list[ConfigError],
+    near: Callable[[str], str],
+) -> Iterator[_Leaf]:
+    """The same for a field: a table given for a group is one leaf a member."""
+    written, entry = setting.written, table_of(kind)
+    if entry and rest:
+        name, rest = split_entry(entry, rest)
+        kind, at, entry = entry, (*at, name), None
+        near = partial(nearest, kind=kind, path=f"{'.'.join(at)}.")
+        if not rest and written in ({}, Text("")):  # an entry with all defaults
+            yield _Leaf(at, (), kind, setting)
+            return
+    members = written if isinstance(written, dict) and not rest else {}
+    below = [(n, UserSetting(f"{setting.path}.{n}", w, setting.origin)) for n, w in members.items()]
+    group = nested(kind)
+    if group and rest:
+        yield from _in_group(group, rest, setting, at, problems, near)
+    elif group and below:
+        for name, member in below:
+            yield from _in_group(group, name, member, at, problems, near)
+    elif group and not _resets_to_none(kind, written):
+        problems.append(_not_a_value(".".join(at), group, setting.origin))
+    elif entry and below:
+        for name, member in below:
+            yield from _in_field(kind, name, member, at, problems, near)
+    elif rest and not is_mapping(kind):
+        here = ".".join(at)
+        what, fix = f"{here} is a single value, it has no {rest!r}", f"write {here}=VALUE"
+        problems.append(UnknownName(what, where=setting.origin, fix=fix))
+    else:  # a key may have dots, where the table is none of anything
+        keys = rest.split(".") if Any in typing.get_args(kind) else [rest]
+        yield _Leaf(at, tuple(keys) if rest else (), kind, setting)
 
 
 def _not_a_value(here: str, group: type, origin: str) -> ConfigError:
@@ -163,101 +199,65 @@ def _not_a_value(here: str, group: type, origin: str) -> ConfigError:
     )
 
 
-def _resets_to_none(hint: Any, written: Written) -> bool:
+def _resets_to_none(kind: Any, written: Written) -> bool:
     """Whether ``none`` was written for a group that may be absent."""
     word = written.text.lower() if isinstance(written, Text) else ""
-    return word in ("none", "null") and nested(hint) is not hint
+    return word in ("none", "null") and nested(kind) is not kind
 
 
-def _value(kind: type, leaf: UserSetting, done: str = "") -> Any:
-    """The typed value of a leaf; an entry of a table becomes (name, value)."""
-    head, _, rest = leaf.path.removeprefix(done).partition(".")
-    hint = hints(kind)[head]
-    inner, entry = nested(hint), table_of(hint)
-    if rest and inner:
-        return _value(inner, leaf, f"{done}{head}.")
-    if rest and entry:
-        name, below = split_entry(entry, rest)
-        return _value(entry, leaf, f"{done}{head}.{name}.") if below else None
-    if inner:
-        return None
-    written: Written = leaf.written
-    for part in reversed(_keys(hint, rest)):
-        written = {part: written}
-    return read(hint, written, path=leaf.path, origin=leaf.origin)
+def _plant(tree: dict[Any, Any], leaf: _Leaf, value: Any) -> None:
+    """Puts a value into a tree of names; it replaces what an earlier setting gave for it or below it."""
+    for key in leaf.keys:
+        tree = tree.setdefault(key, {})
+    if leaf.inside:
+        tree.setdefault(_KEYS, []).append(value)
+    else:
+        tree.clear()
+        tree[_WHOLE] = value
 
 
-def _keys(hint: Any, rest: str) -> list[str]:
-    """A path behind a mapping as keys: one, that may have dots, or a table within a table of anything."""
-    if not rest:
-        return []
-    return rest.split(".") if Any in typing.get_args(hint) else [rest]
-
-
-def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """``new`` put on ``base``, tables within them alike."""
-    found = dict(base)
-    for key, value in new.items():
-        old = found.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            found[key] = _merged(old, value)
-        else:
-            found[key] = value
-    return found
-
-
-def _replaced(
-    options: Any, leaves: dict[str, Any], path: str, applied: Applied, bad: set[str]
-) -> Any:
-    """``options`` with the values below ``path`` replaced, innermost first."""
+def _put(options: Any, tree: dict[Any, Any], path: str, applied: Applied, wrong: set[str]) -> Any:
+    """``options`` with a tree of values on them, innermost first."""
     changed: dict[str, Any] = {}
-    for f in dataclasses.fields(options):
-        name, hint = f"{path}{f.name}", hints(type(options))[f.name]
-        value, inner = getattr(options, f.name), nested(hint)
-        below = {p: v for p, v in leaves.items() if p.startswith(f"{name}.")}
-        if name in leaves:
-            changed[f.name] = value = leaves[name]
+    for head, node in tree.items():
+        if head is _WHOLE:
+            continue
+        kind, value, here = hints(type(options))[head], getattr(options, head), f"{path}{head}."
+        value = node.get(_WHOLE, value)
+        below = {k: n for k, n in node.items() if isinstance(k, str)}
+        inner, entry = nested(kind), table_of(kind)
         if below and inner:
-            base = inner() if value is None else value
-            changed[f.name] = _replaced(base, leaves, f"{name}.", applied, bad)
-        elif below and (entry := table_of(hint)):
-            changed[f.name] = _entries(entry, value, below, f"{name}.", applied, bad)
-        elif below:
-            for table in below.values():
-                value = _merged(value or {}, table)
-            changed[f.name] = value
+            value = _put(inner() if value is None else value, below, here, applied, wrong)
+        elif below and entry:
+            value = dict(value)
+            for name, members in below.items():
+                old = value.get(name) or defaults_of(entry)
+                value[name] = _put(old, members, f"{here}{name}.", applied, wrong)
+        elif _KEYS in node:
+            value = dict(value or {})
+            for table in node[_KEYS]:
+                _merge(value, table)
+        changed[head] = value
     if not changed:
         return options
     own: list[ConfigError] = []
     with collected(own):
         return dataclasses.replace(options, **changed)
-    if not any(b.startswith(path) and "." not in b.removeprefix(path) for b in bad):
+    if path.rstrip(".") not in wrong:
         # With a member refused already, checks between members would speak of a mixture.
-        applied.problems.extend(_located(p, path, applied.origins, changed) for p in own)
+        applied.problems += [_located(p, path, applied.origins, changed) for p in own]
     return options
 
 
-def _entries(
-    entry: type, table: Any, leaves: dict[str, Any], path: str, applied: Applied, bad: set[str]
-) -> dict[str, Any]:
-    """A table of groups with what was written for some of them; new ones begin at the defaults."""
-    found = dict(table)
-    for name in dict.fromkeys(split_entry(entry, p.removeprefix(path))[0] for p in leaves):
-        here = f"{path}{name}."
-        below = {p: v for p, v in leaves.items() if p.startswith(here)}
-        found[name] = _replaced(found.get(name) or defaults_of(entry), below, here, applied, bad)
-    return found
-
-
-def _range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
-    """What is out of range inside tables of groups, nested."""
-    for f in dataclasses.fields(options):
-        value, hint = getattr(options, f.name), hints(type(options))[f.name]
-        if dataclasses.is_dataclass(value):
-            yield from _range_problems(value, path=f"{path}{f.name}.")
-        elif table_of(hint):
-            for name, entry in value.items():
-                yield from range_problems(entry, path=f"{path}{f.name}.{name}.")
+def _merge(table: dict[str, Any], new: Mapping[str, Any]) -> None:
+    """Puts ``new`` on ``table``, tables within them alike."""
+    for key, value in new.items():
+        old = table.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            table[key] = dict(old)
+            _merge(table[key], value)
+        else:
+            table[key] = value
 
 
 def _located(

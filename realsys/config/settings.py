@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
 from realsys.api.errors import ConfigError
 from realsys.config.problems import collected
 from realsys.config.typed_values import Written, from_node, parse_flow, plain_tree
@@ -66,7 +67,9 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
     import yaml
 
     try:
-        node: Any = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node: Any = yaml.compose(
+            read_bounded_text(path, max_bytes=MAX_SETTINGS_BYTES), Loader=yaml.SafeLoader
+        )
     except OSError as error:
         raise ConfigError(
             f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
@@ -111,27 +114,25 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
 def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:
     """What one place gives two values by different spellings, as ``a.b=1`` and ``a={b: 2}`` (pure).
 
-    Names are whole ones, to the value; a file and the words are two places, and the later one wins.
+    Names are whole ones, to the value; the file and the command line are two places: the latter wins.
     """
-    known: dict[str, dict[str, UserSetting]] = {}
+    groups: dict[tuple[str, str], UserSetting] = {}  # (place, name of a group) → a value inside
+    values: dict[tuple[str, str], UserSetting] = {}
     for one in (leaf for setting in settings for leaf in _unfolded(setting)):
-        place = known.setdefault(_place(one.origin), {})
-        for other in place.values():
-            if _clash(one, other):
-                yield ConfigError(
-                    f"{one.path} is given twice, in two spellings",
-                    where=f"{one.path}, {other.origin} and {one.origin}",
-                    fix="keep one of them",
-                )
-                break
-        place[one.path] = one
-
-
-def _clash(one: UserSetting, other: UserSetting) -> bool:
-    """Two values for one name, or a value for what the other one takes for a group."""
-    if one.path == other.path:
-        return one.written != other.written
-    return one.path.startswith(f"{other.path}.") or other.path.startswith(f"{one.path}.")
+        place, parts = _place(one.origin), one.path.split(".")
+        above = [(place, ".".join(parts[:i])) for i in range(1, len(parts))]
+        same, own = values.get((place, one.path)), (place, one.path)
+        clashes = [values[name] for name in above if name in values]
+        clashes += [groups[own]] if own in groups else []
+        clashes += [same] if same and same.written != one.written else []
+        if clashes:
+            yield ConfigError(
+                f"{one.path} is given twice, in two spellings",
+                where=f"{one.path}, {clashes[0].origin} and {one.origin}",
+                fix="keep one of them",
+            )
+        values[own] = one
+        groups.update(dict.fromkeys(above, one))
 
 
 def _unfolded(setting: UserSetting) -> Iterator[UserSetting]:
@@ -144,10 +145,8 @@ def _unfolded(setting: UserSetting) -> Iterator[UserSetting]:
 
 
 def _place(origin: str) -> str:
-    """Words, the job's options (which win over words), or the file."""
-    if origin.startswith("command line"):
-        return "options" if origin.startswith("command line --") else "words"
-    return origin.rpartition(":")[0]
+    """The command line, options such as --partition included, or the file, which it wins over."""
+    return "" if origin.startswith("command line") else origin.rpartition(":")[0]
 
 
 def _yaml_settings(name: str, node: Any, path: Path) -> Iterator[UserSetting]:

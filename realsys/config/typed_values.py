@@ -1,17 +1,18 @@
 """Text that a user wrote, on the command line or in YAML, as a value of a field's type.
 
 For overrides.py. The type decides what the text means, so `path=1e5` stays text and `lr=1e-5` is a
-number without quoting either. Pure; raises one ConfigError a value, with the text and the expected
-type. YAML is read without guessing types (every scalar stays text) for the same reason.
+number without quoting either; pydantic then validates the whole value strictly. YAML is read without
+guessing types (every scalar stays text) for the same reason. Pure; raises one ConfigError a value.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
+import json
 import math
 import re
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,12 @@ from realsys.api.errors import ConfigError
 from realsys.config.option_tree import is_mapping, members, type_text
 
 MAX_NODES = 100_000  # of one file or word
-_NONE = ("none", "null", "~")
-_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
-_WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_WHOLE = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
 _MOST_DIGITS = 100  # int() refuses some thousands, and takes its time over fewer
-_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(r"[-+]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_CONTAINERS = (tuple, list, frozenset, set)
+_SHOWN_CHARS = 200  # of a wrong value
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,144 @@ class Text:
 Written = Text | list[Any] | dict[str, Any]  # lists and tables of Written
 
 
-class _Misfit(Exception):
-    """The text is no value of the type."""
-
-
 def read(kind: Any, written: Written, *, path: str, origin: str) -> Any:
     """The value of type ``kind`` that was written for option ``path``.
 
     Raises:
         ConfigError: it is none; echoes what was written and says what is expected.
     """
+    from pydantic import ValidationError
+
     try:
-        return _read(kind, written)
-    except _Misfit as misfit:
-        shown = written.text if isinstance(written, Text) else _plain(written)
-        raise ConfigError(
-            f"{path} is {shown!r}" + (f" ({misfit})" if str(misfit) else ""),
-            where=f"{path}, {origin}",
-            fix=f"use {_article(type_text(kind))}",
-        ) from None
+        return _adapter(kind).validate_json(json.dumps(_to_builtins(kind, written)))
+    except ValidationError as error:
+        *_, last = error.errors(include_url=False)
+        reason = _reason(last["type"], last["input"], kind)
+    except RecursionError:
+        reason = "values within values without end"
+    shown = repr(_plain(written))
+    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…"
+    raise ConfigError(
+        f"{path} is {shown}" + (f" ({reason})" if reason else ""),
+        where=f"{path}, {origin}",
+        fix=f"use {_article(type_text(kind))}",
+    )
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    """Validates JSON strictly: true is no number, 1 no flag; 1 is a float, a list a tuple."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return TypeAdapter(kind, config=config)
+
+
+def _reason(error: str, value: Any, kind: Any) -> str:
+    """What is wrong, where the type's name alone does not say it."""
+    if isinstance(value, str) and value.lstrip("+-.").lower() in ("nan", "inf", "infinity"):
+        return "not finite"
+    if isinstance(value, float):
+        return "not whole" if math.isfinite(value) else "too large"
+    if isinstance(value, list | dict) and error in (
+        "string_type",
+        "int_type",
+        "float_type",
+        "bool_type",
+    ):
+        return "a single value is needed here"
+    if error in ("missing", "too_long"):
+        return f"{len(typing.get_args(kind))} values are needed"
+    return {
+        "tuple_type": "a list is needed here",
+        "list_type": "a list is needed here",
+        "frozen_set_type": "a list is needed here",
+        "set_type": "a list is needed here",
+        "dict_type": "a table is needed here, e.g. {name: value}",
+        "json_invalid": "not Unicode text",
+        "is_instance_of": "this option can't be set from text",
+    }.get(error, "")
+
+
+def _to_builtins(kind: Any, written: Written) -> Any:
+    """What was written as JSON values: text becomes what the type, or one of a union's, takes it for."""
+    kinds = [k for k in members(kind) if k is not type(None)]
+    if isinstance(written, Text) and kinds[:1] in ([Any], [object]):
+        return _guess(written)
+    if isinstance(written, Text):
+        if len(kinds) < len(members(kind)) and _is_none(written):
+            return None
+        found = (_scalar(one, written) for one in kinds)
+        return next((value for value in found if value is not None), written.text)
+    for one in kinds:
+        args = typing.get_args(one)
+        if isinstance(written, list) and (typing.get_origin(one) or one) in _CONTAINERS:
+            fixed = (typing.get_origin(one) or one) is tuple and ... not in args
+            each = (
+                args if fixed and len(args) == len(written) else (args or (Any,))[:1] * len(written)
+            )
+            return [_to_builtins(k, w) for k, w in zip(each, written, strict=True)]
+        if isinstance(written, dict) and is_mapping(one):
+            return {k: _to_builtins((args or (str, Any))[1], w) for k, w in written.items()}
+    if isinstance(written, list):
+        return [_to_builtins(Any, item) for item in written]
+    return {key: _to_builtins(Any, value) for key, value in written.items()}
+
+
+def _scalar(kind: Any, written: Text) -> Any:
+    """The text as a value for ``kind`` to judge; None: it is none such, in any spelling."""
+    text = written.text
+    if kind is str:
+        return _unquoted(written)
+    if kind is bool:
+        return None if written.quoted else _WORDS.get(text.lower())
+    if kind in (int, float):
+        return _number(text, kind)
+    if (typing.get_origin(kind) or kind) in _CONTAINERS:  # 1,2,3
+        parts = [Text(part.strip()) for part in text.split(",") if part.strip()]
+        return _to_builtins(kind, parts)
+    known = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        known = tuple(member.value for member in kind)
+    return next((value for value in known if str(value) == text), None)
+
+
+def _number(text: str, kind: Any) -> float | int | None:
+    """1e4 is a whole number too; what no machine holds is infinite."""
+    if _WHOLE.fullmatch(text) and kind is int:
+        digits = text.replace("_", "")
+        whole = int(digits) if len(digits) <= _MOST_DIGITS else 2**63
+        return whole if abs(whole) < 2**63 else math.inf
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text.replace("_", ""))
+    if number == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
+        return None  # too small to be told from 0
+    if kind is float or not number.is_integer():
+        return number
+    return int(number) if abs(number) < 2**63 else math.inf
+
+
+def _guess(written: Text) -> Any:
+    """A value of no declared type: YAML's reading, with 1e-5 as a number."""
+    if written.quoted or _is_none(written):
+        return written.text if written.quoted else None
+    word = _WORDS.get(written.text.lower())
+    number = _number(written.text, int if _WHOLE.fullmatch(written.text) else float)
+    finite = number if number is not None and math.isfinite(number) else None
+    return next((v for v in (word, finite) if v is not None), written.text)
+
+
+def _is_none(written: Text) -> bool:
+    return not written.quoted and written.text.lower() in ("none", "null", "~", "")
+
+
+def _unquoted(written: Text) -> str:
+    text = written.text
+    if not written.quoted and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        inner = parse_flow(text)
+        return inner.text if isinstance(inner, Text) else text
+    return text
 
 
 def parse_flow(text: str) -> Written:
@@ -103,6 +224,9 @@ def _no_settings(what: str, node: Any, where: str) -> ConfigError:
 def from_node(node: Any) -> Written:
     """A composed YAML node with every scalar as text."""
     if isinstance(node.value, str):
+        if "\0" in node.value:
+            where = f"line {node.start_mark.line + 1}"
+            raise ConfigError("a text holds a NUL character", where=where, fix="leave it out")
         return Text(node.value, quoted=node.style in ("'", '"', "|", ">"))
     if node.id == "sequence":
         return [from_node(item) for item in node.value]
@@ -117,127 +241,6 @@ def from_node(node: Any) -> Written:
         if isinstance(key.value, str):
             table[key.value] = from_node(value)
     return table
-
-
-def _read(kind: Any, written: Written) -> Any:
-    options = members(kind)
-    if type(None) in options and _is_none(written):
-        return None
-    kinds = [k for k in options if k is not type(None)]
-    for i, one in enumerate(kinds):
-        try:
-            return _read_one(one, written)
-        except _Misfit:
-            if i == len(kinds) - 1:
-                raise
-    raise _Misfit
-
-
-def _is_none(written: Written) -> bool:
-    if not isinstance(written, Text) or written.quoted:
-        return False
-    return written.text.lower() in (*_NONE, "")
-
-
-def _read_one(kind: Any, written: Written) -> Any:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any or kind is object:
-        return _guess(written)
-    if is_mapping(kind):
-        return _read_mapping(args, written)
-    if (origin or kind) in (tuple, list, frozenset, set):
-        return _read_list(origin or kind, args, written)
-    if not isinstance(written, Text):
-        raise _Misfit("a single value is needed here")
-    if origin is typing.Literal:
-        return _choice({str(a): a for a in args}, written.text)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _choice({str(member.value): member for member in kind}, written.text)
-    readers = {str: _text, bool: _flag, int: _whole, float: _number}
-    if kind not in readers:
-        raise _Misfit("this option can't be set from text")
-    return readers[kind](written)
-
-
-def _text(written: Text) -> str:
-    text = written.text
-    if not written.quoted and len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        inner = parse_flow(text)
-        return inner.text if isinstance(inner, Text) else text
-    return text
-
-
-def _flag(written: Text) -> bool:
-    word = written.text.lower()
-    if written.quoted or word not in (*_TRUE, *_FALSE):
-        raise _Misfit
-    return word in _TRUE
-
-
-def _whole(written: Text) -> int:
-    if _WHOLE.fullmatch(written.text):
-        digits = written.text.replace("_", "")
-        number = int(digits) if len(digits) <= _MOST_DIGITS else math.inf
-    else:
-        number = _number(written)  # 1e4 is a whole number too
-        if not number.is_integer():
-            raise _Misfit("not whole")
-    if abs(number) >= 2**63:
-        raise _Misfit("too large")
-    return int(number)
-
-
-def _number(written: Text) -> float:
-    if not _NUMBER.fullmatch(written.text):
-        finite = written.text.lstrip("+-.").lower() not in ("nan", "inf", "infinity")
-        raise _Misfit("" if finite else "not finite")
-    number = float(written.text.replace("_", ""))
-    if not math.isfinite(number):
-        raise _Misfit("too large")
-    return number
-
-
-def _choice(known: Mapping[str, Any], text: str) -> Any:
-    if text not in known:
-        raise _Misfit
-    return known[text]
-
-
-def _read_list(container: Any, args: tuple[Any, ...], written: Written) -> Any:
-    if isinstance(written, Text):  # 1,2,3
-        written = [Text(part.strip()) for part in written.text.split(",") if part.strip()]
-    if not isinstance(written, list):
-        raise _Misfit("a list is needed here")
-    if container is tuple and args and args[-1] is not Ellipsis:
-        if len(args) != len(written):
-            raise _Misfit(f"{len(args)} values are needed")
-        return tuple(_read(k, w) for k, w in zip(args, written, strict=True))
-    return container(_read(args[0] if args else Any, item) for item in written)
-
-
-def _read_mapping(args: tuple[Any, ...], written: Written) -> dict[Any, Any]:
-    if not isinstance(written, dict):
-        raise _Misfit("a table is needed here, e.g. {name: value}")
-    key_kind, value_kind = args or (str, Any)
-    return {_read(key_kind, Text(k)): _read(value_kind, v) for k, v in written.items()}
-
-
-def _guess(written: Written) -> Any:
-    """A value of no declared type: YAML's reading, with 1e-5 as a number."""
-    if isinstance(written, list):
-        return [_guess(item) for item in written]
-    if isinstance(written, dict):
-        return {key: _guess(value) for key, value in written.items()}
-    if written.quoted:
-        return written.text
-    if _is_none(written):
-        return None
-    for reader in (_flag, _whole if _WHOLE.fullmatch(written.text) else _number):
-        try:
-            return reader(written)
-        except _Misfit:
-            continue
-    return written.text
 
 
 def _plain(written: Written) -> Any:

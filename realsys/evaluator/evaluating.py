@@ -28,7 +28,7 @@ from realsys.api.worker_configs import Evaluator
 from realsys.data.sequence_sample import SequenceSample
 from realsys.evaluator.pass_at_k import mean_pass_at_k
 from realsys.interfaces.answers import answer_texts
-from realsys.interfaces.math_evaluation import AnswerJudge, evaluate_math, prompt_texts
+from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math, prompt_texts
 from realsys.interfaces.math_reward import known_answers
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
@@ -113,7 +113,7 @@ def _figures(
 
 def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
     """Right ones among ``n`` sampled answers to each question."""
-    judge, sampled = AnswerJudge(config.reward), replace(config.gconfig, n=config.n, greedy=False)
+    judge, sampled = AnswerScorer(config.reward), replace(config.gconfig, n=config.n, greedy=False)
     answers = model.module.generate(
         batch, tokenizer=model.tokenizer, gconfig=sampled, mb_spec=config.mb_spec
     )

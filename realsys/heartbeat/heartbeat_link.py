@@ -38,7 +38,7 @@ from realsys.heartbeat.heartbeat_messages import (
     WatchedProcess,
 )
 from realsys.heartbeat.stack_dumps import arm
-from realsys.name_resolve.lease_judge import LeaseStatus, Naps
+from realsys.name_resolve.lease_validity import LeaseStatus, ProcessPauses
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.linux import pidfd_open
 from realsys.trial.records import StopRequest, WorkerRecord, WorkerStatus
@@ -77,7 +77,10 @@ class Heartbeat:
         self._sending = threading.Lock()
         self._registered = self._leaving = False
         self._looks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
-        self._naps, self._judging = Naps(time.monotonic(), every_s=WATCH_S), threading.Lock()
+        self._naps, self._judging = (
+            ProcessPauses(time.monotonic(), every_s=WATCH_S),
+            threading.Lock(),
+        )
         self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
 
     @classmethod
@@ -191,11 +194,11 @@ class Heartbeat:
             logger.warning("heartbeat process does not end pid=%d", self.process.pid)
 
     @property
-    def standing(self) -> LeaseStatus:
+    def lease_status(self) -> LeaseStatus:
         """What this worker may do now."""
         with self._judging:
             self._naps.awake(now_s := time.monotonic())
-            return self._pulse.standing(now_s, self._naps)
+            return self._pulse.lease_status(now_s, self._naps)
 
     def check(self, *, timeout_s: float) -> None:
         """Before a side effect that others see: waits while the lease is in doubt.
@@ -205,8 +208,8 @@ class Heartbeat:
             WaitTimeout: it stayed in doubt for ``timeout_s``.
         """
         deadline_s = time.monotonic() + timeout_s
-        while (standing := self.standing) is not LeaseStatus.HELD:
-            if standing is LeaseStatus.OVER:
+        while (lease_status := self.lease_status) is not LeaseStatus.VALID:
+            if lease_status is LeaseStatus.EXPIRED:
                 raise LeaseLost(
                     "the lease is over",
                     where=self.name,
@@ -261,8 +264,10 @@ class Heartbeat:
                 self._heard(message)
             with self._sending:
                 self._send_newest()
-            standing = self.standing  # asked in any case: so it is known when we stood still
-            if self._registered and (self._stands_still() or standing is LeaseStatus.OVER):
+            lease_status = (
+                self.lease_status
+            )  # asked in any case: so it is known when we stood still
+            if self._registered and (self._stands_still() or lease_status is LeaseStatus.EXPIRED):
                 why = "its heartbeat process stands still and could not renew the lease"
                 self._over(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
 

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from realsys.name_resolve.lease_judge import GIVE_UP_S, LeaseStatus, LeaseValidity, Naps
+from realsys.name_resolve.lease_validity import GIVE_UP_S, LeaseStatus, LeaseValidity, ProcessPauses
 from realsys.runtime.linux import memfd_create
 from realsys.runtime.progress import count_in, ticks
 from realsys.trial.records import StopRequest, WorkerRecord, WorkerStatus
@@ -240,7 +240,7 @@ class HeartbeatMemory:
         """How often it has."""
         return int(_LOOKS.unpack_from(self._memory, _LOOKS_AT)[0])
 
-    def standing(self, now_s: float, naps: Naps | None = None) -> LeaseStatus:
+    def lease_status(self, now_s: float, naps: ProcessPauses | None = None) -> LeaseStatus:
         """How the worker stands at ``now_s``; suspended until it is registered.
 
         Args:
@@ -248,7 +248,7 @@ class HeartbeatMemory:
         """
         sent_s, ttl_s = _RENEWED.unpack_from(self._memory, _RENEWED_AT)
         if not ttl_s:
-            return LeaseStatus.SUSPENDED
-        napped_s = naps.since(sent_s) if naps is not None else 0.0
+            return LeaseStatus.UNCERTAIN
+        paused_s = naps.since(sent_s) if naps is not None else 0.0
         judge = LeaseValidity(ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
-        return judge.standing(now_s, napped_s=napped_s)
+        return judge.lease_status(now_s, paused_s=paused_s)

@@ -6,7 +6,7 @@ writes registration and status, hears of stop, commands and newer attempts, and 
 apart: that the worker's process is there (its pidfd), and that it gets on (its ticks, stall.py).
 
 Threads: the main one looks at the worker and ends everything within bounded time; others talk to the
-worker (``_listen``), write the newest status (``_publish``), renew (lease_keeper.py) and watch keys
+worker (``_listen``), write the newest status (``_publish``), renew (lease_renewer.py) and watch keys
 (key_watcher.py). Any of these may hang in the store; the main one never calls it.
 
 It dies with the worker: tells the store that the worker is lost, unless that said goodbye itself, and
@@ -50,8 +50,8 @@ from realsys.heartbeat.progress_watch import ProgressWatch
 from realsys.heartbeat.stack_dumps import StackDumps
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import LeaseStatus
-from realsys.name_resolve.lease_keeper import LeaseRenewer
+from realsys.name_resolve.lease_renewer import LeaseRenewer
+from realsys.name_resolve.lease_validity import LeaseStatus
 from realsys.name_resolve.retry import RETRY_S, retry_while_unavailable
 from realsys.name_resolve.store import Lease, NameResolve
 from realsys.name_resolve.trial_store import open_store_at
@@ -218,8 +218,8 @@ class HeartbeatProcess:
         except OSError:
             return  # it is gone; the main thread sees that
 
-    def _standing_changed(self, standing: LeaseStatus, reason: str) -> None:
-        if standing is LeaseStatus.OVER:
+    def _standing_changed(self, lease_status: LeaseStatus, reason: str) -> None:
+        if lease_status is LeaseStatus.EXPIRED:
             self._end(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=reason))
 
     def _end(self, over: Terminate) -> None:
@@ -273,7 +273,7 @@ class HeartbeatProcess:
             at=time.time(),
             kind=over.kind,
         )
-        path = self._files.words(self.begin.name)
+        path = self._files.failure_record(self.begin.name)
         if not path.exists():
             write_record(path, words)
 

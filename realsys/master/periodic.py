@@ -19,11 +19,6 @@ class Periodic:
     _epochs_done: int = 0
     _last_s: float | None = None
 
-    @property
-    def enabled(self) -> bool:
-        """False when no period is set."""
-        return (self.epochs, self.steps, self.seconds) != (None, None, None)
-
     def start(self, *, now_s: float, epochs_done: int) -> None:
         """Sets the clock at the start of an attempt."""
         self._last_s, self._epochs_done = now_s, epochs_done

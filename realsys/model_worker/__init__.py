@@ -1,1 +1,1 @@
-"""Model workers: hold shards and tensors, run interfaces on engines."""
+"""Model workers hold model shards and batch tensors, and run interfaces on engines."""

@@ -1,4 +1,4 @@
-"""Wires a model worker together: store, servers, shards, loop."""
+"""Builds a model worker: tensor and control servers, shards, weight movement, main loop."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 
 
 def run(runner: WorkerRunner) -> int:
-    """Runs the model worker to its end; returns its exit code."""
+    """Runs the model worker until it ends; returns its exit code."""
     device = _set_up_torch(runner)
     keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
-    who: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "trial": runner.plan.trial,
         "attempt": runner.attempt.number,
         "token": runner.attempt.token,
         "keypairs": keypairs,
     }
     tensors, ordered = TensorStore(), OrderedRequests()
-    published = TensorStore()  # weights for generation servers; a checkpoint saves the other one
-    where: dict[str, Any] = {"name": runner.name, "host": runner.host, "ports": runner.ports}
+    published = TensorStore()  # weights for generation servers; not part of a checkpoint
+    address: dict[str, Any] = {"name": runner.name, "host": runner.host, "ports": runner.ports}
     runner.controls.can = frozenset(Verb)
     runner.controls.leave = ordered.close
     tensor_server = TensorServer(
-        tensors, published={KEY: published}, on_failure=ordered.close, **where, **who
+        tensors, published={KEY: published}, on_failure=ordered.close, **address, **identity
     ).start()
-    control = ControlThread(ordered, tensors, **where, **who)
+    control = ControlThread(ordered, tensors, **address, **identity)
     rendezvous = Rendezvous(
         runner.plan.cluster.rendezvous,
         worker=runner.index,
@@ -89,11 +89,11 @@ def run(runner: WorkerRunner) -> int:
             device=device,
             timeout_s=COLLECTIVE_TIMEOUT_S,
         ),
-        make_client=lambda endpoints: TensorClient(endpoints, store=tensors, **who),
+        make_client=lambda endpoints: TensorClient(endpoints, store=tensors, **identity),
     )
     try:
         loop.run()
-        control.raise_failure()  # without requests, or without tensors, the loop ends, too
+        control.raise_failure()  # the loop also ends if one of the servers failed
         tensor_server.raise_failure()
     finally:
         weights.close()
@@ -105,7 +105,7 @@ def run(runner: WorkerRunner) -> int:
 def _publications(
     runner: WorkerRunner, shards: Shards, published: TensorStore
 ) -> WeightPublications:
-    """How generation servers get weights from here."""
+    """Makes the publisher of this worker's weights to generation servers."""
     control = runner.phase.config.rollout or RolloutControl()
     return WeightPublications(
         shards,
@@ -118,7 +118,7 @@ def _publications(
 
 
 def _open_link(runner: WorkerRunner, device: str, rendezvous: Rendezvous) -> Link:
-    """How weights reach other workers."""
+    """Opens the link that carries weights to other model workers."""
     store: Any = None
     if runner.config.worker_info.worker_count > 1:
         store = rendezvous.store(f"{runner.phase.name}.weights")
@@ -126,17 +126,17 @@ def _open_link(runner: WorkerRunner, device: str, rendezvous: Rendezvous) -> Lin
 
 
 def _weights_folder(runner: WorkerRunner) -> Path | None:
-    """Where weights go through, if not through memory. An attempt's own, so that none meets another's."""
+    """Folder for weight transfers through disk, separate per attempt; None if they go through memory."""
     if runner.phase.config.weights_through == "memory":
         return None
     return runner.attempt_files.rendezvous / f"{runner.phase.name}.weight-files"
 
 
 def _set_up_torch(runner: WorkerRunner) -> str:
-    """Threads, determinism, device. Everything random is seeded by what it belongs to."""
+    """Sets threads, seed and determinism; returns the device. Random streams have seeds of their own."""
     if runner.config.num_threads is not None:
         torch.set_num_threads(runner.config.num_threads)
-    torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might
+    torch.manual_seed(runner.config.base_seed)  # realsys draws nothing from it; a plug-in might
     gpus = runner.phase.scheduling.model_worker.scheduling.gpu
     device = compute_device(
         gpus, sees_gpu=torch.cuda.is_available(), worker=runner.name, environ=os.environ

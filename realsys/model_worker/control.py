@@ -1,7 +1,7 @@
-"""The control thread of a model worker: serves requests while the main thread computes.
+"""Control thread of a model worker: serves requests while the main thread computes.
 
-Ordered requests go to the compute thread; the others are answered here at once, so that a worker in a
-long training step still answers a ping and an exit.
+Ordered requests go to the compute thread; the others are answered here at once, so that a worker
+answers ping and exit during a long training step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControlThread:
-    """Owns the request server and its event loop."""
+    """Runs the request server and its event loop on a thread of its own."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ControlThread:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> str:
-        """Binds and serves from now on; returns the endpoint."""
+        """Binds the server, starts serving and returns the endpoint."""
         self._thread.start()
         if not self._ready.wait(10.0):
             raise InternalError("the control thread did not start in 10 s", where=self._name)
@@ -65,13 +65,13 @@ class ControlThread:
         return self._server.endpoint
 
     def stop(self) -> None:
-        """Sends what is still to be sent and ends the thread."""
+        """Sends outstanding replies and ends the thread."""
         if self._loop is not None and self._task is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(5.0)
 
     def raise_failure(self) -> None:
-        """Raises what ended the thread, if it did not end because it was asked to."""
+        """Raises the error that ended the thread, if it did not end through ``stop``."""
         if self._failure is not None:
             raise self._failure
 
@@ -80,7 +80,7 @@ class ControlThread:
             asyncio.run(self._serve())
         except asyncio.CancelledError:
             pass
-        except BaseException as error:  # told to whoever calls start or raise_failure
+        except BaseException as error:  # raised again by start or raise_failure
             self._failure = error
             logger.exception("control thread ended name=%s", self._name)
         finally:

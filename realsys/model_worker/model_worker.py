@@ -1,4 +1,4 @@
-"""The model worker: runs one ordered request after another, keeps tensors, replies metadata.
+"""Main loop of a model worker: runs ordered requests one by one, keeps tensors, replies metadata.
 
     take next request → get missing tensors from peers → interface on engine → keep outputs → reply
 
@@ -34,9 +34,9 @@ from realsys.data.transfer.tensor_store import TensorStore
 from realsys.devices.streams import finish
 from realsys.model_worker.move_weights import WeightMoves
 from realsys.model_worker.ordered_requests import OrderedRequests
-from realsys.model_worker.out_of_memory import in_our_words
+from realsys.model_worker.out_of_memory import explain_out_of_memory
 from realsys.model_worker.publishing import WeightPublications
-from realsys.model_worker.recovery import hash_of, load_state, save_state
+from realsys.model_worker.recovery import hash_file, load_state, save_state
 from realsys.model_worker.shards import Shards
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.transport import worker_requests as rq
@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 TRANSFER_TIMEOUT_S = 600.0
 IDLE_POLL_S = 1.0
-SLOW_S = 1800.0  # what is done between steps may take so long without a tick
-FIRST_TIME_S = 600.0
-_OF_A_STEP = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload, rq.PublishWeights)
+BETWEEN_STEPS_S = 1800.0  # limit on requests between steps, which report no progress
+FIRST_REQUEST_S = 600.0
+_STEP_REQUESTS = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload, rq.PublishWeights)
 
 
 class ModelWorkerLoop:
-    """Serves ordered requests until told to exit. ``build.run`` makes one and calls ``run``."""
+    """Serves ordered requests until asked to exit. Created and run by ``build.run``."""
 
     def __init__(
         self,
@@ -93,7 +93,10 @@ class ModelWorkerLoop:
         }
 
     def run(self) -> None:
-        """Returns when the master said exit. A request that fails is told and ends the worker."""
+        """Serves requests until the master sends ``Exit``.
+
+        A request that fails is answered with its error, which is then raised.
+        """
         while not self.ordered.closed:
             self.runner.between_requests(until=lambda: self.ordered.closed)
             ordered = self.ordered.take(IDLE_POLL_S)
@@ -103,32 +106,35 @@ class ModelWorkerLoop:
             name = getattr(request, "call", type(request).__name__)
             step = getattr(request, "step", 0)
             self.runner.set_log_step(step)
-            may_take_s = self._may_take_s(request)
+            may_take_s = self._stall_limit_s(request)
             self.runner.move(WorkerEvent.STARTED, mfc=name, step=step, may_take_s=may_take_s)
             try:
                 reply = self._handlers[type(request)](request)
             except Exception as error:
-                told = in_our_words(
+                reported = explain_out_of_memory(
                     error, doing=name, worker=self.runner.index, config=self.runner.phase.config
                 )
-                ordered.reply.set_exception(told)
-                if told is error:
+                ordered.reply.set_exception(reported)
+                if reported is error:
                     raise
-                raise told from error
+                raise reported from error
             ordered.reply.set_result(reply)
             self.runner.move(WorkerEvent.FINISHED_CALL, step=step)
 
-    def _may_take_s(self, request: Any) -> float:
-        """How long a request may go on without a tick, whatever is usual. The first time kernels are loaded
-        and NCCL connects the groups that it uses; in the first step nothing is usual yet."""
-        if not isinstance(request, _OF_A_STEP):
-            return SLOW_S
+    def _stall_limit_s(self, request: Any) -> float:
+        """Time limit of a request without progress, in seconds; 0 uses the limit learnt from earlier steps.
+
+        The first request of a kind loads kernels and lets NCCL connect its groups; in the first
+        step nothing has been learnt yet.
+        """
+        if not isinstance(request, _STEP_REQUESTS):
+            return BETWEEN_STEPS_S
         if isinstance(request, rq.Fetch):
             return 0.0
         kind = (type(request), getattr(request, "call", ""), getattr(request, "target", ""))
         first_step = next(iter(self._first_done.values()), request.step)
         is_new = self._first_done.setdefault(kind, request.step) == request.step
-        return FIRST_TIME_S if is_new and request.step > first_step else 0.0
+        return FIRST_REQUEST_S if is_new and request.step > first_step else 0.0
 
     # ---- set-up -----------------------------------------------------------------------------
 
@@ -136,7 +142,7 @@ class ModelWorkerLoop:
         self._client = self._make_client(request.data_endpoints)
         self._connect_to(request.rendezvous)
         self.shards.make_models(self._make_groups())
-        if self._feeds_the_graph():
+        if self._loads_dataset():
             (abstraction,) = self._config.datasets
             self._dataset = registry.make_dataset(
                 abstraction, tokenizer=self._tokenizer(), seed=self._config.base_seed
@@ -151,9 +157,11 @@ class ModelWorkerLoop:
             dataset_keys=tuple(self._dataset.keys) if self._dataset is not None else (),
         )
 
-    def _feeds_the_graph(self) -> bool:
-        """True when a source call's data-parallel head is here: it loads the data set, if there is one
-        and datapoints do not come from rollout workers."""
+    def _loads_dataset(self) -> bool:
+        """True if this worker loads the data set: it has a data-parallel head of a source call,
+
+        and datapoints don't come from rollout workers.
+        """
         if not self._config.datasets:
             return False
         made = {key for call in self._config.model_rpcs for key in call.output_keys}
@@ -169,7 +177,7 @@ class ModelWorkerLoop:
         )
 
     def _tokenizer(self) -> Any:
-        """The tokenizer of this worker's first model that has one."""
+        """Returns the tokenizer of this worker's first model that has one."""
         for model in self.shards.models.values():
             if model.tokenizer is not None:
                 return model.tokenizer
@@ -196,15 +204,15 @@ class ModelWorkerLoop:
     def _run_call(self, request: rq.RunCall) -> rq.CallDone:
         call, model, interface = self.shards.call(request.call)
         started = time.time()
-        self._get_from_peers(request)
+        self._fetch_from_peers(request)
         sample = self.tensors.get(request.meta.select(call.input_keys))
         if isinstance(model.module, PipelinableEngine):
             model.module.onload()
-        began = time.perf_counter()
+        compute_started = time.perf_counter()
         stats, output = _compute(call, model, interface, sample.remap(call.input_key_remap))
-        finish(model.device)  # the next call's time is not ours
-        compute_s = time.perf_counter() - began
-        meta = self._keep(call, output) if output is not None else None
+        finish(model.device)  # so that pending kernels are not timed as the next call's
+        compute_s = time.perf_counter() - compute_started
+        meta = self._store_output(call, output) if output is not None else None
         is_head = model.rank in model.topology.data_parallel_heads()
         return rq.CallDone(
             meta=meta if is_head else None,
@@ -235,25 +243,25 @@ class ModelWorkerLoop:
 
     def _publish_weights(self, request: rq.PublishWeights) -> rq.Published:
         started = time.time()
-        given = [
+        published = [
             self.publications.publish(request.model, request.version, among=group)
             for group in request.groups or ((),)
         ]
         return rq.Published(
-            names=tuple(part.name for part in given),
+            names=tuple(part.name for part in published),
             started=started,
             ended=time.time(),
-            num_bytes=sum(part.num_bytes for part in given),
+            num_bytes=sum(part.num_bytes for part in published),
         )
 
-    def _get_from_peers(self, request: rq.RunCall) -> None:
+    def _fetch_from_peers(self, request: rq.RunCall) -> None:
         if request.sources:
             assert self._client is not None  # made by Setup, the first ordered request
             self._client.fetch_all(
                 request.sources, timeout_s=TRANSFER_TIMEOUT_S, waiting_for=self.runner.waiting_for
             )
 
-    def _keep(self, call: MFCDef, output: SequenceSample) -> SequenceMeta:
+    def _store_output(self, call: MFCDef, output: SequenceSample) -> SequenceMeta:
         output = output.remap(
             {k: v for k, v in call.output_key_remap.items() if k in output.keys}
         ).select(call.output_keys)
@@ -272,13 +280,13 @@ class ModelWorkerLoop:
             if isinstance(model.module, PipelinableEngine) and not self.shards.generates(
                 model.name
             ):
-                model.module.drop_copies()  # whole weights: else they'd stay through the training
+                model.module.drop_copies()  # gathered whole weights would stay allocated during training
             samples += tuple(found.pop("samples", ()))
             stats[shard.id.model_name.role] = found
         return rq.Evaluated(stats=stats, samples=samples)
 
     def _eval_batches(self, shard: ModelShard, model: Model) -> Iterator[SequenceSample]:
-        """This data-parallel rank's part of the held-out data, in batches; made once."""
+        """Batches of the held-out data of this data-parallel rank, made once per shard."""
         name = str(shard.id)
         if name not in self._eval_sets:
             assert shard.eval_dataset is not None
@@ -287,7 +295,7 @@ class ModelWorkerLoop:
             )
             _, data_rank, _ = shard.id.topo.coordinate(shard.id.parallelism_rank)
             mine = range(data_rank, len(dataset), shard.id.topo.data)
-            # Equally many batches on every rank: an engine's forward may be collective.
+            # Same number of batches on every rank: an engine's forward may be collective.
             most = math.ceil(len(dataset) / shard.id.topo.data)
             parts = contiguous(len(mine), math.ceil(most / shard.eval_bs))
             self._eval_sets[name] = [
@@ -305,13 +313,13 @@ class ModelWorkerLoop:
 
     def _save_recover(self, request: rq.SaveRecover) -> rq.RecoverSaved:
         name = self.runner.name.replace("/", "-") + ".pt"
-        # Tensors that are here between two steps belong to one that has begun ahead.
+        # Tensors present between two steps belong to a step that was started ahead of time.
         state = {"shards": self.shards.state_dict(), "tensors": self.tensors.state_dict()}
         digest, num_bytes = save_state(state, Path(request.folder) / name)
         return rq.RecoverSaved(file=name, sha256=digest, num_bytes=num_bytes)
 
     def _hash_recover(self, request: rq.HashRecover) -> rq.RecoverHashed:
-        digest, why = hash_of(Path(request.file))
+        digest, why = hash_file(Path(request.file))
         return rq.RecoverHashed(sha256=digest, why=why)
 
     def _load_recover(self, request: rq.LoadRecover) -> rq.Done:
@@ -327,7 +335,7 @@ class ModelWorkerLoop:
 def _compute(
     call: MFCDef, model: Model, interface: ModelInterface, sample: SequenceSample
 ) -> tuple[dict[str, float], SequenceSample | None]:
-    """Runs the interface's method: (statistics, None) or ({}, new keys)."""
+    """Runs the interface's method; returns (statistics, None) or ({}, new keys)."""
     if call.interface_type is ModelInterfaceType.TRAIN_STEP:
         stats = interface.train_step(model, sample, call.mb_spec)
         if call.log_return_value:

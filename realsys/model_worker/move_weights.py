@@ -1,7 +1,7 @@
-"""Moves weights between the copies of a role: what each hook asks for, carried out by this worker.
+"""Moves weights between the copies of a role, as requested by hooks (this worker's part).
 
-Every worker that holds a part of either copy makes the same plan from the layouts that the backends
-tell, and plays its own part in it (realsys/weights/realloc).
+Every worker that holds a part of either copy derives the same plan from the backends' layouts and
+carries out its own part of it (realsys/weights/realloc).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ DISK_TIMEOUT_S = 1800.0
 
 
 class WeightMoves:
-    """Carries out the weight movements of one worker.
+    """Carries out this worker's part of weight movements.
 
     Args:
-        workers: all model workers of the experiment: who holds which shard, with which backend.
-        make_link: how bytes reach other workers; called once the process groups are there.
-        folder: move weights through this folder instead, which all workers see.
+        workers: all model workers of the experiment, with their shards and backends.
+        make_link: opens the link to other workers; called after the process groups exist.
+        folder: move weights through this folder instead; all workers must see it.
     """
 
     def __init__(
@@ -59,31 +59,35 @@ class WeightMoves:
         self._on_disk: dict[tuple[str, str], DiskReallocator] = {}
 
     def move(self, source: str, target: str, *, eta: float) -> ReallocReport:
-        """target ← eta · source + (1 − eta) · target; both named ``role@replica``.
+        """Sets target ← eta · source + (1 − eta) · target; both are named ``role@replica``.
 
         Raises:
-            WaitTimeout, WorkerLost: names the worker that did not do its part.
+            WaitTimeout, WorkerLost: names the worker that did not complete its part.
         """
-        giver, taker = self._engine(source), self._engine(target)
-        if giver is None and taker is None:  # a rule: copies of nothing are alike
+        source_engine, target_engine = self._engine(source), self._engine(target)
+        if (
+            source_engine is None and target_engine is None
+        ):  # a model without weights: nothing to move
             return ReallocReport(bytes_sent=0, bytes_received=0, bytes_copied=0, seconds=0.0)
         report = self._reallocator(source, target).run(
-            self._plan(source, target, giver or taker),
-            giver.held_weights() if giver else None,
-            taker.held_weights() if taker else None,
+            self._plan(source, target, source_engine or target_engine),
+            source_engine.held_weights() if source_engine else None,
+            target_engine.held_weights() if target_engine else None,
             eta=eta,
         )
-        if taker is not None:
-            taker.weights_changed()
+        if target_engine is not None:
+            target_engine.weights_changed()
         return report
 
     def close(self) -> None:
-        """Removes the files of the last transfers; no worker moves weights any more."""
+        """Removes the files of the last transfers. To be called when no worker moves weights any more."""
         for mover in self._on_disk.values():
             mover.close()
 
     def _reallocator(self, source: str, target: str) -> Reallocator | DiskReallocator:
-        """One for all pairs in memory; on disk each pair counts its own transfers."""
+        """Returns the reallocator: a shared one in memory; on disk one per pair, which counts its
+        transfers.
+        """
         if self._folder is None:
             self._in_memory = self._in_memory or Reallocator(self._worker, self._make_link())
             return self._in_memory
@@ -94,27 +98,31 @@ class WeightMoves:
         return self._on_disk[pair]
 
     def _plan(self, source: str, target: str, engine: PipelinableEngine | None) -> ReallocPlan:
-        """All weights the first time; later only adapters, where training changes nothing else."""
+        """Plans the transfer of all weights; after the first, only of adapters if nothing else is
+        trained.
+        """
         adapters: frozenset[str] = getattr(engine, "adapter_names", frozenset())
-        again = bool(adapters) and (source, target, False) in self._plans
-        if (source, target, again) not in self._plans:
+        adapters_only = bool(adapters) and (source, target, False) in self._plans
+        if (source, target, adapters_only) not in self._plans:
             of = self._source_of(source, target)
-            giving, taking = self._layout(source, of), self._layout(target, of)
-            dtype, rounded = sent_dtypes(self._dtypes(source, giving), self._dtypes(target, taking))
-            self._plans[source, target, again] = plan_realloc(
-                weights_of(taking),
-                giving,
+            source_layout, target_layout = self._layout(source, of), self._layout(target, of)
+            dtype, rounded = sent_dtypes(
+                self._dtypes(source, source_layout), self._dtypes(target, target_layout)
+            )
+            self._plans[source, target, adapters_only] = plan_realloc(
+                weights_of(target_layout),
+                source_layout,
                 self._workers(source),
-                taking,
+                target_layout,
                 self._workers(target),
                 dtype=dtype,
                 rounded=rounded,
-                names=adapters if again else None,
+                names=adapters if adapters_only else None,
             )
-        return self._plans[source, target, again]
+        return self._plans[source, target, adapters_only]
 
     def _source_of(self, *names: str) -> ModuleSource:
-        """Names and shapes of the weights, from the copy that is here."""
+        """Source with the weights' names and shapes, from the copy that this worker holds."""
         return next(s for name, s in self._shards.sources.items() if str(name) in names)
 
     def _layout(self, name: str, of: ModuleSource) -> Layout:
@@ -122,7 +130,7 @@ class WeightMoves:
         return registry.make_backend(shard.backend).layout(of, shard.id.topo)
 
     def _dtypes(self, name: str, layout: Layout) -> dict[str, str]:
-        """Weight → the type in which a copy holds it."""
+        """Dtype in which a copy holds each weight, by weight name."""
         _, shard = self._held[name][0]
         return {w.name: self._shards.held_dtype(shard, w.name) for w in weights_of(layout)}
 
@@ -131,7 +139,7 @@ class WeightMoves:
         return [ranks[rank][0] for rank in sorted(ranks)]
 
     def _engine(self, name: str) -> PipelinableEngine | None:
-        """The engine of the part that is here, back from CPU memory."""
+        """Engine of the copy's part on this worker, moved back from CPU memory; None if it has none."""
         found: dict[ModelName, Any] = self._shards.models
         engine = next((m.module for n, m in found.items() if str(n) == name), None)
         if engine is not None:
@@ -140,16 +148,16 @@ class WeightMoves:
 
 
 def copy_weights(engine: PipelinableEngine) -> dict[str, list[torch.Tensor]]:
-    """Copies of all that ``engine`` holds, on the CPU."""
+    """Copies all weights that ``engine`` holds to the CPU."""
     held = engine.held_weights()
     return {name: [view.to("cpu", copy=True) for _, view in parts] for name, parts in held.items()}
 
 
-def put_weights(engine: PipelinableEngine, saved: Mapping[str, Sequence[torch.Tensor]]) -> None:
-    """Puts back what ``copy_weights`` gave.
+def restore_weights(engine: PipelinableEngine, saved: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    """Restores weights that ``copy_weights`` returned.
 
     Raises:
-        CheckpointError: it is of another model or layout.
+        CheckpointError: they belong to another model or layout.
     """
     held = engine.held_weights()
     for name, parts in held.items():

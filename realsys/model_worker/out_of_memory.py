@@ -1,4 +1,4 @@
-"""A GPU that is full, in our words: what was computed, what that needs by plan, which settings to lower."""
+"""Translates a GPU out-of-memory error: what was computed, its planned memory, which settings to lower."""
 
 from __future__ import annotations
 
@@ -10,31 +10,36 @@ from realsys.api.errors import OutOfMemory, RealsysError
 from realsys.api.experiment import ExperimentConfig
 from realsys.devices.gpu_memory import gpu_memory
 
-# Of those who take GPU memory without torch's allocator.
-_SAID = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cuda failure 'out of memory'",
-         "Cuda failure 2 'out of memory'")  # fmt: skip
+# Messages of libraries that allocate GPU memory outside torch's allocator.
+_OUT_OF_MEMORY_TEXTS = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cuda failure 'out of memory'",
+    "Cuda failure 2 'out of memory'",
+)
 
 
-def in_our_words(
+def explain_out_of_memory(
     error: Exception, *, doing: str, worker: int, config: ExperimentConfig
 ) -> Exception:
-    """``error``, or what stands for it where it says that the GPU's memory ran out.
+    """Returns an ``OutOfMemory`` error in place of ``error`` if GPU memory ran out, else ``error``
+    itself.
 
     Args:
-        doing: name of the call, or of another request.
+        doing: name of the call or request that failed.
     """
-    if not _says_so(error):
+    if not _is_out_of_memory(error):
         return error
     from realsys.planner.memory.memory_of_workers import memory_of_experiment
     from realsys.planner.memory.memory_words import out_of_memory
 
     planned = None
-    with suppress(RealsysError):  # a directory that can't be read is not what is wrong now
+    with suppress(RealsysError):  # an unreadable model directory must not hide the memory error
         planned = memory_of_experiment(config).get(worker)
     if planned is not None and doing == "Evaluate":
         doing = next((name for name in planned.calls if name.startswith("evaluation of")), doing)
     now = gpu_memory()
-    told: OutOfMemory = out_of_memory(
+    reported: OutOfMemory = out_of_memory(
         doing,
         where=f"model_worker/{worker}",
         peak=now.peak,
@@ -43,10 +48,10 @@ def in_our_words(
         total=now.total,
         planned=planned,
     )
-    told.add_note(f"{type(error).__name__}: {error}")
-    return told
+    reported.add_note(f"{type(error).__name__}: {error}")
+    return reported
 
 
-def _says_so(error: Exception) -> bool:
-    is_torchs = isinstance(error, torch.OutOfMemoryError)
-    return is_torchs or any(words in str(error) for words in _SAID)
+def _is_out_of_memory(error: Exception) -> bool:
+    from_torch = isinstance(error, torch.OutOfMemoryError)
+    return from_torch or any(words in str(error) for words in _OUT_OF_MEMORY_TEXTS)

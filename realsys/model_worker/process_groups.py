@@ -1,7 +1,7 @@
-"""Torch process groups: one over all model workers, and those along each axis of every model's layout.
+"""Torch process groups: one over all model workers, and one per axis of every model's topology.
 
-Made once per attempt, in the same order on every worker; processes that already form a group share it.
-They meet at a store, realsys/model_worker/rendezvous.py.
+Created once per attempt, in the same order on every worker; equal groups of several models are
+created once. Workers rendezvous at a store, realsys/model_worker/rendezvous.py.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def make_process_groups(
     device: str,
     timeout_s: float,
 ) -> dict[ModelName, ParallelGroups]:
-    """Model → its groups, for the models of which this worker holds a shard.
+    """Creates all process groups; returns model → its groups for models with a shard on this worker.
 
     Args:
         shards: (shard, worker index) of all models.
-        open_store: gives the store that all workers of this attempt share; empty before the first.
+        open_store: opens the store that all workers of this attempt share; initially empty.
     Raises:
-        WaitTimeout: workers that did not come to it.
+        WaitTimeout: names workers that did not reach the store.
     """
     placements: dict[ModelName, dict[int, int]] = {}
     topologies: dict[ModelName, ProcessTopology] = {}
@@ -42,7 +42,7 @@ def make_process_groups(
         _join(worker, num_workers, open_store(), device, timeout_s)
     made: dict[tuple[int, ...], Any] = {}
     found: dict[ModelName, dict[Axis, Any]] = {}
-    for name, placement in placements.items():  # every worker makes every group: torch requires it
+    for name, placement in placements.items():  # torch requires every process to create every group
         for axis, ranks in rank_groups(topologies[name]):
             members = tuple(placement[rank] for rank in ranks)
             if len(members) == 1:
@@ -55,7 +55,7 @@ def make_process_groups(
 
 
 def rank_groups(topo: ProcessTopology) -> list[tuple[Axis, tuple[int, ...]]]:
-    """Every group of a layout: (axis, parallelism ranks in group order). Pure."""
+    """Lists every group of a topology: (axis, parallelism ranks in group order). Pure."""
     stages, datas, tensors = range(topo.pipeline), range(topo.data), range(topo.tensor)
 
     def rank(p: int, d: int, t: int) -> int:
@@ -83,14 +83,14 @@ def _join(worker: int, num_workers: int, store: Any, device: str, timeout_s: flo
         world_size=num_workers,
         timeout=timedelta(seconds=timeout_s),
     )
-    if device != "cpu":  # NCCL connects when a group is first used, and then all must be there
+    if device != "cpu":  # NCCL connects at a group's first use, when all members must be present
         import torch
 
         dist.all_reduce(torch.zeros(1, device=device))
 
 
 def _new_group(workers: tuple[int, ...]) -> Any:
-    """A group in the layout's order: a placement need not list workers in ascending order."""
+    """Creates a group in the topology's order: a placement need not list workers in ascending order."""
     import torch.distributed as dist
 
     if list(workers) == sorted(workers):

@@ -1,7 +1,8 @@
-"""Publishes the weights of this worker's models for generation servers: who gives what, and a copy of it.
+"""Publishes this worker's model weights for generation servers: which worker serves which part, and
+a copy of it.
 
-Every worker that holds a part of a model works out the same from the plan and the backends' layouts; no
-worker asks another. realsys/weights/sync does the rest.
+Every worker that holds a part of a model derives the same assignment from the plan and the backends'
+layouts, without communication. realsys/weights/sync does the rest.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class WeightPublications:
-    """What this worker has published, by model.
+    """Weights that this worker has published, by model.
 
     Args:
-        workers: all model workers of the experiment: who holds which shard, with which backend.
-        store: behind this worker's tensor server under ``weight_sync.manifest.KEY``, and nothing else
-            in it: a checkpoint saves the other one.
-        wire_dtype: weights are given in this dtype (``bfloat16``); empty: in what the model computes in.
-        delta: give what changed since the version before, where that is little.
+        workers: all model workers of the experiment, with their shards and backends.
+        store: served by this worker's tensor server under ``weights.sync.manifest.KEY``; holds only
+            published weights, which checkpoints leave out.
+        wire_dtype: dtype of published weights (``bfloat16``); empty: the model's compute dtype.
+        delta: publish only what changed since the previous version if that is small.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class WeightPublications:
     ) -> None:
         if wire_dtype and wire_dtype not in DTYPE_BYTES:
             raise ConfigError(
-                f"weights can't be given in dtype {wire_dtype!r}",
+                f"weights can't be published in dtype {wire_dtype!r}",
                 where="publishing weights",
                 fix="use one of " + ", ".join(DTYPE_BYTES),
             )
@@ -56,21 +57,21 @@ class WeightPublications:
     def publish(self, model: str, version: int, *, among: tuple[int, ...] = ()) -> PublishedVersion:
         """Copies this worker's part of ``model`` (``role@replica``) as ``version``, for servers to fetch.
 
-        To be called on every worker that holds a part of the model, between two updates of it. Not
+        Must be called on every worker that holds a part of the model, between two updates of it. Not
         collective: no worker waits for another.
 
         Args:
-            among: workers that give the whole model together; none: all that hold a part.
+            among: workers that together publish the whole model; empty: all that hold a part.
         Raises:
-            InternalError: ``version`` is not newer than the one before.
+            InternalError: ``version`` is not newer than the previous one.
         """
         if among and self._worker not in among:
             return PublishedVersion()
         name = self._shards.find(model)
         engine: PipelinableEngine = self._shards.models[name].module
-        engine.onload()  # a hook may have left it in CPU memory
+        engine.onload()  # a hook may have offloaded it
         of_all = sorted(worker for worker, _ in self._holders(name))
-        key = model if not among or sorted(among) == of_all else f"{model}+{_spelled(among)}"
+        key = model if not among or sorted(among) == of_all else f"{model}+{_joined(among)}"
         if key not in self._publishers:
             self._publishers[key] = self._publisher(name, engine, key, among)
         return self._publishers[key].publish(engine, version)
@@ -78,23 +79,23 @@ class WeightPublications:
     def _publisher(
         self, name: ModelName, engine: PipelinableEngine, key: str, among: Collection[int]
     ) -> WeightPublisher:
-        adapters, giving = getattr(engine, "adapters", None), self._giving(name, among)
+        adapters, publish_plan = getattr(engine, "adapters", None), self._publish_plan(name, among)
         _, shard = self._holders(name)[0]
         return WeightPublisher(
             self._store,
-            giving,
+            publish_plan,
             model=key,
             worker=self._worker,
             trained=getattr(engine, "adapter_names", frozenset()),
             adapter_scale=adapters.alpha / adapters.rank if adapters is not None else 0.0,
             may_round=any(
                 self._shards.held_dtype(shard, weight) != dtype
-                for weight, dtype in giving.dtypes.items()
+                for weight, dtype in publish_plan.dtypes.items()
             ),
             delta=self._delta,
         )
 
-    def _giving(self, name: ModelName, among: Collection[int]) -> Giving:
+    def _publish_plan(self, name: ModelName, among: Collection[int]) -> Giving:
         held = self._holders(name)
         _, shard = held[0]
         backend = registry.make_backend(shard.backend)
@@ -104,13 +105,13 @@ class WeightPublications:
             dtype=str(shard.model.args.get("dtype", "float32")),
             wire=self._wire_dtype,
         )
-        givers = [i for i, (worker, _) in enumerate(held) if not among or worker in among]
+        ranks = [i for i, (worker, _) in enumerate(held) if not among or worker in among]
         return plan_publish(
-            tuple(layout[i] for i in givers), [held[i][0] for i in givers], dtypes=dtypes
+            tuple(layout[i] for i in ranks), [held[i][0] for i in ranks], dtypes=dtypes
         )
 
     def _holders(self, name: ModelName) -> list[tuple[int, ModelShard]]:
-        """(worker, its shard) of a model, by parallelism rank."""
+        """Workers that hold a model, as (worker, its shard), by parallelism rank."""
         found = [
             (index, shard)
             for index, config in enumerate(self._workers)
@@ -120,5 +121,5 @@ class WeightPublications:
         return sorted(found, key=lambda held: held[1].id.parallelism_rank)
 
 
-def _spelled(workers: Collection[int]) -> str:
+def _joined(workers: Collection[int]) -> str:
     return ".".join(map(str, sorted(workers)))

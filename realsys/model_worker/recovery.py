@@ -1,6 +1,7 @@
-"""One worker's state on disk, whole and checked: the worker's half of a recovery checkpoint.
+"""Writes and reads one worker's state on disk, complete and checked: its part of a recovery checkpoint.
 
-The master's half (manifest, rename, choosing the newest whole one) is realsys/master/checkpoint/recover.py.
+The master's part (manifest, rename, selection of the newest complete one) is
+realsys/master/checkpoint/recover.py.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ import torch
 
 from realsys.api.errors import CheckpointError, ClusterError
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
-    """Writes ``state`` (tensors and plain values) for its owner alone to read, syncs it to disk, returns
-    (SHA-256, bytes).
+    """Writes ``state`` to a file readable by its owner alone and syncs it; returns (SHA-256, bytes).
 
-    Raises:
-        ClusterError: the disk is full or refuses.
+    ``state`` holds tensors and plain values.
+
+    Raises:\n        ClusterError: the disk is full or the write failed.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, _NEW, 0o600), "wb") as file:
-            hashed: Any = _Hashed(file)
+        with os.fdopen(os.open(path, _CREATE_FLAGS, 0o600), "wb") as file:
+            hashed: Any = _HashingFile(file)
             torch.save(state, hashed)
             file.flush()
             os.fsync(file.fileno())
         return hashed.digest.hexdigest(), hashed.num_bytes
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        path.unlink(missing_ok=True)  # half a file helps nobody, and may be what fills the disk
+        path.unlink(missing_ok=True)  # a partial file is useless and may be what fills the disk
         cause = error if isinstance(error, OSError) else error.__context__
         full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
         why = f"no space left for {path.name}" if full else error
@@ -45,16 +46,18 @@ def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
         ) from error
 
 
-class _Hashed:
-    """A file that is written from beginning to end, and hashed on the way: reading it again takes seconds
-    for what a GPU's worker keeps, and nothing is trained meanwhile."""
+class _HashingFile:
+    """A file that hashes what is written, sequentially.
+
+    Reading it again would take seconds for a GPU worker's state, while training waits.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.digest, self.num_bytes = hashlib.sha256(), 0
 
     def write(self, data: Any) -> int:
-        """As a file's; all of ``data`` is taken."""
+        """Writes all of ``data``, as a file does."""
         view = memoryview(data).cast("B")
         self.digest.update(view)
         self._file.write(view)
@@ -62,12 +65,12 @@ class _Hashed:
         return len(view)
 
     def flush(self) -> None:
-        """As a file's."""
+        """Flushes the file."""
         self._file.flush()
 
 
-def hash_of(path: Path) -> tuple[str, str]:
-    """SHA-256 of a file, and nothing; or nothing, and why it can't be read."""
+def hash_file(path: Path) -> tuple[str, str]:
+    """Returns the SHA-256 of a file and an empty text, or an empty hash and the reason it can't be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest(), ""
@@ -78,10 +81,10 @@ def hash_of(path: Path) -> tuple[str, str]:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Reads what ``save_state`` wrote. Only tensors and plain values are ever unpickled.
+    """Reads a file of ``save_state``. Only tensors and plain values are unpickled.
 
     Raises:
-        CheckpointError: it can't be read.
+        CheckpointError: the file can't be read.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""Where the model workers of an attempt meet to form process groups: a file, or a store of worker 0's.
+"""Rendezvous of an attempt's model workers for process groups: through a file or a store of worker 0.
 
-The file is in the attempt's folder, which only its user can write, and no port is opened for it; its
-file system must keep locks (flock) between nodes. Worker 0's store (torch's TCPStore) needs no locks and is
-quicker for many workers, but asks nobody who he is: docs/security.md. It listens on the worker's own
-address, and dies with it.
+The file is in the attempt's folder, which only its user can write, and needs no port; its file system
+must honour locks (flock) between nodes. Worker 0's store (torch's TCPStore) needs no locks and is
+faster for many workers, but does not authenticate clients: docs/security.md. It listens on the
+worker's own address and ends with the worker.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from realsys.transport.binding import address_of
 
 
 class Rendezvous:
-    """One worker's end. Worker 0's ``endpoint`` must reach the others before they open a store.
+    """One worker's access to the rendezvous.
+
+    Other workers need worker 0's ``endpoint`` before they open a store.
 
     Args:
         by: ``file`` or ``tcp``.
-        folder: of the files.
-        host, ports: where worker 0's store may listen; None: any free port.
+        folder: folder of the files.
+        host, ports: address of worker 0's store and its allowed ports; None: any free port.
     """
 
     def __init__(
@@ -46,17 +48,17 @@ class Rendezvous:
             self._serve(host, ports)
 
     def store(self, name: str) -> Any:
-        """A ``torch.distributed.Store`` that all workers of the attempt share under this name.
+        """Returns the ``torch.distributed.Store`` that all workers of the attempt share under this name.
 
         Raises:
-            WaitTimeout: worker 0's does not answer.
+            WaitTimeout: worker 0's store does not answer.
         """
         import torch.distributed as dist
 
         if self._by != "tcp":
             self._folder.mkdir(
                 mode=0o700, parents=True, exist_ok=True
-            )  # FileStore makes files of 0644
+            )  # FileStore creates files with mode 0644
             path = str(self._folder / name)
             return dist.FileStore(path, self._num_workers)  # type: ignore[attr-defined]
         if self._tcp is None:
@@ -64,11 +66,11 @@ class Rendezvous:
         return dist.PrefixStore(name, self._tcp)  # type: ignore[attr-defined]
 
     def connect_to(self, endpoint: str) -> None:
-        """Says where worker 0's store is."""
+        """Sets the address of worker 0's store."""
         self.endpoint = self.endpoint or endpoint
 
     def _serve(self, host: str, ports: Iterable[int] | None) -> None:
-        listening = _bound(host, ports)
+        listening = _bind(host, ports)
         port = listening.getsockname()[1]
         self._tcp = self._store(host, port, is_master=True, master_listen_fd=listening.detach())
         self.endpoint = f"{host}:{port}"
@@ -77,16 +79,16 @@ class Rendezvous:
         host, _, port = self.endpoint.rpartition(":")
         try:
             return self._store(host, int(port), is_master=False)
-        except RuntimeError as error:  # torch's errors of stores and sockets are such
+        except RuntimeError as error:  # torch reports store and socket errors as RuntimeError
             raise WaitTimeout(
                 f"model_worker/0 did not answer at {self.endpoint} in {self._timeout_s:g} s: "
                 f"{str(error).splitlines()[0]}",
                 where=f"process groups, model_worker/{self._worker}",
-                fix="see the log of model_worker/0; its node must be reached on this port (interface and "
+                fix="see the log of model_worker/0; its node must be reachable on this port (interface and "
                 "port_range of the cluster spec)",
             ) from error
 
-    def _store(self, host: str, port: int, **more: Any) -> Any:
+    def _store(self, host: str, port: int, **options: Any) -> Any:
         import torch.distributed as dist
 
         return dist.TCPStore(  # type: ignore[attr-defined]
@@ -95,15 +97,15 @@ class Rendezvous:
             self._num_workers,
             timeout=timedelta(seconds=self._timeout_s),
             wait_for_workers=False,
-            **more,
+            **options,
         )
 
 
 def wait_for_all(store: Any, *, worker: int, num_workers: int, timeout_s: float) -> None:
-    """Returns when all workers have come here.
+    """Waits until all workers have reached this point.
 
     Raises:
-        WaitTimeout: names those that have not.
+        WaitTimeout: names the missing workers.
     """
     keys = [f"here/{i}" for i in range(num_workers)]
     store.set(keys[worker], b"1")
@@ -113,15 +115,16 @@ def wait_for_all(store: Any, *, worker: int, num_workers: int, timeout_s: float)
         missing = [i for i, key in enumerate(keys) if not store.check([key])]
         if not missing:
             raise
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WaitTimeout(
-            f"model_worker/{missing[0]}{more} did not come to the process groups in {timeout_s:g} s",
+            f"model_worker/{missing[0]}{others} did not reach the process-group rendezvous "
+            f"in {timeout_s:g} s",
             where=f"process groups, model_worker/{worker}",
             fix=f"see the log of model_worker/{missing[0]}",
         ) from error
 
 
-def _bound(host: str, ports: Iterable[int] | None) -> socket.socket:
+def _bind(host: str, ports: Iterable[int] | None) -> socket.socket:
     family, address = address_of(host)
     tried = 0
     for port in (0,) if ports is None else ports:
@@ -135,7 +138,7 @@ def _bound(host: str, ports: Iterable[int] | None) -> socket.socket:
             listening.close()
             taken = error
     raise ClusterError(
-        f"none of {tried} ports can be had for the workers' rendezvous: {taken}",
+        f"none of {tried} ports is free for the workers' rendezvous: {taken}",
         where=f"{host}, port_range of the cluster spec",
         fix="widen port_range, or use rendezvous: file",
     )

@@ -1,8 +1,8 @@
-"""The models, interfaces and held-out data that one model worker holds.
+"""Models, interfaces and held-out data of one model worker.
 
 ``Shards`` makes them (modules first, engines once the run's length is known) and finds them by call.
-An interface is shared by all calls of one model with equal settings, so that what it keeps (a KL
-controller, running moments) is one.
+Calls of one model with equal settings share an interface, and so its state (a KL controller, running
+moments).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from realsys.api.model import (
 )
 from realsys.api.plain import to_plain
 from realsys.api.worker_configs import ModelShard, ModelWorker
-from realsys.model_worker.move_weights import copy_weights, put_weights
+from realsys.model_worker.move_weights import copy_weights, restore_weights
 from realsys.models.source import source_of
 
 
 class Shards:
-    """What this worker holds, by model name."""
+    """Models that this worker holds a shard of, by name."""
 
     def __init__(self, config: ModelWorker, *, device: str) -> None:
         self._config, self._device = config, device
@@ -45,7 +45,7 @@ class Shards:
         self.sources: dict[ModelName, ModuleSource] = {}
 
     def make_models(self, groups: Mapping[ModelName, ParallelGroups]) -> None:
-        """Makes every model of this worker; those that others fill with weights stay empty."""
+        """Makes every model of this worker; models filled from another copy stay empty."""
         for name, shard in self._shards.items():
             model = registry.make_model(
                 shard.model,
@@ -63,13 +63,13 @@ class Shards:
                 self.sources[name] = source_of(model)
 
     def initialize(self, spec: FinetuneSpec) -> None:
-        """Lets each backend wrap its module."""
+        """Lets each model's backend make its engine."""
         for name, model in self.models.items():
             backend = registry.make_backend(self._shards[name].backend)
             self.models[name] = backend.initialize(model, spec)
 
     def call(self, name: str) -> tuple[MFCDef, Model, ModelInterface]:
-        """Definition, model and interface of a call."""
+        """Returns definition, model and interface of a call."""
         call = self._calls[name]
         return call, self.models[call.model_name], self._interface(call, call.model_name)
 
@@ -80,9 +80,9 @@ class Shards:
         return self._interfaces[key]
 
     def model(self, name: str) -> tuple[Model, ModelInterface]:
-        """The model called ``role@replica`` with the interface that trains it, or its first one.
+        """Returns the model ``role@replica`` with the interface that trains it, or else its first one.
 
-        A copy that only generates has no training call: then its role's is taken.
+        A copy that only generates has no training call; then its role's calls are used.
         """
         found = self.find(name)
         own = self._calls_of(found)
@@ -90,28 +90,28 @@ class Shards:
         return self.models[found], self._interface(call, found)
 
     def _calls_of(self, name: ModelName) -> list[MFCDef]:
-        """Calls of a copy; of its role, where it has none of its own."""
+        """Lists the calls of a copy, or of its role if the copy has none."""
         calls = [c for c in self._calls.values() if c.role == name.role]
         return [c for c in calls if c.model_name == name] or calls
 
     def find(self, name: str) -> ModelName:
-        """The name of the model called ``role@replica``, which is here."""
+        """Returns the name of the model ``role@replica``, which must be on this worker."""
         (found,) = (n for n in self.models if str(n) == name)
         return found
 
     def evaluated(self) -> Iterator[tuple[ModelShard, Model, ModelInterface, MicroBatchSpec]]:
-        """Models of this worker that have held-out data, and how their calls cut a batch."""
+        """Yields models that have held-out data, with the micro-batch limits of their calls."""
         for name, shard in self._shards.items():
             if shard.eval_dataset is not None:
                 yield shard, *self.model(str(name)), self._calls_of(name)[0].mb_spec
 
     def generates(self, name: ModelName) -> bool:
-        """Whether a call answers prompts with this copy."""
+        """True if a call generates with this copy."""
         kinds = [c.interface_type for c in self._calls.values() if c.model_name == name]
         return ModelInterfaceType.GENERATE in kinds
 
     def held_dtype(self, shard: ModelShard, weight: str) -> str:
-        """The type in which a copy's workers, this one or others, hold a weight."""
+        """Returns the dtype in which the workers of a copy hold a weight."""
         name = shard.id.model_name
         return registry.make_backend(shard.backend).held_dtype(
             str(shard.model.args.get("dtype", "float32")),
@@ -123,7 +123,7 @@ class Shards:
     # ---- recovery ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Engines, versions and interfaces of this worker: tensors and plain values only."""
+        """State of this worker's engines, versions and interfaces: tensors and plain values only."""
         for call in self._calls.values():
             if call.model_name in self.models:
                 self._interface(call, call.model_name)
@@ -136,58 +136,62 @@ class Shards:
                 for name, model in self.models.items()
             },
             "interfaces": {
-                self._kept_as(name, settings): interface.state_dict()
+                self._checkpoint_name(name, settings): interface.state_dict()
                 for (name, settings), interface in self._interfaces.items()
             },
         }
 
-    def _kept_as(self, name: ModelName, settings: str) -> str:
-        """An interface's name in a checkpoint: by its first call, as a resume may change settings."""
+    def _checkpoint_name(self, name: ModelName, settings: str) -> str:
+        """Returns an interface's name in a checkpoint: that of its first call, since a resume may
+        change settings.
+        """
         return f"{name} {next(c.name for c in self._calls_of(name) if _settings(c) == settings)}"
 
     def _engine_state(self, model: Model) -> dict[str, Any]:
         if model.module is not None:
-            model.module.onload()  # a hook may have left it in CPU memory
-        if model.name in self._averaged:  # what a hook has averaged into it can be had nowhere else
+            model.module.onload()  # a hook may have offloaded it
+        if model.name in self._averaged:  # its moving average exists nowhere else
             return copy_weights(model.module)
         return model.module.state_dict() if model.module is not None else {}
 
     def load_state_dict(self, state: Mapping[str, Any], *, where: str) -> None:
-        """Takes back what ``state_dict`` gave.
+        """Restores what ``state_dict`` returned.
 
         Raises:
-            CheckpointError: it is of other models, or of other interfaces.
+            CheckpointError: it belongs to other models or other interfaces.
         """
         mine = sorted(str(name) for name in self.models)
         if sorted(state["models"]) != mine:
             raise CheckpointError(
-                f"it holds models {sorted(state['models'])}, this worker has {mine}",
+                f"the checkpoint has models {sorted(state['models'])}, this worker has {mine}",
                 where=where,
-                fix="resume with the plan that wrote it",
+                fix="resume with the plan that wrote the checkpoint",
             )
         for name, model in self.models.items():
             saved = state["models"][str(name)]
             if name in self._averaged:
-                put_weights(model.module, saved["engine"])
+                restore_weights(model.module, saved["engine"])
             elif model.module is not None:
                 model.module.load_state_dict(saved["engine"])
             model.version = StepInfo(**saved["version"])
         for call in self._calls.values():
             if call.model_name in self.models:
                 self._interface(call, call.model_name)
-        kept = state["interfaces"]
+        saved_interfaces = state["interfaces"]
         for (name, settings), interface in self._interfaces.items():
-            former = f"{name} {settings}"  # how checkpoints called it once
-            found = kept.get(self._kept_as(name, settings), kept.get(former))
+            former = f"{name} {settings}"  # name used by older checkpoints
+            found = saved_interfaces.get(
+                self._checkpoint_name(name, settings), saved_interfaces.get(former)
+            )
             if found is None:
                 raise CheckpointError(
-                    f"it holds nothing of the interface of {self._kept_as(name, settings)}",
+                    f"it has no state of the interface of {self._checkpoint_name(name, settings)}",
                     where=where,
-                    fix="resume with the settings and the code that wrote it",
+                    fix="resume with the settings and code that wrote the checkpoint",
                 )
             interface.load_state_dict(found)
 
 
 def _settings(call: MFCDef) -> str:
-    """What makes a call's interface, as text."""
+    """Serialises the settings that determine a call's interface."""
     return json.dumps(to_plain(call.interface_impl), sort_keys=True)

@@ -1,22 +1,23 @@
-"""What a Hugging Face model directory holds, and whether it is whole. No torch.
+"""Checks a Hugging Face model directory for completeness and reads its basic facts. No torch.
 
-Read on a login node before jobs are submitted, and by hf.py before it loads. Only names, sizes and
+Used on a login node before jobs are submitted, and by hf.py before loading. Only names, sizes and
 headers are read, so a directory of any size takes milliseconds. Standard library only: the header
 of a safetensors file is 8 bytes of length (little endian) and that much JSON, the data follow.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.api.errors import CheckpointError
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+MAX_JSON_BYTES = 100_000_000  # of a header, as the safetensors library has it, or of an index
 _COPY_AGAIN = "copy the directory again, whole"
 
 
@@ -32,17 +33,17 @@ class HFModelFacts:
     num_heads: int
     num_kv_heads: int
     tied_embeddings: bool
-    num_params: int  # numbers stored; tied weights count once
+    num_params: int  # stored numbers; tied weights count once
     max_positions: int | None
     has_chat_template: bool
     tensors: frozenset[str]  # names in the weight files
 
 
 def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFModelFacts:
-    """Facts about the model in ``path``.
+    """Checks the directory ``path`` and returns facts about its model.
 
     Raises:
-        CheckpointError: something is missing, half-written or not JSON; names the file.
+        CheckpointError: a file is missing, incomplete or not JSON; names the file.
     """
     root = Path(path)
     if not root.is_dir():
@@ -60,10 +61,10 @@ def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFMo
 
 
 def safetensors_shapes(file: Path) -> dict[str, list[int]]:
-    """Name → shape of each tensor in ``file``, whose size is compared with what its header says.
+    """Reads the name and shape of each tensor in ``file``, and checks its size against its header.
 
     Raises:
-        CheckpointError: the file is missing, too short or too long, or its header is no JSON.
+        CheckpointError: the file is missing, too short or too long, or its header is not JSON.
     """
     if not file.is_file():
         raise CheckpointError(f"{file.name} is missing", where=str(file), fix=_COPY_AGAIN)
@@ -72,9 +73,12 @@ def safetensors_shapes(file: Path) -> dict[str, list[int]]:
         header_bytes = int.from_bytes(stream.read(8), "little")
         if found < 8 + header_bytes:
             raise _wrong_size(file, expected=8 + header_bytes, found=found, least=True)
+        if header_bytes > MAX_JSON_BYTES:
+            what = f"{file.name} says that its header has {header_bytes} bytes"
+            raise CheckpointError(what, where=str(file), fix=_COPY_AGAIN)
         text = stream.read(header_bytes)
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         header.pop("__metadata__", None)
         data_bytes = max((t["data_offsets"][1] for t in header.values()), default=0)
         shapes = {name: [int(n) for n in t["shape"]] for name, t in header.items()}
@@ -87,7 +91,7 @@ def safetensors_shapes(file: Path) -> dict[str, list[int]]:
 
 
 def weight_files(path: str | Path) -> dict[str, Path]:
-    """Name of each weight → the safetensors file that holds it.
+    """Maps the name of each weight to the safetensors file that holds it.
 
     Raises:
         CheckpointError: as ``check_hf_directory``.
@@ -100,7 +104,7 @@ def weight_files(path: str | Path) -> dict[str, Path]:
 
 
 def weight_shapes(path: str | Path) -> dict[str, list[int]]:
-    """Name → shape of every weight in the directory.
+    """Maps the name of every weight in the directory to its shape.
 
     Raises:
         CheckpointError: as ``check_hf_directory``.
@@ -109,7 +113,7 @@ def weight_shapes(path: str | Path) -> dict[str, list[int]]:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """``config.json`` of the directory.
+    """Reads ``config.json`` of the directory.
 
     Raises:
         CheckpointError: as ``check_hf_directory``.
@@ -132,9 +136,9 @@ def _read_json(file: Path) -> dict[str, Any]:
         fix = "give the directory that save_pretrained wrote"
         raise CheckpointError(f"{file.name} is missing", where=str(file), fix=fix)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        what = f"{file.name} is not JSON: {error}"
+        content = parse_json(read_bounded_text(file, max_bytes=MAX_JSON_BYTES))
+    except (OSError, ValueError) as error:
+        what = f"{file.name} {unreadable(error)}"
         raise CheckpointError(what, where=str(file), fix=_COPY_AGAIN) from None
     if not isinstance(content, dict):
         what = f"{file.name} holds a {type(content).__name__}, not an object"
@@ -189,13 +193,13 @@ def _has_chat_template(root: Path) -> bool:
 def _facts(
     config: dict[str, Any], tensors: dict[str, list[int]], has_chat_template: bool
 ) -> HFModelFacts:
-    text = {**config, **(config.get("text_config") or {})}  # of a multimodal model
+    text = {**config, **(config.get("text_config") or {})}  # nested config of a multimodal model
 
     def number(*names: str) -> int:
         return next((int(text[n]) for n in names if text.get(n) is not None), 0)
 
     heads = number("num_attention_heads", "n_head")
-    tied_by_default = text.get("model_type") in ("gpt2",)  # its config.json leaves it out
+    tied_by_default = text.get("model_type") in ("gpt2",)  # omitted in this family's config.json
     return HFModelFacts(
         architecture=(config.get("architectures") or [""])[0],
         model_type=config.get("model_type", ""),

@@ -1,8 +1,8 @@
-"""Writes that count only while this attempt is the trial's newest.
+"""Writes that take effect only while this attempt is the trial's newest.
 
-For everything an attempt shows to the outside: checkpoints, published models, the done mark, progress.
-The condition and the write are one transaction, so a process that was cut off or stood still while
-another attempt took over can't be believed afterwards, whatever it thinks of itself: the store decides.
+For everything an attempt publishes: checkpoints, models, the done mark, progress. The condition and
+the write are one transaction, so a process that was cut off or stopped while another attempt took
+over can't publish afterwards: the store decides, not the process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class AttemptFence:
-    """The border between this attempt and all others.
+    """Rejects writes of any attempt but the current one.
 
     Args:
         attempt: ours.
-        may_have_ended: writes count after our supervisor has ended the attempt as well: words between
-            the attempt's jobs, which must all go then. They do not once there is another attempt.
+        may_have_ended: accept writes after our supervisor has ended the attempt, for messages between
+            the attempt's jobs during shutdown. They are rejected once another attempt has begun.
     """
 
     def __init__(
@@ -38,28 +38,26 @@ class AttemptFence:
     ) -> None:
         self._store, self._keys, self._attempt = store, keys, attempt
         self._may_have_ended = may_have_ended
-        self._revision = 0  # of the attempt key, once it has been seen to be ours
+        self._revision = 0  # of the attempt key, once it has been checked to be ours
 
     def write(self, puts: Sequence[Put], *, deletes: Sequence[str] = ()) -> None:
-        """All of it, or nothing.
+        """Applies all puts and deletes, or none.
 
         Raises:
             StaleAttempt: another attempt has taken over.
-            StoreUnavailable: the store did not answer; whether it was written is then not known.
+            StoreUnavailable: the store did not answer; it is unknown whether it was written.
         """
         if not self._revision:
             self.check()
         ours = Compare.at_revision(self._keys.attempt, self._revision)
         if not self._store.transaction([ours], puts=puts, deletes=deletes):
             self._revision = 0
-            self.check()  # names who took over
+            self.check()  # raises, naming the newer attempt
             self.write(puts, deletes=deletes)
 
-    def check_patiently(self, *, timeout_s: float) -> None:
-        """As ``check``; tries again while the store is away."""
-        retry_while_unavailable(
-            self.check, timeout_s=timeout_s, what="looking whether the attempt is ours"
-        )
+    def check_with_retry(self, *, timeout_s: float) -> None:
+        """As ``check``, but retries while the store is unavailable."""
+        retry_while_unavailable(self.check, timeout_s=timeout_s, what="checking the attempt")
 
     def check(self) -> None:
         """Raises StaleAttempt if another attempt has taken over."""

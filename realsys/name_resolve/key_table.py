@@ -1,7 +1,7 @@
-"""Every key that realsys writes into name resolution, who writes it, who reads it, how long it lives.
+"""Every key that realsys writes into name resolution: its writer, reader and lifetime.
 
-The one place where keys are put together; ``KEY_TABLE`` is what the documentation prints. Values are
-not described here: their writers encode them. Pure.
+The only place where keys are composed; the documentation prints ``KEY_TABLE``. Values are not
+described here: their writers encode them. Pure.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PREFIX = "realsys/v1"  # a change of any value's meaning takes a new number
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialKeys:
-    """The keys of one trial. ``clear_subtree(keys.root)`` removes them and nothing else.
+    """The keys of one trial. ``clear_subtree(keys.root)`` removes exactly these.
 
-    ``user`` is the submitting user as the plan has it, never asked from the operating system: in a
-    container it would be root, and two halves of one run would not find each other.
+    ``user`` is the submitting user from the plan, never from the operating system: in a container that
+    would be root, and processes of one run would look under different keys.
     """
 
     cluster: str
@@ -61,10 +61,6 @@ class TrialKeys:
         return f"{self.commands}/{_worker(worker_type, index)}"
 
     @property
-    def experiment_status(self) -> str:
-        return f"{self.root}/experiment_status"
-
-    @property
     def progress(self) -> str:
         return f"{self.root}/progress"
 
@@ -85,34 +81,6 @@ class TrialKeys:
 
     def saved_model(self, role: str) -> str:
         return f"{self.root}/saved_model/{segment(role, what='role')}"
-
-    def model_version(self, role: str) -> str:
-        return f"{self.root}/model_version/{segment(role, what='role')}"
-
-    def process_group(self, name: str) -> str:
-        return f"{self.root}/process_group/{segment(name, what='process group')}"
-
-    @property
-    def gen_servers(self) -> str:
-        return f"{self.root}/gen_server"
-
-    def gen_server(self, index: int) -> str:
-        return f"{self.gen_servers}/{_index(index)}"
-
-    @property
-    def gserver_manager(self) -> str:
-        return f"{self.root}/gserver_manager"
-
-    @property
-    def training_samples(self) -> str:
-        return f"{self.root}/training_samples"
-
-    @property
-    def streams(self) -> str:
-        return f"{self.root}/stream"
-
-    def stream(self, receiver: str) -> str:
-        return f"{self.streams}/{segment(receiver, what='receiver')}"
 
     @property
     def components(self) -> str:
@@ -135,15 +103,16 @@ class TrialKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyRow:
-    """One row of the table of keys. ``pattern`` is below the trial's root."""
+    """One row of the key table. ``pattern`` is relative to the trial's root."""
 
-    name: str  # of the TrialKeys member
+    name: str  # the member of TrialKeys
     pattern: str
     writer: str
     reader: str
     lifetime: str
 
 
+_NO_READER = "nobody: the transaction is the point"
 _LEASE = "the writer's lease"
 _TRIAL = "until the trial is cleared"
 
@@ -172,22 +141,15 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         name="command",
         pattern="command/<type>/<index>",
-        writer="whoever steers the worker",
+        writer="launcher: tell; supervisor, for stacks",
         reader="the worker's heartbeat process",
         lifetime="until the worker takes it",
-    ),
-    KeyRow(
-        name="experiment_status",
-        pattern="experiment_status",
-        writer="supervisor",
-        reader="launcher: status, wait",
-        lifetime=_TRIAL,
     ),
     KeyRow(
         name="progress",
         pattern="progress",
         writer="master, after each step",
-        reader="status, supervisor (is it hung?)",
+        reader="status",
         lifetime=_TRIAL,
     ),
     KeyRow(
@@ -208,64 +170,22 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         name="done",
         pattern="done",
         writer="master, when all steps are done",
-        reader="supervisor, launcher: wait",
+        reader=_NO_READER,
         lifetime=_TRIAL,
     ),
     KeyRow(
         name="checkpoint",
         pattern="checkpoint/<phase>",
         writer="master, before it renames a checkpoint into place",
-        reader="nobody: the transaction is the point",
+        reader=_NO_READER,
         lifetime=_TRIAL,
     ),
     KeyRow(
         name="saved_model",
         pattern="saved_model/<role>",
         writer="master, before it renames a saved model into place",
-        reader="nobody: the transaction is the point",
+        reader=_NO_READER,
         lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="model_version",
-        pattern="model_version/<role>",
-        writer="model worker, after publishing weights",
-        reader="gserver manager, generation servers",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="process_group",
-        pattern="process_group/<name>",
-        writer="rank 0 of the group: its rendezvous address",
-        reader="the group's other ranks",
-        lifetime=_LEASE,
-    ),
-    KeyRow(
-        name="gen_server",
-        pattern="gen_server/<index>",
-        writer="generation server: its URL",
-        reader="gserver manager",
-        lifetime=_LEASE,
-    ),
-    KeyRow(
-        name="gserver_manager",
-        pattern="gserver_manager",
-        writer="gserver manager: its endpoint",
-        reader="rollout workers",
-        lifetime=_LEASE,
-    ),
-    KeyRow(
-        name="training_samples",
-        pattern="training_samples",
-        writer="master: samples consumed so far",
-        reader="gserver manager (staleness)",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="stream",
-        pattern="stream/<receiver>",
-        writer="the receiver of trajectories: its endpoint",
-        reader="rollout workers, makers",
-        lifetime=_LEASE,
     ),
     KeyRow(
         name="component",
@@ -292,7 +212,7 @@ KEY_TABLE: tuple[KeyRow, ...] = (
 
 
 def segment(name: str, *, what: str) -> str:
-    """Returns ``name`` if it can be one segment of a key."""
+    """Returns ``name`` if it is valid as one segment of a key."""
     try:
         canonical(name)
     except StoreError as error:

@@ -1,8 +1,8 @@
-"""The contents of a store as a value: operations go in, entries and events come out.
+"""The contents of a store as a value: applies operations, returns entries and events.
 
-Shared by the memory and the file store, so that both mean the same by a lease, a revision or a
-transaction. Pure: no clock, no file, no lock; its owner guards it and says which revision a list of
-operations has. Whether a lease is still alive is not known here.
+Shared by the memory and the file store, so that leases, revisions and transactions mean the same in
+both. Pure: no clock, no file, no lock; its owner guards it and assigns revisions to lists of
+operations. Whether a lease is still alive is not known here.
 """
 
 from __future__ import annotations
@@ -16,30 +16,38 @@ from realsys.api.errors import LeaseLost
 from realsys.name_resolve.store import Compare, Entry, Event, EventKind, is_under
 from realsys.runtime.process_identity import ProcessIdentity
 
-# A watcher further behind gets the difference (keyspace_watch.py).
+# A watcher that lags further gets the difference (keyspace_watch.py).
 MAX_HISTORY_EVENTS = 8192
 MAX_HISTORY_BYTES = 64 * 1024 * 1024
 
 
 class PutKey(msgspec.Struct, frozen=True, tag="put"):
+    """Sets a key, optionally bound to a lease."""
+
     key: str
     value: bytes
     lease_id: str | None
 
 
 class DeleteKey(msgspec.Struct, frozen=True, tag="delete"):
+    """Deletes a key."""
+
     key: str
 
 
 class GrantLease(msgspec.Struct, frozen=True, tag="grant"):
+    """Grants a lease to a process."""
+
     lease_id: str
     ttl_s: float
     holder: ProcessIdentity
 
 
 class EndLease(msgspec.Struct, frozen=True, tag="end"):
+    """Ends a lease and deletes its keys."""
+
     lease_id: str
-    expired: bool  # False: given back by its holder
+    expired: bool  # False: revoked by its holder
 
 
 Operation = PutKey | DeleteKey | GrantLease | EndLease
@@ -54,10 +62,10 @@ class KeySpaceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeySpace:
-    """Entries, leases and the last events of a store.
+    """Entries, leases and recent events of a store.
 
     Args:
-        snapshot: what to begin with; its revision is also where the history begins.
+        snapshot: the initial contents; its revision is also where the history begins.
     """
 
     def __init__(self, snapshot: KeySpaceSnapshot | None = None) -> None:
@@ -81,7 +89,7 @@ class KeySpace:
         return sorted(found, key=lambda entry: entry.key)
 
     def leases_under(self, prefix: str) -> list[str]:
-        """Leases with a key at or below ``prefix``."""
+        """Returns the leases with a key at or below ``prefix``."""
         held = self.keys_of_lease.items()
         return [lease for lease, keys in held if any(is_under(key, prefix) for key in keys)]
 
@@ -92,7 +100,8 @@ class KeySpace:
         return (entry.revision if entry else 0) == compare.revision
 
     def events_from(self, revision: int) -> list[Event] | None:
-        """Events of ``revision`` and later; None when the history no longer reaches back."""
+        """Returns the events of ``revision`` and later; None if the history does not reach back
+        that far."""
         if revision > self.revision:
             return []
         if revision <= self._history_floor:
@@ -105,7 +114,7 @@ class KeySpace:
         return newer[::-1]
 
     def apply(self, revision: int, operations: Iterable[Operation]) -> None:
-        """Makes the operations happen, as ``revision``."""
+        """Applies the operations as ``revision``."""
         self.revision = revision
         for operation in operations:
             match operation:
@@ -156,10 +165,11 @@ class KeySpace:
 
 
 def difference(known: dict[str, int], entries: Sequence[Entry], *, revision: int) -> list[Event]:
-    """What a watcher missed, from the keys and revisions it knew and what is there now.
+    """Returns the events a watcher missed, from the revisions it knew and the entries that exist
+    now.
 
     Args:
-        revision: given to the endings, whose own revision (and kind and value) is no longer known.
+        revision: assigned to deletions, whose own revision, kind and value are no longer known.
     """
     events = [
         Event(kind=EventKind.PUT, key=e.key, value=e.value, revision=e.revision)
@@ -174,7 +184,7 @@ def difference(known: dict[str, int], entries: Sequence[Entry], *, revision: int
 
 
 def require_lease(space: KeySpace, lease_id: str | None, *, where: str) -> str | None:
-    """Returns ``lease_id`` if it is None or alive."""
+    """Returns ``lease_id`` if it is None or alive; raises LeaseLost otherwise."""
     if lease_id is not None and lease_id not in space.leases:
         raise LeaseLost(
             f"lease {lease_id} has ended",

@@ -1,7 +1,7 @@
-"""A lease of a KeySpaceStore: how its holder renews it, and learns that it is over.
+"""A lease of a KeySpaceStore: renewing it, and detecting that it has ended.
 
-For keyspace_store.py, which makes them. Renewing in time is the work of lease_keeper.py; judging
-other processes' leases that of each store.
+For keyspace_store.py, which creates them. lease_renewer.py renews in time; each store judges the
+leases of other processes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class StoreLease:
     def keep_alive(self) -> None:
         sent_s = self._store.clock()
         if sent_s - self._renewed_s > self._ttl_s:
-            # Too late is over, also when nobody has looked: others may act on it any moment.
+            # Expired even if no other process has noticed yet: one may act on it any moment.
             self._end(expired=True)
             self._raise_lost(f"was not renewed for {sent_s - self._renewed_s:.1f} s")
         self._store.renew(self._id)
         with self._store.lock:
             alive = self._id in self._store.opened().leases
         if not alive:
-            self._raise_lost("was ended by others, who took this process for dead")
+            self._raise_lost("was ended by another process, which took this one for dead")
         self._renewed_s = sent_s
 
     def revoke(self) -> None:

@@ -1,9 +1,10 @@
-"""The store's calls over a KeySpace: everything that memory and file stores have in common.
+"""NameResolve over a KeySpace: everything that the memory and file stores have in common.
 
-A subclass says how to bring the KeySpace up to date, how to make a write happen, and how to judge a
-lease; all else stands here, in keyspace_lease.py and in keyspace_watch.py once. Two locks: ``_write_lock``
-is taken first and may be held while waiting for other processes, ``lock`` guards the KeySpace and is
-held for microseconds, so that reads and lease renewals are never behind a slow write.
+A subclass implements how the KeySpace is brought up to date, how a write is applied, and how a
+lease is judged; everything else is here, in keyspace_lease.py and in keyspace_watch.py. Two locks:
+``_write_lock`` is taken first and may be held while waiting for other processes; ``lock`` guards
+the KeySpace and is held for microseconds, so that reads and lease renewals never wait for a slow
+write.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Decide = Callable[[KeySpace], Sequence[Operation]]
 
 
 class KeySpaceStore(ABC):
-    """A NameResolve. Args: ``where`` names the store in errors; ``clock`` judges leases."""
+    """A NameResolve. ``where`` names the store in errors; ``clock`` judges leases."""
 
     def __init__(self, *, where: str, clock: Callable[[], float], lock: threading.RLock) -> None:
         self.where, self.clock = where, clock
@@ -55,26 +56,28 @@ class KeySpaceStore(ABC):
 
     @abstractmethod
     def current(self) -> KeySpace:
-        """The KeySpace, up to date. Called with ``lock`` held."""
+        """Returns the up-to-date KeySpace. Called with ``lock`` held."""
 
-    def glance(self) -> KeySpace:
-        """The KeySpace as somebody who keeps looking may see it. Called with ``lock`` held."""
+    def recent(self) -> KeySpace:
+        """Returns a possibly slightly older KeySpace, for callers that poll. Called with ``lock``
+        held."""
         return self.current()
 
     @abstractmethod
     def write(self, decide: Decide) -> int:
-        """Makes happen what ``decide`` returns for the newest contents; returns the revision.
+        """Applies the operations that ``decide`` returns for the newest contents; returns the
+        revision.
 
-        ``decide`` may be asked again when somebody else was faster. An empty list writes nothing.
+        ``decide`` is called again if another writer was faster. An empty list writes nothing.
         """
 
     @abstractmethod
     def is_dead(self, lease: GrantLease, *, at_once: bool) -> bool:
-        """Whether the lease is over. Without ``at_once`` it may answer from a moment ago."""
+        """Returns whether the lease has ended. Without ``at_once`` the answer may be slightly old."""
 
     @abstractmethod
     def renew(self, lease_id: str) -> None:
-        """Shows every reader that the holder is alive."""
+        """Shows all readers that the holder is alive."""
 
     @abstractmethod
     def renewed_ago_s(self, lease_id: str) -> float | None:
@@ -185,7 +188,7 @@ class KeySpaceStore(ABC):
     ) -> dict[str, bytes]:
         keys = [canonical(key) for key in keys]
         began_s = announced_s = time.monotonic()
-        self.revision()  # a fresh look first
+        self.revision()  # brings the contents up to date
         while True:
             self._end_dead_leases_of(keys, look=self.watched)
             with self.lock:
@@ -229,7 +232,7 @@ class KeySpaceStore(ABC):
     def watched(self) -> KeySpace:
         if self._closed:
             raise store_refusals.closed(where=self.where)
-        return self.glance()
+        return self.recent()
 
     def _at(self, key: str) -> str:
         return f"key {key!r} in {self.where}"
@@ -248,7 +251,7 @@ class KeySpaceStore(ABC):
         return self.end_dead(lease_ids, at_once=at_once)
 
     def end_dead(self, lease_ids: Iterable[str], *, at_once: bool = False) -> bool:
-        """Writes the end of those leases that are over; returns whether any was."""
+        """Ends those of the leases that have expired; returns whether there were any."""
         with self.lock:
             leases = self.watched().leases
             asked = [leases[i] for i in lease_ids if i in leases]
@@ -258,7 +261,7 @@ class KeySpaceStore(ABC):
         return bool(dead)
 
     def _endings(self, space: KeySpace, lease_ids: list[str]) -> list[Operation]:
-        # Judged again under the write lock: the holder may have renewed since the first look.
+        # Judged again under the write lock: the holder may have renewed since the first check.
         leases = [space.leases[i] for i in lease_ids if i in space.leases]
         ended = [lease for lease in leases if self.is_dead(lease, at_once=True)]
         for lease in ended:

@@ -1,8 +1,8 @@
-"""A watch of a KeySpaceStore: which events a watcher has not seen yet.
+"""A watch of a KeySpaceStore: the events a watcher has not seen yet.
 
-For keyspace_store.py, which makes them. A watcher asks; nothing is pushed. Events come from the
-KeySpace's history; a watcher that fell out of it gets the difference to what it knew (coalesced: one
-PUT per changed key, and for a key that went away a DELETE without its last value).
+For keyspace_store.py, which creates them. A watcher polls; nothing is pushed. Events come from the
+KeySpace's history; a watcher that lags behind it gets the difference to what it knew (coalesced:
+one PUT per changed key, and for a removed key a DELETE without its last value).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KeySpaceWatch:
-    """A Watch of a KeySpaceStore. Used by one thread; ``close`` may come from another."""
+    """A Watch of a KeySpaceStore. For one thread; ``close`` is safe from another."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class KeySpaceWatch:
 
     @property
     def is_connected(self) -> bool:
-        return True  # asking is all it does, and then the store says what is wrong
+        return True  # it has no connection: a failing store raises from ``poll``
 
     def close(self) -> None:
         self._closed = True

@@ -1,7 +1,7 @@
-"""A store inside one process: for unit tests and for runs whose roles are threads of one process.
+"""The name-resolution store inside one process: for unit tests and runs whose roles are threads.
 
-Knows no other process and writes nothing. Leases end by the clock alone, which tests may replace.
-Stores opened under one name share their contents (open.py).
+Sees no other process and writes no files. Leases expire by the clock alone, which tests may
+replace. Stores opened under one name share their contents (open.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from realsys.name_resolve.keyspace import EndLease, GrantLease, KeySpace, Operation
 from realsys.name_resolve.keyspace_store import Decide, KeySpaceStore
 
-POLL_S = 0.05  # a waiter looks this often for leases that ended; a write wakes it at once
+POLL_S = 0.05  # how often a waiter checks for expired leases; a write wakes it at once
 
 
 class SharedMemory:

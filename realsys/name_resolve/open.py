@@ -1,7 +1,8 @@
-"""Opens a store by its address: ``etcd://host:2379,host2``, ``file:///folder`` or ``memory://name``.
+"""Opens a store by its address: ``etcd://host:2379,host2``, ``file:///folder`` or
+``memory://name``.
 
-The one place that knows which stores exist. etcd's is imported when an address asks for it: gRPC must not
-be loaded by a process that will fork, nor by one that needs no etcd.
+The only module that knows which stores exist. The etcd store is imported when an address asks for
+it: gRPC must not be loaded by a process that forks, nor by one that needs no etcd.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def open_store(url: str, *, access: EtcdAccess | None = None) -> NameResolve:
     """Returns an open store; the caller closes it.
 
     Args:
-        access: how an etcd is entered; without it no TLS and no user. Its endpoints count where the
+        access: credentials of an etcd; without it no TLS and no user. Its endpoints are used if the
             address names none (``etcd+job://``).
     Raises:
         ConfigError: no such scheme, or the rest of the address does not fit it.
@@ -51,7 +52,7 @@ def _open_etcd(url: str, access: EtcdAccess | None) -> NameResolve:
     if url.startswith("etcd+job://"):
         if access is None:
             raise ConfigError(
-                f"{url!r} is an etcd that a job starts for itself, and how to enter it was not told",
+                f"{url!r} is an etcd that a job starts for itself, and no access file was given",
                 where="name_resolve address",
                 fix="open it with the access file that the job's supervisor wrote",
             )

@@ -1,4 +1,4 @@
-"""A call to the store that is made again while the store is away."""
+"""Retries a call to the store while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RETRY_S = 0.5
 def retry_while_unavailable(
     call: Callable[[], T], *, timeout_s: float, what: str, when_denied: bool = True
 ) -> T:
-    """What ``call`` returns.
+    """Returns the result of ``call``, repeating it while it raises StoreUnavailable.
 
     Args:
-        what: told in the log while it is waited for, e.g. ``publishing the checkpoint``.
-        when_denied: also where the store answers and does not let us in: it did before.
+        what: logged while waiting, e.g. ``publishing the checkpoint``.
+        when_denied: also retry if the store refuses the login, for a caller that was logged in before.
     Raises:
-        StoreUnavailable: the store was away for all of ``timeout_s``.
+        StoreUnavailable: the store was unavailable for all of ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -1,8 +1,8 @@
-"""What every name-resolution store promises: the calls, the values, the rules for keys.
+"""What every name-resolution store guarantees: calls, values and rules for keys.
 
-For everything that registers or looks up a worker; the stores (memory_store.py, file_store.py, etcd/)
-implement it and one conformance suite holds them to it. Calls are synchronous and thread-safe. Nothing here
-opens a file or a socket, and nothing here knows which keys exist (key_table.py does).
+For everything that registers or looks up a worker; the stores (memory_store.py, file_store.py,
+etcd/) implement it and one conformance suite tests them against it. Calls are synchronous and
+thread-safe. Nothing here opens a file or a socket or knows which keys exist (key_table.py does).
 
 Revisions count the writes of a whole store: each successful write takes the next one, and a
 transaction takes one for all its keys. They order events and fence compare-and-set.
@@ -21,8 +21,8 @@ from realsys.api.errors import StoreError
 
 MAX_KEY_BYTES = 4096
 MAX_VALUE_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB; one limit for all stores
-# A trial's root, realsys/v1/<cluster>/<user>/<experiment>/<trial>, is the widest thing anybody may
-# clear: one more step up and a typing error takes the user's other trials with it.
+# A trial's root, realsys/v1/<cluster>/<user>/<experiment>/<trial>, is the widest prefix that may be
+# cleared: one level up, a typing error would delete the user's other trials.
 MIN_CLEAR_SEGMENTS = 6
 MAX_TXN_OPS = 120  # conditions, and writes, of one transaction: etcd refuses more than 128
 
@@ -34,17 +34,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes  # exactly the bytes that were written
     revision: int  # of the write that made this value
     version: int  # writes to this key since it was created: 1, 2, ...
-    lease_id: str | None = None  # the key ends with this lease
+    lease_id: str | None = None  # the key is deleted when this lease ends
 
 
 class EventKind(StrEnum):
+    """How a key changed."""
+
     PUT = "put"
-    DELETE = "delete"  # somebody deleted the key or gave its lease back: a goodbye
-    EXPIRE = "expire"  # its lease ran out or its holder died: no goodbye
+    DELETE = "delete"  # deleted explicitly, or its lease was revoked
+    EXPIRE = "expire"  # its lease expired or its holder died
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of one key. ``value`` is the new one, or the last one when the key ended."""
+    """One change of one key. ``value`` is the new one, or the last one if the key was deleted."""
 
     kind: EventKind
     key: str
@@ -53,10 +55,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """A condition of a transaction. Make it with one of the three functions below."""
+    """A condition of a transaction. Create it with one of the three functions below."""
 
     key: str
-    revision: int | None = None  # 0 means "not there"
+    revision: int | None = None  # 0 means absent
     value: bytes | None = None
 
     @classmethod
@@ -73,7 +75,7 @@ class Compare(msgspec.Struct, frozen=True):
 
 
 class Lease(Protocol):
-    """A promise to be alive. Keys put under it end with it."""
+    """A claim to be alive that must be renewed. Keys bound to it are deleted when it ends."""
 
     @property
     def id(self) -> str: ...
@@ -81,14 +83,14 @@ class Lease(Protocol):
     def ttl_s(self) -> float: ...
 
     def keep_alive(self) -> None:
-        """Renews for another ``ttl_s``. Raises LeaseLost when it is over: it never comes back."""
+        """Renews for another ``ttl_s``. Raises LeaseLost if it has ended, which is final."""
 
     def revoke(self) -> None:
         """Ends the lease and deletes its keys (DELETE events). Does nothing on an ended lease."""
 
 
 class Put(msgspec.Struct, frozen=True):
-    """One write of a transaction; replaces what was there."""
+    """One write of a transaction; replaces an existing value."""
 
     key: str
     value: bytes
@@ -96,18 +98,18 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Watch(Protocol):
-    """Changes below some prefixes, in order of revision. Iterating ends when the watch is closed."""
+    """Changes below some prefixes, in order of revision. Iteration ends when the watch is closed."""
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """The next events, oldest first; ``[]`` when none came in ``timeout_s``.
+        """Returns the next events, oldest first; ``[]`` if none arrived in ``timeout_s``.
 
-        A store that does not answer is no error here: nothing comes until it is back, and then
-        everything that happened meanwhile.
+        An unavailable store is not an error here: nothing arrives until it is back, then everything
+        that happened meanwhile.
         """
 
     @property
     def is_connected(self) -> bool:
-        """Whether the store answers, so that no news means that nothing has happened."""
+        """Whether the store answers, so that the absence of events means that nothing happened."""
 
     def close(self) -> None: ...
     def __iter__(self) -> Iterator[Event]: ...
@@ -121,27 +123,27 @@ class NameResolve(Protocol):
     def add(
         self, key: str, value: bytes, *, lease: Lease | None = None, replace: bool = False
     ) -> int:
-        """Writes and returns the revision; exclusive unless ``replace``.
+        """Writes a key and returns the revision; fails if it exists, unless ``replace``.
 
         Raises:
-            KeyExists: the key is taken and ``replace`` is off; names a short value of the holder.
-            LeaseLost: ``lease`` is over.
+            KeyExists: the key exists and ``replace`` is off; shows a short value of its holder.
+            LeaseLost: ``lease`` has ended.
         """
 
     def get(self, key: str) -> Entry:
-        """Raises KeyNotFound."""
+        """Reads a key. Raises KeyNotFound."""
 
     def get_subtree(self, prefix: str) -> list[Entry]:
-        """``prefix`` itself if it has a value, and all keys below, sorted by key."""
+        """Reads ``prefix`` itself, if it has a value, and all keys below, sorted by key."""
 
     def find_subtree(self, prefix: str) -> list[str]:
-        """The keys of ``get_subtree``."""
+        """Returns the keys of ``get_subtree``."""
 
     def delete(self, key: str, *, missing_ok: bool = False) -> None:
-        """Raises KeyNotFound unless ``missing_ok``."""
+        """Deletes a key. Raises KeyNotFound unless ``missing_ok``."""
 
     def clear_subtree(self, prefix: str) -> int:
-        """Deletes ``prefix`` and all below; returns how many. Refuses anything above a trial."""
+        """Deletes ``prefix`` and all keys below; returns how many. Refuses a prefix above a trial."""
 
     def wait(
         self,
@@ -150,60 +152,66 @@ class NameResolve(Protocol):
         timeout_s: float,
         describe_missing: Callable[[list[str]], str] | None = None,
     ) -> dict[str, bytes]:
-        """Blocks until all keys are there at once.
+        """Blocks until all keys exist at the same time; returns their values.
 
         Args:
-            describe_missing: gets the missing keys, returns what to tell the user about them.
+            describe_missing: gets the missing keys, returns an explanation for the user.
         Raises:
-            WaitTimeout: names the missing keys (of very many some) and how long they were waited for.
+            WaitTimeout: names the missing keys (at most some of them) and the time waited.
         """
 
     def watch(
         self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True
     ) -> Watch:
-        """Events below any of the prefixes from now on, or from ``from_revision`` (that one included).
+        """Watches the prefixes from now on, or from ``from_revision`` (inclusive).
 
-        Without ``judges_leases`` the end of a lease is an event as soon as somebody else has noticed it:
-        that spares a store without a server reading each lease again and again.
+        Without ``judges_leases``, a lease's expiry is an event only once another process has noticed it:
+        on a store without a server that avoids reading each lease repeatedly.
 
         To miss nothing: ``r = store.revision()``, list, then watch from ``r + 1``. Each key's last
-        state always arrives; a watcher that falls thousands of events behind gets the difference
-        instead of every step between.
+        state always arrives; a watcher that lags by thousands of events gets the difference instead of
+        every change between.
         """
 
     def revision(self) -> int:
-        """The revision of the store's last write; that of a new store is 0, or 1 on etcd."""
+        """Returns the revision of the store's last write; a new store has 0, or 1 on etcd."""
 
     def grant(self, ttl_s: float) -> Lease:
-        """A lease that ends ``ttl_s`` seconds after its last renewal, or somewhat later where a store
-        has whole seconds and a shortest lease: the lease's own ``ttl_s`` is what was granted."""
+        """Grants a lease that ends ``ttl_s`` seconds after its last renewal.
+
+        A store with whole seconds and a minimum TTL may grant more: the lease's own ``ttl_s`` is
+        what was granted.
+        """
 
     def renewed_ago_s(self, lease_id: str) -> float | None:
-        """About how long ago a lease was renewed, in seconds, for people to read: clocks of two hosts
-        may be in it, so nothing is decided by it. None where that is not known."""
+        """Returns roughly how long ago a lease was renewed, in seconds; None if unknown.
+
+        For display only: it may compare the clocks of two hosts.
+        """
 
     def transaction(
         self, compares: Sequence[Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
     ) -> bool:
-        """All writes in one revision if every condition holds, else nothing and False.
+        """Applies all writes in one revision if every condition holds; otherwise writes nothing and
+        returns False.
 
-        Deleting a key that is not there is allowed. At most MAX_TXN_OPS conditions, and as many writes.
+        Deleting an absent key is allowed. At most MAX_TXN_OPS conditions, and as many writes.
         Raises LeaseLost as ``add`` does.
         """
 
     def close(self) -> None:
-        """Frees files and memory. Leases are not revoked: whoever holds one says goodbye first."""
+        """Frees files and memory. Leases are not revoked: their holders revoke them first."""
 
 
 def canonical(key: str) -> str:
-    """Returns ``key`` if it is a proper key: segments between single slashes, none special."""
+    """Returns ``key`` if it is valid: segments between single slashes, none of them special."""
     if not isinstance(key, str):
         raise _bad_key(key, "is not a string")
     return _checked(key)
 
 
 def check_value(key: str, value: bytes) -> bytes:
-    """Returns ``value`` if a store may hold it."""
+    """Returns ``value`` if it is valid: bytes, and not too long."""
     if not isinstance(value, bytes):
         raise StoreError(
             f"value is {type(value).__name__}, a store holds bytes",
@@ -233,14 +241,14 @@ def check_clearable(prefix: str) -> str:
 
 
 def check_prefixes(prefixes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the prefixes of a watch if they are proper and there is one."""
+    """Returns the prefixes of a watch if they are valid and there is at least one."""
     if not prefixes:
-        raise StoreError("a watch of nothing", where="watch", fix="name a key or a prefix")
+        raise StoreError("a watch without a prefix", where="watch", fix="name a key or a prefix")
     return tuple(canonical(prefix) for prefix in prefixes)
 
 
 def is_under(key: str, prefix: str) -> bool:
-    """Whether ``key`` is ``prefix`` or below it. Both canonical."""
+    """Returns whether ``key`` is ``prefix`` or below it. Both must be canonical."""
     return key.startswith(prefix) and (len(key) == len(prefix) or key[len(prefix)] == "/")
 
 

@@ -1,6 +1,6 @@
-"""What every store says in the same words: a key is taken, missing, or did not come in time.
+"""Errors shared by all stores, so that one message describes a case wherever the keys are kept.
 
-For the stores; so that the conformance suite and a user see one message wherever a store keeps its keys.
+For the stores: a key is taken, missing, or did not appear in time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from realsys.name_resolve.store import (
 logger = logging.getLogger(__name__)
 
 SHORT_VALUE_BYTES = 200  # a holder's value up to this length is shown in KeyExists
-MOST_NAMED = 20  # keys in the error of a wait
-ANNOUNCE_EVERY_S = 30.0  # a long wait says so in the log
+MOST_NAMED = 20  # keys named in the error of a wait
+ANNOUNCE_EVERY_S = 30.0  # a long wait is logged this often
 
 
 def taken(held: Entry, *, where: str) -> KeyExists:
+    """Returns the error for adding a key that exists."""
     shown = f", held with {held.value!r}" if len(held.value) <= SHORT_VALUE_BYTES else ""
     return KeyExists(
         f"key {held.key!r} exists since revision {held.revision}{shown}",
@@ -35,8 +36,9 @@ def taken(held: Entry, *, where: str) -> KeyExists:
 
 
 def not_there(key: str, *, where: str) -> KeyNotFound:
+    """Returns the error for reading a missing key."""
     return KeyNotFound(
-        f"no key {key!r}", where=where, fix="its writer has not come yet, or has ended"
+        f"no key {key!r}", where=where, fix="its writer has not written it yet, or has ended"
     )
 
 
@@ -57,7 +59,7 @@ def check_ttl(ttl_s: float) -> float:
 def check_transaction(
     compares: Sequence[Compare], puts: Sequence[Put], deletes: Sequence[str], *, where: str
 ) -> None:
-    """Raises StoreError for a transaction that some store could not do."""
+    """Raises StoreError for a transaction that not every store could apply."""
     for compare in compares:
         canonical(compare.key)
     written = [canonical(k) for k in (*(p.key for p in puts), *deletes)]
@@ -72,14 +74,14 @@ def check_transaction(
             raise StoreError(
                 f"a transaction has {number} {what}, the limit is {MAX_TXN_OPS}",
                 where=where,
-                fix="cut it into several, and let the last one say that all are there",
+                fix="split it into several, and mark completion in the last one",
             )
     for put in puts:
         check_value(put.key, put.value)
 
 
 def announce(missing: Sequence[str], keys: Sequence[str], *, timeout_s: float) -> None:
-    """Tells the log about a wait that has been long."""
+    """Logs a wait that has been long."""
     text = f"{', '.join(missing[:5])} ({len(missing)} of {len(keys)})"
     logger.info("waiting for=%s timeout_s=%g", text, timeout_s)
 
@@ -92,10 +94,11 @@ def timed_out(
     describe_missing: Callable[[list[str]], str] | None,
     where: str,
 ) -> WaitTimeout:
-    what = f"{len(missing)} of {len(keys)} keys did not come in {timeout_s:g} s: "
+    """Returns the error for keys that did not appear in time."""
+    what = f"{len(missing)} of {len(keys)} keys did not appear in {timeout_s:g} s: "
     what += ", ".join(missing[:MOST_NAMED])
     if len(missing) > MOST_NAMED:
         what += f" and {len(missing) - MOST_NAMED} more"
     if describe_missing is not None:
         what += f"\n  {describe_missing(missing)}"
-    return WaitTimeout(what, where=where, fix="look at the logs of the workers that write them")
+    return WaitTimeout(what, where=where, fix="check the logs of the workers that write them")

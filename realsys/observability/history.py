@@ -1,7 +1,8 @@
 """What the processes of a trial did, one line an operation, so that fencing can be judged afterwards.
 
-``attempts/NNNN/history/<type>-<i>.jsonl``, one file a process. history_check.py says whether a history
-could have come from a system that keeps its promises; tests and chaos runs read it, nothing else does.
+``attempts/NNNN/history/<type>-<i>.jsonl``, one file a process. tests/support/history_check.py says
+whether a history could have come from a system that keeps its promises; tests and chaos runs read
+it, nothing else does.
 """
 
 from __future__ import annotations

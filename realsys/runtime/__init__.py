@@ -1,1 +1,2 @@
-"""What processes of every kind share: system calls, ties to a parent, exit codes, progress, lifecycle."""
+"""Shared by all kinds of processes: system calls, ties to a parent, exit codes, progress,
+lifecycle."""

@@ -1,4 +1,4 @@
-"""Calls that may hang in the store or a file system, kept within a time. For heartbeat_process.py."""
+"""Time limits for calls that may hang in the store or a file system. For heartbeat_process.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def within(timeout_s: float, task: Callable[[], object]) -> None:
-    """Runs ``task`` in a thread and leaves it behind when it hangs. Its errors are logged."""
+    """Runs ``task`` in a thread and abandons it if it hangs. Its errors are logged."""
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""The first failure of several tasks, as itself."""
+"""Raises the first failure of several tasks as itself, not as a group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def first_error() -> AsyncIterator[None]:
-    """Around a task group: raises the group's first error without the groups that it comes in."""
+    """Wraps a task group: raises its first error without the exception groups around it."""
     try:
         yield
     except BaseExceptionGroup as failures:

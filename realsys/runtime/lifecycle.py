@@ -1,8 +1,8 @@
-"""States of a worker and what moves it between them (pure).
+"""States of a worker and the transitions between them (pure).
 
-``TRANSITIONS`` is the whole truth: ``next_state`` moves a worker by it and refuses everything else,
-changing nothing; docs/workers.md prints it. The driver (runner.py) writes each new state into name
-resolution. A worker never calls itself lost: only those who miss it may.
+``TRANSITIONS`` is complete: ``next_state`` moves a worker by it and refuses everything else,
+changing nothing; docs/workers.md prints it. runner.py writes each new state into name resolution. A
+worker never marks itself LOST: only its observers do.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from realsys.api.errors import InternalError
 
 
 class WorkerState(StrEnum):
-    """Where a worker is in its life."""
+    """State of a worker."""
 
-    STARTING = "starting"  # process up, plan read, not yet found by others
+    STARTING = "starting"  # process started, plan read, not yet registered
     READY = "ready"  # registered, waits for work
     RUNNING = "running"  # computes
-    PAUSED = "paused"  # registered, asked to wait
-    DONE = "done"  # said goodbye
-    FAILED = "failed"  # said why it died
-    LOST = "lost"  # gone without a word, or cut off
+    PAUSED = "paused"  # registered, paused by a command
+    DONE = "done"  # deregistered
+    FAILED = "failed"  # left a failure record
+    LOST = "lost"  # ended without a failure record, or cut off
 
 
 class WorkerEvent(StrEnum):
@@ -56,10 +56,10 @@ FINAL = frozenset({S.DONE, S.FAILED, S.LOST})
 
 
 def next_state(state: WorkerState, event: WorkerEvent) -> WorkerState:
-    """The state after ``event``.
+    """Returns the state after ``event``.
 
     Raises:
-        InternalError: the table has no such move; names both.
+        InternalError: the table has no such transition; names both.
     """
     try:
         return TRANSITIONS[state, event]

@@ -1,8 +1,8 @@
-"""System calls that a Python may lack although the kernel has them.
+"""System calls that a Python build may lack although the kernel has them.
 
-``os`` has memfd_create and pidfd_open, and ``signal`` pidfd_send_signal, only where Python was *built*
-with a new enough libc and kernel headers. Those that uv and conda-forge bring were not: there the kernel
-is called directly. For every room that needs one of the three, hence in api; decides nothing.
+``os`` has memfd_create and pidfd_open, and ``signal`` pidfd_send_signal, only if Python was *built*
+with a new enough libc and kernel headers. The builds of uv and conda-forge were not: there the
+kernel is called directly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "ppc64le": 360, "s390x": 350, "r
 
 
 def memfd_create(name: str, flags: int = MFD_CLOEXEC) -> int:
-    """os.memfd_create: the descriptor of a file without a name. Raises OSError."""
+    """Calls os.memfd_create: returns the descriptor of a file without a name. Raises OSError."""
     if made := getattr(os, "memfd_create", None):
         return int(made(name, flags))
     number = _MEMFD_CREATE.get(platform.machine())
@@ -40,10 +40,10 @@ def memfd_create(name: str, flags: int = MFD_CLOEXEC) -> int:
 
 
 def pidfd_open(pid: int) -> int:
-    """os.pidfd_open: a descriptor of that process, which can be polled for its end.
+    """Calls os.pidfd_open: returns a descriptor of the process, which can be polled for its end.
 
     Raises:
-        ClusterError: the kernel has none. OSError: no such process, no descriptor left.
+        ClusterError: the kernel lacks the call. OSError: no such process, no descriptor left.
     """
     try:
         if opened := getattr(os, "pidfd_open", None):
@@ -56,12 +56,12 @@ def pidfd_open(pid: int) -> int:
             f"this kernel, Linux {platform.release()}, has no pidfd_open(2)",
             where=platform.node(),
             fix="run on nodes with Linux 5.3 or later, or a distribution's kernel that has it; "
-            "`realsys doctor` says which have",
+            "`realsys doctor` shows which nodes do",
         ) from error
 
 
 def pidfd_send_signal(pidfd: int, number: int) -> None:
-    """signal.pidfd_send_signal. Raises ProcessLookupError when the process has ended."""
+    """Calls signal.pidfd_send_signal. Raises ProcessLookupError if the process has ended."""
     if send := getattr(signal, "pidfd_send_signal", None):
         send(pidfd, number)
         return
@@ -69,7 +69,7 @@ def pidfd_send_signal(pidfd: int, number: int) -> None:
 
 
 def _syscall(number: int, *arguments: object) -> int:
-    """syscall(2) with its error as Python has it, ProcessLookupError and all."""
+    """Calls syscall(2) and raises its error as Python does, ProcessLookupError included."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     result = int(call(ctypes.c_long(number), *arguments))

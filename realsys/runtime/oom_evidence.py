@@ -1,8 +1,9 @@
-"""Whether memory ran out while a process lived, from the kernel's own counts.
+"""Whether memory ran out while a process ran, by the kernel's own counters.
 
-SIGKILL says nothing about who sent it. The kernel counts what it killed for lack of memory: for a cgroup
-in ``memory.events`` (v2) or ``memory.oom_control`` (v1), for the whole machine in ``/proc/vmstat``; all of
-it readable by anybody. For the parents of workers, which look before and after.
+SIGKILL does not show who sent it. The kernel counts the processes it killed for lack of memory: for
+a cgroup in ``memory.events`` (v2) or ``memory.oom_control`` (v1), for the whole machine in
+``/proc/vmstat``; all of them world-readable. For the parents of workers, which compare the counters
+before and after.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from pathlib import Path
 
 _LIMIT = "its cgroup's memory limit"
 _MACHINE = "the node's memory"
-_UNLIMITED = 1 << 60  # bytes; no limit that somebody has set
+_UNLIMITED = 1 << 60  # bytes; larger than any configured limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class OomCounts:
-    """Processes killed for lack of memory so far; None where the kernel does not say."""
+    """Processes killed for lack of memory so far; None if the kernel does not report it."""
 
     cgroup: int | None
     machine: int | None
     limit: int | None = (
-        None  # bytes: the smallest of the cgroup's and those it lies in; None: unlimited
+        None  # bytes: the smallest of the cgroup's and its parents'; None: unlimited
     )
 
 
 def read_oom_counts(root: Path = Path("/")) -> OomCounts:
-    """Counts of this process's cgroup, which its children share, and of the machine."""
+    """Reads the counters of this process's cgroup, which its children share, and of the machine."""
     for top, folder, events in _memory_cgroups(root):
         if (count := _counted(folder / events, "oom_kill")) is not None:
-            limit = _limit_that_holds(top, folder)
+            limit = _effective_limit(top, folder)
             break
     else:
         count, limit = None, None
@@ -38,7 +39,7 @@ def read_oom_counts(root: Path = Path("/")) -> OomCounts:
 
 
 def oom_evidence(before: OomCounts, after: OomCounts) -> str:
-    """What the counts prove, as part of a sentence; "" when they prove nothing. Pure."""
+    """Returns what the counters prove, as part of a sentence; "" if nothing. Pure."""
     if before.cgroup is not None and (after.cgroup or 0) > before.cgroup:
         limit = "" if after.limit is None else f" of {after.limit >> 20} MiB"
         return f"{_LIMIT}{limit} ran out (oom_kill {before.cgroup} → {after.cgroup})"
@@ -48,12 +49,13 @@ def oom_evidence(before: OomCounts, after: OomCounts) -> str:
 
 
 def memory_fix(evidence: str, worker_type: str, *, on_slurm: bool, trial: str = "TRIAL") -> str:
-    """What to do about what ``oom_evidence`` said, perhaps as part of more; "" if nothing of it. Pure."""
+    """Returns what to do about text from ``oom_evidence``, possibly part of a longer one; "" if it
+    contains none. Pure."""
     command = f"realsys resume {trial} scheduling.{worker_type}.mem=MIB"
     if _LIMIT in evidence and on_slurm:
         return (
-            f"go on with more memory: {command} (of each task; what the job asks for on a node is the "
-            "sum of its tasks there, and they share it)"
+            f"resume with more memory: {command} (for each task; the job requests the sum of its tasks "
+            "on a node, and they share it)"
         )
     if _LIMIT in evidence:
         return "raise the memory limit of this container or session, or train with less at a time"
@@ -64,9 +66,9 @@ def memory_fix(evidence: str, worker_type: str, *, on_slurm: bool, trial: str = 
     )
 
 
-def _limit_that_holds(top: Path, folder: Path) -> int | None:
-    """The smallest of the cgroup's limit and of those above it: a step's own may be unlimited, its job's
-    is not. Version 1 writes "unlimited" as a number near 2^63, version 2 as ``max``."""
+def _effective_limit(top: Path, folder: Path) -> int | None:
+    """Returns the smallest limit of the cgroup and its parents: a step's own may be unlimited while
+    its job's is not. Version 1 writes "unlimited" as a number near 2^63, version 2 as ``max``."""
     limits = []
     while folder != top and top in folder.parents:
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -77,7 +79,8 @@ def _limit_that_holds(top: Path, folder: Path) -> int | None:
 
 
 def _memory_cgroups(root: Path) -> list[tuple[Path, Path, str]]:
-    """(mount, folder, file of events) of the cgroups that may limit our memory; cgroups(7)."""
+    """Returns (mount, folder, file of events) of the cgroups that may limit this process's memory;
+    cgroups(7)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

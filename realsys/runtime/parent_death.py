@@ -1,7 +1,7 @@
-"""Ties a process's life to its parent's: prctl(2) PR_SET_PDEATHSIG.
+"""Ends a process when its parent dies: prctl(2) PR_SET_PDEATHSIG.
 
-The signal comes when the parent *thread* that started us ends, so children are started from main
-threads. A parent that died before the call is noticed by its pid.
+The signal is sent when the parent *thread* that started the process ends, so children are started
+from main threads. A parent that died before the call is detected by its pid.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PARENT_PID_VARIABLE = "REALSYS_PARENT_PID"
 
 
 def die_with_parent(expected_pid: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """From now on the kernel sends ``death_signal`` to this process when its parent dies.
+    """Makes the kernel send ``death_signal`` to this process when its parent dies.
 
-    Exits at once if the parent is gone already (its pid is no longer ``expected_pid``).
+    Exits at once if the parent has already died (its pid is no longer ``expected_pid``).
     """
     _prctl(PR_SET_PDEATHSIG, int(death_signal))
     if os.getppid() != expected_pid:
@@ -27,12 +27,12 @@ def die_with_parent(expected_pid: int, death_signal: signal.Signals = signal.SIG
 
 
 def adopt_orphans() -> None:
-    """From now on children of children that ended are children of this process."""
+    """Makes orphaned descendants children of this process."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def wait_for_children(timeout_s: float) -> None:
-    """Until all children have ended, those adopted too, or ``timeout_s`` is over."""
+    """Waits until all children have ended, adopted ones included, or ``timeout_s`` has passed."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         try:

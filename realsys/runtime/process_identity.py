@@ -1,8 +1,9 @@
-"""Which process holds a lease, so that a reader on the same host sees at once that it is dead.
+"""Identity of the process that holds a lease, so that a reader on the same host detects at once
+that it is dead.
 
-For the file store. A process is its boot, its PID namespace, its PID and its start time: a PID alone
-is given out again, and the same number in two containers is two processes. Answers only "known to be
-dead": a process of another host, boot or container is judged by its lease, not here.
+For the file store. A process is identified by boot, PID namespace, PID and start time: a PID alone
+is reused, and the same number in two containers is two processes. Answers only "known to be dead":
+a process of another host, boot or container is judged by its lease.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ import msgspec
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    host: str  # for people; never compared
+    """Identifies a process across hosts, boots and containers."""
+
+    host: str  # for display; never compared
     boot_id: str
     pid_namespace: str
     pid: int
-    start_ticks: int  # clock ticks after boot; 0 where /proc does not say
+    start_ticks: int  # clock ticks after boot; 0 if /proc is unavailable
 
 
 def this_process() -> ProcessIdentity:
-    return _identity_of(os.getpid())  # asked again after a fork
+    return _identity_of(os.getpid())  # differs after a fork
 
 
 def is_known_dead(process: ProcessIdentity) -> bool:
-    """Whether this host is sure that ``process`` has ended. A zombie has."""
+    """Returns whether ``process`` is known to have ended. A zombie has."""
     here = this_process()
     if (process.boot_id, process.pid_namespace) != (here.boot_id, here.pid_namespace):
         return False
@@ -62,14 +65,14 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command's name stands in brackets and may hold blanks and brackets itself: proc(5).
+    # The command's name is in brackets and may contain blanks and brackets itself: proc(5).
     fields = text[text.rindex(b")") + 2 :].split()
     return fields[0].decode(), int(fields[19])
 
 
 def _signallable(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # signal 0 only asks whether the process is there
+        os.kill(pid, 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -1,16 +1,16 @@
-"""Commands to a worker: what one looks like, and which a worker takes in which state (pure).
+"""Commands to a worker: their format, and which a worker accepts in which state (pure).
 
-A command is JSON at the key ``command/<type>/<index>``; the worker's heartbeat process takes it away and
-hands it on. The answer is the worker's status: ``last_command`` is the command's id once it took effect,
+A command is JSON at the key ``command/<type>/<index>``; the worker's heartbeat process removes it and
+passes it on. The reply is the worker's status: ``last_command`` is the command's id once it took effect,
 or with ``command_refused`` once it was refused.
 
 =========== =====================================================================================
 configure   ``args`` ``log_level``: debug, info, warning or error
-pause       waits before its next request; while one runs: after it
-resume      goes on; ``start`` is another word for it
-interrupt   gives up what waits and leaves after the current request (exit code STOPPED)
-exit        the same, as if the master had said it (exit code DONE)
-dump        stacks of all threads into the attempt's folder, whatever the worker is at
+pause       waits before its next request, after the current one
+resume      continues; ``start`` is an alias
+interrupt   drops waiting requests and exits after the current one (exit code STOPPED)
+exit        the same, as if the master had requested it (exit code DONE)
+dump        writes the stacks of all threads into the attempt's folder, in any state
 =========== =====================================================================================
 """
 
@@ -27,7 +27,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Verb(StrEnum):
-    """What can be asked of a worker."""
+    """Commands that a worker accepts."""
 
     CONFIGURE = "configure"
     START = "start"
@@ -40,7 +40,8 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Name-resolution value of a command. ``attempt`` and ``token`` say which incarnation is meant."""
+    """Name-resolution value of a command. ``attempt`` and ``token`` identify the addressed
+    incarnation."""
 
     id: str
     verb: Verb
@@ -66,12 +67,12 @@ ALLOWED: dict[Verb, frozenset[WorkerState]] = {
 
 
 def parse_command(data: bytes, *, where: str) -> Command:
-    """Raises TrialError when it is none."""
+    """Decodes a command. Raises TrialError for invalid data."""
     return loads(Command, data, where=where)
 
 
 def refusal(command: Command, *, attempt: int, token: str, state: WorkerState) -> str:
-    """Why a worker refuses the command; "" when it takes it."""
+    """Returns why a worker refuses the command; "" if it accepts it."""
     if (command.attempt, command.token) != (attempt, token):
         return f"it is for attempt {command.attempt}, this is attempt {attempt}"
     if state not in ALLOWED[command.verb]:

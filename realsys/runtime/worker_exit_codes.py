@@ -1,8 +1,8 @@
-"""Exit codes of worker processes, as the supervisor reads them."""
+"""Exit codes of worker processes, as the supervisor interprets them."""
 
 DONE = 0
 FAILED = 1
-STOPPED = 75  # a stop request was honoured: the last step is whole and checkpointed
-FENCED = 77  # our own lease could not be renewed, or a newer attempt took over
-ORPHANED = 78  # the workers we watch are gone
-NOT_STARTED = 79  # no process ends with it: the worker's step could not be started
+STOPPED = 75  # after a stop request: the last step is complete and checkpointed
+FENCED = 77  # the worker's lease could not be renewed, or a newer attempt took over
+ORPHANED = 78  # the workers that this one depends on are gone
+NOT_STARTED = 79  # not returned by a process: the worker's step could not be started

@@ -52,11 +52,6 @@ def compress(names: Iterable[str]) -> str:
     return ",".join(parts)
 
 
-def needs_23_11(text: str) -> bool:
-    """Whether it has text behind a name's last bracket, which Slurm reads since 23.11 only."""
-    return any("[" in item and not item.endswith("]") for item in _items(text))
-
-
 def check_nodelist(
     text: str, *, known: Collection[str] | None, where: str
 ) -> Iterator[ConfigError]:

@@ -19,13 +19,13 @@ from pathlib import Path
 from types import FrameType
 
 from realsys.api.errors import RealsysError, TrialError
-from realsys.trial.folders import check_trial, let_nobody_else_write
+from realsys.trial.folders import check_trial, restrict_umask
 from realsys.trial.records import TrialFiles
 
 
 def main() -> int:
     """Returns the exit status of the job."""
-    let_nobody_else_write()
+    restrict_umask()
     signal.signal(
         signal.SIGTERM, _told
     )  # until the supervisor listens, as to SIGUSR2 in the script

@@ -209,7 +209,7 @@ class Supervisor:
     def _run_phase(self, phase: PhasePlan) -> Result:
         phase_files = TrialFiles.phase(phase.folder)
         Path(phase.folder).mkdir(parents=True, exist_ok=True)
-        for old in self.attempt_files.last_words.glob("*.json"):  # of an earlier phase
+        for old in self.attempt_files.failure_records.glob("*.json"):  # of an earlier phase
             old.unlink(missing_ok=True)
         logger.info("phase started phase=%s", phase.name)
         tasks: list[Task] = []
@@ -226,7 +226,7 @@ class Supervisor:
             self._end_steps(tasks)
         if result is Result.COMPLETED and phase.publish is not None:
             patience_s = float(self.plan.cluster.store_patience_seconds)
-            AttemptFence(self.store, self.keys, self.attempt).check_patiently(timeout_s=patience_s)
+            AttemptFence(self.store, self.keys, self.attempt).check_with_retry(timeout_s=patience_s)
             publish(phase_files, Path(phase.publish))
         logger.info("phase ended phase=%s result=%s", phase.name, result)
         return result

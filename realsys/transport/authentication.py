@@ -1,9 +1,9 @@
-"""Who may connect: holders of the trial's client key, and nobody else.
+"""Authentication of connections: only holders of the trial's client key may connect.
 
-For server.py. Answers libzmq's questions about connecting peers (ZAP, rfc.zeromq.org/spec/27) within
-the process, and counts handshakes that do not even get so far: no CURVE, another server's key.
-(Bytes that are no ZeroMQ at all are cut off by libzmq without an event: not counted.) Refusals are
-logged at counts 1, 2, 4, 8, ...: a refused peer comes back many times a second.
+For server.py. Answers libzmq's authentication requests (ZAP, rfc.zeromq.org/spec/27) within the
+process, and counts handshakes that fail before that: no CURVE, another server's key. (libzmq drops
+bytes that are not ZeroMQ without an event: not counted.) Refusals are logged at counts 1, 2, 4, 8,
+...: a refused peer reconnects many times a second.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 logger = logging.getLogger(__name__)
 
 DOMAIN = b"realsys"
-HANDSHAKE_MS = (
-    10_000  # a stranger who connects and says nothing costs a socket and memory no longer
-)
+HANDSHAKE_MS = 10_000  # limit for a peer that connects and sends nothing
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by the specification; one per context
 _ZAP_VERSION = b"1.0"
 _FAILED = (
@@ -32,7 +30,7 @@ _FAILED = (
 
 
 class Refusals:
-    """How many messages and connections a server refused, by reason."""
+    """Counts of refused messages and connections of a server, by reason."""
 
     def __init__(self, server_name: str) -> None:
         self._server_name = server_name
@@ -47,13 +45,13 @@ class Refusals:
                 self._server_name,
                 reason,
                 n,
-                # Of a stranger, perhaps: it must not make lines of its own in the log.
+                # May come from an untrusted peer: it must not inject lines into the log.
                 detail[:200].encode("unicode_escape").decode(),
             )
 
 
 class Authenticator:
-    """Answers for one context. Bind it before any socket of that context accepts peers."""
+    """The ZAP handler of one context. Bind it before any socket of that context accepts peers."""
 
     def __init__(
         self, context: zmq.asyncio.Context, *, client_public: bytes, refusals: Refusals
@@ -84,14 +82,14 @@ class Authenticator:
 
 
 async def count_failed_handshakes(monitor: zmq.asyncio.Socket, refusals: Refusals) -> None:
-    """Counts connections that never became a peer. ``monitor`` is from ``open_monitor``."""
+    """Counts connections that failed the handshake. ``monitor`` is from ``open_monitor``."""
     while True:
         event = parse_monitor_message(await monitor.recv_multipart())
-        if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # _allowed has counted that
+        if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # already counted by _allowed
             refusals.count("no_handshake", f"error {event['value']}")
 
 
 def open_monitor(socket: zmq.asyncio.Socket, events: int = _FAILED) -> zmq.asyncio.Socket:
-    """A socket that tells of connections. It must be read: libzmq waits for a slow reader."""
+    """Returns a socket with connection events. It must be read: libzmq blocks on a slow reader."""
     monitor: zmq.asyncio.Socket = socket.get_monitor_socket(events)
     return monitor

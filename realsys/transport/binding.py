@@ -1,6 +1,6 @@
-"""Binds a ZMQ socket to a free port, of all or of the site's range.
+"""Binds a ZMQ socket to a free port: any, or one of the site's range.
 
-The port is taken by binding, never looked up before: between a look and a bind somebody else takes it.
+The port is reserved by binding, never looked up before: another process could take it in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def bind(socket: Any, host: str, ports: Iterable[int] | None = None) -> str:
 
     Args:
         host: name or address of an interface of this host.
-        ports: to try in this order; None for any that the kernel gives.
+        ports: to try in this order; None for any free one.
     Raises:
         ClusterError: all of them are taken.
         OSError: no such interface (zmq.ZMQError is one).
@@ -47,19 +47,19 @@ def bind(socket: Any, host: str, ports: Iterable[int] | None = None) -> str:
 
 
 def connect(socket: Any, endpoint: str) -> None:
-    """Connects to what ``bind`` gave, in the background."""
+    """Connects, in the background, to an endpoint returned by ``bind``."""
     if "[" in endpoint:
         socket.setsockopt(zmq.IPV6, 1)
     socket.connect(endpoint)
 
 
 def address_of(host: str) -> tuple[tcp.AddressFamily, str]:
-    """(family, address) of a name or address: IPv4 if it has one."""
+    """Resolves a name or address to (family, address), preferring IPv4."""
     found = tcp.getaddrinfo(host, None, type=tcp.SOCK_STREAM)
-    family, _, _, _, address = min(found, key=lambda one: one[0] != tcp.AF_INET)
+    family, _, _, _, address = min(found, key=lambda info: info[0] != tcp.AF_INET)
     return family, str(address[0])
 
 
 def in_url(host: str) -> str:
-    """As it stands before a port."""
+    """Returns the host as written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

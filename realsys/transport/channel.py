@@ -1,7 +1,7 @@
-"""The two ends of a channel, for importing: a worker serves requests, others call it.
+"""Re-exports the two ends of a channel: a worker serves requests, others call it.
 
-server.py and client.py are the ends, authentication.py decides who may connect. One server per worker; one
-client per peer and caller.
+server.py and client.py implement the ends, authentication.py decides who may connect. One server
+per worker; one client per peer and caller.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The calling end of a channel: one DEALER socket to one peer, many calls at once.
+"""The calling end of a channel: one DEALER socket to one peer, many concurrent calls.
 
-For the master and everybody who calls a worker. A call is sent again under the same id until its
-deadline, so that a lost message, a reconnect or a restarted peer does no harm: server.py runs it once.
-Knows nothing of liveness: its owner hears that the peer died (registration, supervisor) and calls
-``fail``.
+For the master and every other caller of a worker. A call is resent under the same id until its
+deadline, so that a lost message, a reconnect or a restarted peer does no harm: server.py runs it
+once. The client does not judge liveness: its owner learns that the peer died (registration,
+supervisor) and calls ``fail``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFram
 logger = logging.getLogger(__name__)
 
 RESEND_S = 10.0
-# Three a client: its own, its monitor's two ends. libzmq's default is 1023, this is the most it takes.
+# Three per client: its own and its monitor's two ends. libzmq's default is 1023, its maximum is this.
 MAX_SOCKETS, SOCKETS_A_PEER = 65_535, 3
-DESCRIPTORS_A_PEER, OTHER_DESCRIPTORS = (
-    4,
-    256,
-)  # those three and the connection; what else we have open
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 20_000  # finds connections cut without a word
+# Per peer: those three and the connection. Others: everything else the process has open.
+DESCRIPTORS_A_PEER, OTHER_DESCRIPTORS = 4, 256
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 20_000  # detects silently broken connections
 _RECONNECT_MS, _RECONNECT_MAX_MS = 50, 2_000
 _LINKS = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "connected",
@@ -47,10 +45,10 @@ _LINKS = {
 
 
 def client_context(num_peers: int = 1) -> zmq.asyncio.Context:
-    """A context for all clients of a process. Its owner calls ``term`` after closing them.
+    """Returns a context for all clients of a process. Its owner calls ``term`` after closing them.
 
     Raises:
-        ClusterError: this process may not have as many sockets or open files as ``num_peers`` need.
+        ClusterError: the limits on sockets or open files are too low for ``num_peers``.
     """
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if problem := too_many_peers(num_peers, limit):
@@ -61,10 +59,10 @@ def client_context(num_peers: int = 1) -> zmq.asyncio.Context:
 
 
 def too_many_peers(num_peers: int, max_files: int) -> ClusterError | None:
-    """What forbids it to call so many; None when nothing does.
+    """Returns the error if a process can't have that many peers, else None.
 
     Args:
-        max_files: the hard limit of open files; below 0 for none.
+        max_files: the hard limit of open files; negative for none.
     """
     if num_peers * SOCKETS_A_PEER > MAX_SOCKETS:
         most, needed = MAX_SOCKETS // SOCKETS_A_PEER, num_peers * SOCKETS_A_PEER
@@ -79,7 +77,7 @@ def too_many_peers(num_peers: int, max_files: int) -> ClusterError | None:
     return ClusterError(
         f"{num_peers:,} workers need {needed:,} open files in one process, {max_files:,} are allowed",
         where=f"hard limit of open files on {socket.gethostname()} (ulimit -Hn)",
-        fix="let the administrator raise it for jobs (LimitNOFILE of slurmd), or use fewer workers",
+        fix="ask the administrator to raise it for jobs (LimitNOFILE of slurmd), or use fewer workers",
     )
 
 
@@ -89,9 +87,9 @@ class RequestClient:
     Args:
         endpoint: the peer's, from its registration.
         peer_name, sender: names of the two workers, for errors and the peer's log.
-        reply_type: a Struct or a union of tagged ones: what replies are decoded to.
+        reply_type: a Struct or a union of tagged ones that replies are decoded to.
         context: from ``client_context``, shared by the process's clients.
-        resend_s: a call is sent again this often until it is answered.
+        resend_s: interval at which a call is resent until it is answered.
     """
 
     def __init__(
@@ -118,16 +116,17 @@ class RequestClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._failed: str | None = None
         self._link = "never connected"
-        self.num_dropped = 0  # replies of older attempts, unreadable ones, ones too late
+        self.num_dropped = 0  # replies that were unreadable, late or of an older attempt
 
     def open(self) -> Self:
-        """Connects in the background. Needs a running event loop, which owns the client from now."""
+        """Connects in the background. Needs a running event loop, which owns the client from now
+        on."""
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.curve_serverkey = self._keypairs.server_public
         self._socket.curve_publickey = self._keypairs.client_public
         self._socket.curve_secretkey = self._keypairs.client_secret
         self._socket.maxmsgsize = self._max_bytes
-        self._socket.sndhwm = 0  # sending never blocks; what waits is bounded by calls and resends
+        self._socket.sndhwm = 0  # sending never blocks; the queue is bounded by calls and resends
         self._socket.linger = 0
         self._socket.heartbeat_ivl = _HEARTBEAT_MS
         self._socket.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
@@ -143,7 +142,7 @@ class RequestClient:
         return self
 
     async def close(self) -> None:
-        """Calls in progress end with WorkerLost."""
+        """Closes the connection. Calls in progress end with WorkerLost."""
         self.fail("this client was closed")
         for task in self._tasks:
             task.cancel()
@@ -168,7 +167,7 @@ class RequestClient:
         Raises:
             WaitTimeout: no reply in ``timeout_s``.
             WorkerLost: ``fail`` or ``close`` was called, before or while waiting.
-            RemoteError, or the RealsysError that the peer raised.
+            RemoteError: the peer failed; or the RealsysError that it raised.
             ProtocolError: the request or the reply can't be encoded or decoded.
         """
         data = encode(body, max_bytes=self._max_bytes)
@@ -188,15 +187,15 @@ class RequestClient:
             raise WaitTimeout(
                 f"no reply from {self.peer_name} to {what} in {timeout_s:g} s (link: {self._link})",
                 where=self.endpoint,
-                fix=f"look at the log of {self.peer_name}; give it longer if it is only slow",
+                fix=f"check the log of {self.peer_name}; raise the time limit if it is only slow",
             )
         finally:
             del self._waiting[request_id], self._calls[request_id]
             if not reply.cancel() and not reply.cancelled():
-                reply.exception()  # seen, also when this call was itself cancelled
+                reply.exception()  # marks it as retrieved, also if this call was itself cancelled
 
     def fail(self, reason: str) -> None:
-        """The peer is gone: wakes all waiting calls with WorkerLost, and refuses later ones."""
+        """Marks the peer as lost: ends all waiting calls with WorkerLost and refuses later ones."""
         if self._failed is None:
             self._failed = reason
         for request_id, reply in self._waiting.items():
@@ -215,7 +214,7 @@ class RequestClient:
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
             happened = zmq.Event(event["event"])
-            # A refused connection is also cut: the refusal is what the reader needs to see.
+            # A refused connection is also disconnected; keep the refusal, which explains it.
             if happened != zmq.EVENT_DISCONNECTED or self._link == "connected":
                 self._link = _LINKS.get(happened, self._link)
 
@@ -227,9 +226,9 @@ class RequestClient:
             return
         reply = self._waiting.get(frame.request_id)
         if reply is None or reply.done():
-            self._drop("nobody waits for it")
+            self._drop("no call waits for it")
         elif frame.ok and frame.attempt < self._attempt:
-            self._drop(f"of attempt {frame.attempt}, we are {self._attempt}")
+            self._drop(f"of attempt {frame.attempt}, ours is {self._attempt}")
         elif frame.ok and frame.version == PROTOCOL_VERSION:
             try:
                 reply.set_result(decode(frame.body, self._reply_type, max_bytes=self._max_bytes))
@@ -250,9 +249,9 @@ class RequestClient:
             )
         return InternalError("a refusal came without an error", where=self.peer_name)
 
-    def _drop(self, why: str) -> None:
+    def _drop(self, reason: str) -> None:
         self.num_dropped += 1
-        logger.info("reply dropped peer=%s why=%s", self.peer_name, why)
+        logger.info("reply dropped peer=%s reason=%s", self.peer_name, reason)
 
     def _frame(self, request_id: str, left_s: float, body: bytes) -> bytes:
         frame = RequestFrame(
@@ -271,5 +270,5 @@ class RequestClient:
         return WorkerLost(
             f"{self.peer_name} was lost, no reply to {what}: {reason}",
             where=self.endpoint,
-            fix=f"the end of the log of {self.peer_name} says why; then realsys resume",
+            fix=f"the end of the log of {self.peer_name} shows the cause; then realsys resume",
         )

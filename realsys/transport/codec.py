@@ -1,7 +1,7 @@
-"""Typed Structs to bytes and back: msgpack, checked against the type, with a size limit.
+"""Encodes typed Structs as msgpack and decodes them, checked against the type and a size limit.
 
-For server.py and client.py. Bytes from a socket become a value of the expected type or one ProtocolError;
-no other exception comes out and no code is ever run by what was received. Pure.
+For server.py and client.py. Bytes from a socket become a value of the expected type or a
+ProtocolError; no other exception is raised, and received data never executes code. Pure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from realsys.api.errors import RealsysError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# Deep nesting ends in RecursionError, a length that no memory could hold in MemoryError; a value that
-# checks itself (SequenceMeta) raises an error of ours.
+# Deep nesting ends in RecursionError, an impossible length in MemoryError; a value that validates itself
+# (SequenceMeta) raises a RealsysError.
 _DECODE_ERRORS = (
     *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError),
     RealsysError,
@@ -25,11 +25,12 @@ _ENCODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, Re
 
 
 class ProtocolError(RealsysError):
-    """A message that can't be read or written: malformed, too large, of another version."""
+    """Raised for a message that can't be encoded or decoded: malformed, too large, of another
+    version."""
 
 
 def encode(message: object, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """Raises ProtocolError when ``message`` is too large or holds what msgpack can't say."""
+    """Encodes a message. Raises ProtocolError if it is too large or not representable in msgpack."""
     try:
         data = msgspec.msgpack.encode(message)
     except _ENCODE_ERRORS as error:
@@ -48,10 +49,10 @@ def encode(message: object, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
 
 
 def decode(data: bytes, type_: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
-    """Reads ``data`` as ``type_``: a Struct or a union of tagged ones. Raises ProtocolError."""
+    """Decodes ``data`` as ``type_``, a Struct or a union of tagged ones. Raises ProtocolError."""
     if len(data) > max_bytes:
         raise ProtocolError(
-            f"a message of {len(data)} bytes came, the limit is {max_bytes}",
+            f"received a message of {len(data)} bytes, the limit is {max_bytes}",
             where="receiving",
             fix="tensors and other bulk go over realsys.data.transfer, not in messages",
         )

@@ -1,8 +1,8 @@
-"""The trial's CURVE keys: who may talk to its workers.
+"""The trial's CURVE keys, which authorise its processes to talk to each other.
 
-Made once per trial by the launcher, in the trial's folder, and loaded by every worker. One key pair for
-all servers and one for all clients: the trial is the unit of trust. Secrets are in a file that only
-the user can read; they are never in argv, an environment, a log or a repr.
+Created once per trial by the launcher, in the trial's folder, and loaded by every worker. One key
+pair for all servers and one for all clients: the trial is the unit of trust. Secrets are in a file
+that only the user can read; they are never in argv, an environment, a log or a repr.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _KeyFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialKeypairs:
-    """Z85 text as bytes, the way zmq's socket options take it."""
+    """The trial's two key pairs, as Z85 text in bytes, the form of zmq's socket options."""
 
     server_public: bytes
     client_public: bytes
@@ -39,7 +39,7 @@ class TrialKeypairs:
 
     @classmethod
     def generate(cls) -> Self:
-        """New keys in memory only."""
+        """Generates new keys in memory."""
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
         return cls(
@@ -51,9 +51,9 @@ class TrialKeypairs:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """New keys, saved at ``path``, which must not exist.
+        """Generates new keys and saves them at ``path``, which must not exist.
 
-        The file appears whole: a worker that looks early finds none, never half of one.
+        The file appears atomically: an early reader finds none, never an incomplete one.
         """
         keys = cls.generate()
         names = _KeyFile.__struct_fields__
@@ -75,13 +75,13 @@ class TrialKeypairs:
             raise ConfigError(
                 f"the trial's keys can't be written: {error.strerror}",
                 where=str(path),
-                fix="see to it that the trial's folder exists and is yours",
+                fix="make sure that the trial's folder exists and is yours",
             ) from error
         return keys
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises ConfigError for a file that others can read, or that holds no keys."""
+        """Loads the keys. Raises ConfigError for a file that others can read, or without keys."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:

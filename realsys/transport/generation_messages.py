@@ -1,7 +1,7 @@
-"""What a generation server and its clients say to each other, as values. No torch, no HTTP library.
+"""Messages between a generation server and its clients, as values. No torch, no HTTP library.
 
-JSON of these is SGLang's (http_json.py); ``GenerationClient`` is what everybody who needs tokens holds,
-whatever engine is behind it.
+Their JSON is SGLang's (http_json.py). ``GenerationClient`` is the interface that callers use for
+any engine.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import msgspec
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to pick tokens; names as in SGLang's ``sampling_params``.
+    """Sampling parameters; names as in SGLang's ``sampling_params``.
 
     Attributes:
         max_new_tokens: of this request, not of the whole answer.
         temperature: 0 is greedy.
         top_k: -1 is off.
         sampling_seed: of the answer; None draws one.
-        position: index in the answer of the first token of this request: the random number behind a
-            token belongs to (seed, index in the answer), so an answer made in chunks is the same as one
-            made at once. Ours; other engines don't know it.
-        stop: texts that end the answer; need a tokenizer at the server.
+        position: index in the answer of the first token of this request: the random number of a token
+            is determined by (seed, index in the answer), so an answer generated in chunks equals one
+            generated at once. An extension; other engines don't support it.
+        stop: texts that end the answer; require a tokenizer at the server.
     """
 
     max_new_tokens: int = 128
@@ -41,7 +41,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Go on from these tokens: a prompt, or a prompt and the part of its answer that is there."""
+    """Continues these tokens: a prompt, or a prompt and the first part of its answer."""
 
     rid: str
     input_ids: tuple[int, ...]
@@ -53,11 +53,12 @@ class Finish(StrEnum):
 
     STOP = "stop"  # a stop token or text
     LENGTH = "length"  # max_new_tokens
-    ABORT = "abort"  # somebody asked; the tokens so far are kept
+    ABORT = "abort"  # aborted on request; the tokens so far are kept
 
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The new tokens; for each a log-prob (at the sampling temperature, whole vocabulary) and a version."""
+    """The new tokens, each with a log-prob (at the sampling temperature, over the whole vocabulary)
+    and a weight version."""
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -68,15 +69,15 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PauseMode(StrEnum):
-    """What becomes of running requests at a pause (SGLang's names)."""
+    """What happens to running requests at a pause (SGLang's names)."""
 
     ABORT = "abort"  # they end, with their tokens so far
-    RETRACT = "retract"  # they go on after the pause, from their tokens, read anew
-    IN_PLACE = "in_place"  # they go on after the pause with what is cached
+    RETRACT = "retract"  # they continue after the pause, with their tokens prefilled again
+    IN_PLACE = "in_place"  # they continue after the pause with their cache
 
 
 class WeightPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one trainer gives: the manifest called ``name`` at its tensor server."""
+    """A part of the weights that one trainer serves: the manifest ``name`` at its tensor server."""
 
     endpoint: str
     name: str
@@ -85,8 +86,8 @@ class WeightPart(msgspec.Struct, frozen=True, kw_only=True):
 class WeightSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the weights of a version are: a Hugging Face folder, or parts to fetch from trainers.
 
-    ``routes``: server → its own parts, where not all servers take them from the same trainers.
-    ``num_bytes``: that a server gets, at most; 0: not known.
+    ``routes``: server → its own parts, if not all servers fetch from the same trainers.
+    ``num_bytes``: upper bound of what a server fetches; 0: unknown.
     """
 
     version: int
@@ -96,7 +97,7 @@ class WeightSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_bytes: int = 0
 
     def of_server(self, index: int) -> WeightSource:
-        """What server ``index`` takes."""
+        """Returns the source for server ``index``."""
         parts = self.routes.get(index, self.parts)
         return WeightSource(
             version=self.version, path=self.path, parts=parts, num_bytes=self.num_bytes
@@ -104,7 +105,7 @@ class WeightSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class WeightsTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """A server has switched. ``paused_s`` is how long decoding stood still."""
+    """A server has switched weights. ``paused_s`` is how long decoding was paused."""
 
     version: int
     seconds: float = 0.0
@@ -113,7 +114,7 @@ class WeightsTaken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself."""
+    """State of a server, as reported by itself."""
 
     engine: str  # embedded | sglang | vllm
     model_path: str
@@ -126,42 +127,46 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationClient(Protocol):
-    """One server. Every call has a deadline; errors are RealsysErrors that name the server."""
+    """Client of one server. Every call has a deadline; errors are RealsysErrors that name the
+    server."""
 
     async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
-        """Raises WaitTimeout (the request is then aborted), WorkerLost (no connection, or it broke)."""
+        """Generates tokens. Raises WaitTimeout (the request is then aborted) or WorkerLost (no
+        connection, or it broke)."""
 
     async def abort(self, rid: str = "", *, every: bool = False) -> None:
-        """Ends one request, or all: each returns what it has, with finish ``abort``."""
+        """Ends one request, or all; each returns its tokens so far with finish ``abort``."""
 
     async def pause(self, mode: PauseMode = PauseMode.RETRACT) -> None:
         """Stops decoding; new requests wait."""
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Resumes decoding."""
 
     async def update_weights(self, source: WeightSource, *, timeout_s: float) -> WeightsTaken:
-        """Switches to another version between two decoding steps; running requests go on with it."""
+        """Switches to another version between two decoding steps; running requests continue with
+        it."""
 
     async def flush_cache(self) -> None:
-        """Forgets cached prefixes."""
+        """Drops cached prefixes."""
 
     async def info(self, *, timeout_s: float = 5.0) -> ServerInfo:
-        """Also says that it is alive."""
+        """Returns the server's state, which also shows that it is alive."""
 
     async def healthy(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether it answers a health check that includes a token."""
+        """Returns whether the server passes a health check that generates a token."""
 
     async def metrics(self) -> str:
-        """Prometheus text."""
+        """Returns metrics as Prometheus text."""
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Closes the connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddress:
-    """Where a server listens. ``url`` carries the SHA-256 of its certificate: ``https://h:p#sha256=…``."""
+    """Where a server listens. ``url`` carries the SHA-256 of its certificate:
+    ``https://h:p#sha256=…``."""
 
     index: int
     url: str

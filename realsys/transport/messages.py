@@ -1,8 +1,9 @@
-"""What control messages are made of: the frames around requests and replies, and errors in them.
+"""Frames around requests and replies, and errors in them.
 
-For server.py and client.py, which fill the frames, and for whoever adds a request. A frame is what every
-version must be able to refuse politely; ``body`` is a tagged Struct of its own, encoded apart, so that
-a frame can be judged (trial, attempt, version) before anything else of it is read. Pure.
+For server.py and client.py, which fill the frames, and for authors of new requests. Every version
+must be able to parse a frame far enough to refuse it with a reason; ``body`` is a separately
+encoded, tagged Struct, so that a frame can be checked (trial, attempt, version) before its body is
+read. Pure.
 """
 
 from __future__ import annotations
@@ -14,31 +15,29 @@ import msgspec
 
 from realsys.api.errors import RealsysError, RemoteError
 
-PROTOCOL_VERSION = 2  # taken up by one whenever a frame or a body changes its meaning
+PROTOCOL_VERSION = 2  # incremented whenever a frame or a body changes its meaning
 
 MAX_TRACEBACK_CHARS = 20_000
 
-# Names are quoted in refusals and logs: a frame may not make those as large as itself.
+# Names are quoted in refusals and logs, so their length is bounded.
 Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class RequestFrame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request as it travels."""
+    """A request on the wire."""
 
     version: int
     trial: Name  # "<experiment>/<trial>"; a server drops other trials' frames
     attempt: int  # of the sender; older ones are refused (fencing)
-    token: (
-        Name  # the attempt's: two incarnations that both call themselves attempt 2 are told apart
-    )
-    request_id: Name  # the same in each re-sending: the server runs it once
+    token: Name  # the attempt's: distinguishes two incarnations that both count as attempt 2
+    request_id: Name  # the same in each resend: the server runs it once
     sender: Name  # worker name, e.g. "master_worker/0"
     deadline_s: float  # remaining seconds; relative, since hosts' clocks are never compared
     body: bytes
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An exception as it travels."""
+    """An exception on the wire."""
 
     kind: str  # name of its class
     what: str
@@ -48,7 +47,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReplyFrame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to one request: a body if ``ok``, else an error."""
+    """The answer to one request: a body if ``ok``, otherwise an error."""
 
     version: int
     request_id: str
@@ -67,7 +66,7 @@ class FrameHead(msgspec.Struct, frozen=True, kw_only=True, tag="RequestFrame"):
 
 
 def error_to_info(error: BaseException) -> ErrorInfo:
-    """Describes ``error`` with its traceback."""
+    """Converts ``error``, with its traceback, for sending."""
     text = "".join(traceback.format_exception(error))
     what, where, fix = str(error), "", ""
     if isinstance(error, RealsysError):
@@ -82,10 +81,10 @@ def error_to_info(error: BaseException) -> ErrorInfo:
 
 
 def info_to_error(info: ErrorInfo, worker: str) -> RealsysError:
-    """The error to raise here for one that happened on ``worker``.
+    """Returns the error to raise here for one that was raised on ``worker``.
 
-    A RealsysError comes back as its own class, with the worker in ``where`` and the remote traceback
-    as a note; anything else is a RemoteError that carries the traceback in ``what``.
+    A RealsysError keeps its class, with the worker in ``where`` and the remote traceback as a note;
+    anything else becomes a RemoteError with the traceback in ``what``.
     """
     kind = _error_classes().get(info.kind)
     if kind is not None:
@@ -100,7 +99,7 @@ def info_to_error(info: ErrorInfo, worker: str) -> RealsysError:
     return RemoteError(
         f"{worker} failed: {info.kind}: {info.what}\n{info.traceback}".rstrip(),
         where=worker,
-        fix=info.fix or f"the traceback above is {worker}'s; its log has what led there",
+        fix=info.fix or f"the traceback above is {worker}'s; its log shows what led to it",
     )
 
 
@@ -115,5 +114,5 @@ def _error_classes() -> dict[str, type[RealsysError]]:
 
 
 def _sendable(text: str) -> str:
-    """``text`` without lone surrogates, which UTF-8 (and so msgpack) can't hold."""
+    """Returns ``text`` without lone surrogates, which UTF-8 (and so msgpack) can't encode."""
     return text.encode("utf-8", "backslashreplace").decode()

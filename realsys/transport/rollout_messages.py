@@ -1,7 +1,8 @@
-"""What rollout workers, the master and the manager say to each other: one tagged Struct each.
+"""Messages between rollout workers, the master and the manager: one tagged Struct each.
 
-Rollout workers ask the master for prompts and tell it what came of them; they ask the manager which server
-to use. The master tells the manager of new weights. Bulk goes to the model workers' tensor servers.
+Rollout workers request prompts from the master and report their outcome; they request a server from
+the manager. The master announces new weights to the manager. Bulk data goes to the model workers'
+tensor servers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: of the datapoint, ``<epoch>-<index>``.
         index: of the record in the data set.
-        tries: how often it was given out before; what an earlier holder delivers is refused.
-        min_version: no token of it may come from older weights.
-        target: index among the places that this worker may deliver to (``Places.holders``).
+        tries: number of earlier grants; deliveries for an earlier grant are refused.
+        min_version: no token may come from older weights.
+        target: index among the model workers that this worker may deliver to (``Places.holders``).
     """
 
     id: str
@@ -36,7 +37,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sample_id(id: str, tries: int) -> str:
-    """Id of what is delivered: another one at each try, so that a late delivery overwrites nothing."""
+    """Returns the id of a delivery, which differs for each grant so that a late delivery overwrites
+    nothing."""
     return f"{id}.{tries}" if tries else id
 
 
@@ -44,9 +46,10 @@ def sample_id(id: str, tries: int) -> str:
 
 
 class AskPlaces(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Who takes what I make? First request of a rollout worker; what it held before is given out anew.
+    """Requests the delivery targets. The first request of a rollout worker; prompts it held before
+    are granted again.
 
-    ``dataset_size`` records are in its data set: those whose ``index`` a ticket may bear.
+    ``dataset_size``: number of records in the worker's data set, which bounds a ticket's ``index``.
     """
 
     worker: str
@@ -54,14 +57,14 @@ class AskPlaces(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class Places(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Tensor servers of the model workers that take trajectories, by index among the model workers."""
+    """Tensor servers of the model workers that accept trajectories, by model worker index."""
 
     holders: tuple[int, ...]
     endpoints: tuple[str, ...]  # of all model workers
 
 
 class TakeWork(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Give me at most ``room`` prompts; wait up to ``wait_s`` for the first."""
+    """Requests at most ``room`` prompts; waits up to ``wait_s`` for the first."""
 
     worker: str
     room: int
@@ -69,14 +72,16 @@ class TakeWork(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class Work(_RolloutMessage, frozen=True, kw_only=True, tag=True):
+    """Granted prompts."""
+
     tickets: tuple[Ticket, ...] = ()
-    over: bool = False  # nothing more will come
+    over: bool = False  # no more prompts will follow
 
 
 class Deliver(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """A datapoint is whole and its tensors are at model worker ``holder``.
+    """Reports that a datapoint is complete and its tensors are at model worker ``holder``.
 
-    ``oldest`` and ``newest`` are the versions of the weights that made its tokens.
+    ``oldest`` and ``newest`` are the weight versions that generated its tokens.
     """
 
     worker: str
@@ -90,10 +95,10 @@ class Deliver(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class GiveUp(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """It will not be delivered by this worker.
+    """Reports that this worker will not deliver a prompt.
 
-    ``filtered``: it was answered but is not to be trained on (its group is all right or all wrong).
-    ``unscored``: it was answered, and its reward is no number.
+    ``filtered``: it was answered but is excluded from training (its group is all right or all
+    wrong). ``unscored``: it was answered, but its reward is not a number.
     """
 
     worker: str
@@ -106,7 +111,7 @@ class GiveUp(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class Verdict(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """``kept``: it will be trained on. Else why not, and the worker forgets it."""
+    """``kept``: the delivery will be trained on. Otherwise ``why`` not, and the worker discards it."""
 
     kept: bool
     why: str = ""
@@ -116,13 +121,11 @@ class Verdict(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class AskServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Which server may go on with this request? Waits up to ``wait_s`` for one that may.
+    """Requests a server for a request to continue on; waits up to ``wait_s`` for one.
 
-    Attributes:
-        group: requests of one group share a prompt, and a server if they can.
-        num_tokens: those that are there, and those that may come.
-        min_version: only servers with weights at least that new.
-        server: the one that had it before; -1: none.
+    Attributes: group: requests of one group share a prompt, and a server if possible. num_tokens:
+    existing tokens plus those that may be generated. min_version: only servers with weights at
+    least this new. server: the previous one; -1: none.
     """
 
     worker: str
@@ -135,7 +138,8 @@ class AskServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class UseServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """``url`` as in ``serving.api.ServerAddress``; empty: none in time, ``why`` says whom it waits for."""
+    """The server to use. ``url`` as in ``generation_messages.ServerAddress``; empty: none in time,
+    and ``why`` names what is waited for."""
 
     server: int = -1
     url: str = ""
@@ -144,7 +148,7 @@ class UseServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class DoneWith(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """The request has left the server. ``broken``: because the server did not answer."""
+    """Reports that the request has left the server. ``broken``: because the server did not answer."""
 
     rid: str
     server: int
@@ -157,13 +161,13 @@ class DoneWith(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class NewWeights(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Bring the servers to this version. The reply comes when every healthy one has it."""
+    """Updates the servers to this version. The reply is sent when every healthy server has it."""
 
-    source: bytes  # serving.api.WeightSource as msgpack: transport knows nothing of serving
+    source: bytes  # WeightSource as msgpack
 
 
 class ServersAt(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Server index → version; quarantined ones are named with their reason."""
+    """The version of each server (index → version); quarantined ones with their reason."""
 
     versions: Mapping[int, int]
     sick: Mapping[int, str] = {}
@@ -173,10 +177,12 @@ class ServersAt(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class AskManager(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """How do the servers do?"""
+    """Requests the state of the servers."""
 
 
 class ManagerView(_RolloutMessage, frozen=True, kw_only=True, tag=True):
+    """State of the servers."""
+
     versions: Mapping[int, int]
     sick: Mapping[int, str]
     running: Mapping[int, int]  # server → requests
@@ -184,11 +190,11 @@ class ManagerView(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class Accepted(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Nothing to tell."""
+    """Acknowledges a message."""
 
 
 class Leave(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """The run is over: say goodbye and end."""
+    """Ends the manager: the run is over."""
 
 
 ToMaster = AskPlaces | TakeWork | Deliver | GiveUp

@@ -1,9 +1,9 @@
-"""The serving end of a channel: takes requests from a ROUTER socket, runs each once, replies.
+"""The serving end of a channel: receives requests on a ROUTER socket, runs each once, replies.
 
-For every worker that others call. A request may come several times (client.py re-sends it): a second one
-joins the running one or gets the kept reply. Frames of another trial are dropped; older attempts and
-other versions get an error. What requests mean is the handler's business; who may connect is
-authentication.py's.
+For every worker that others call. A request may arrive several times (client.py resends it): a copy
+joins the running one or gets the cached reply. Frames of another trial are dropped; older attempts
+and other versions get an error. The handler interprets requests; authentication.py decides who may
+connect.
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Any], Awaitable[Any]]
 MAX_KEPT_REPLIES = 4096
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-YOUNG_S = (
-    60.0  # a client sends again after 10 s, and after a cut connection that it had to find first
-)
-_LINGER_MS = 500  # last replies leave the socket; a peer that does not read holds us no longer
+YOUNG_S = 60.0  # a client resends after 10 s, and after it has detected a broken connection
+_LINGER_MS = 500  # time for the last replies; a peer that does not read blocks no longer
 
 
 class RequestServer:
@@ -54,10 +52,10 @@ class RequestServer:
 
     Args:
         name: of this worker, in logs and errors.
-        trial, attempt, token: whose requests are taken.
-        request_type: a Struct or a union of tagged ones: what bodies are decoded to.
+        trial, attempt, token: of the requests that are accepted.
+        request_type: a Struct or a union of tagged ones that bodies are decoded to.
         bind_host: name or address of the interface to listen on; 0.0.0.0 for all.
-        publish_host: what others connect to, where it differs from ``bind_host``.
+        publish_host: what others connect to, if it differs from ``bind_host``.
         ports: to try, in order; None: any free one.
     """
 
@@ -122,7 +120,7 @@ class RequestServer:
             raise ClusterError(
                 f"{self.name} can't listen: {error}",
                 where=f"tcp://{self._bind_host}",
-                fix="name an interface of this host in bind_host, and a port nobody has (0: any)",
+                fix="name an interface of this host in bind_host, and a free port (0: any)",
             ) from error
         return self
 
@@ -130,10 +128,10 @@ class RequestServer:
         self._close()
 
     async def serve(self, handler: Handler) -> None:
-        """Runs until cancelled. Each request is a task of its own, in no order.
+        """Serves until cancelled. Each request is a task of its own, in no particular order.
 
-        An exception of the handler travels to the caller and does not end the server. A handler is
-        not stopped when its caller's deadline passes: half an optimizer step helps nobody.
+        An exception of the handler is sent to the caller and does not end the server. A handler is not
+        stopped when its caller's deadline passes: half an optimizer step is of no use.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._authenticator.run(), name=f"authenticator {self.name}")
@@ -158,7 +156,8 @@ class RequestServer:
                     tasks.create_task(answer, name=f"{frame.sender} {frame.request_id}")
 
     async def _admit(self, peer: bytes, parts: list[bytes]) -> RequestFrame | None:
-        """The frame if it is to be run; else counts why not, and says so to who may know."""
+        """Returns the frame if it is to be run; otherwise counts the reason, and sends it to peers
+        of this trial."""
         frame = self._read(parts)
         if frame is None:
             self._refusals.count("malformed", f"{sum(map(len, parts))} bytes")
@@ -172,7 +171,7 @@ class RequestServer:
                 peer,
                 frame.request_id,
                 ProtocolError(
-                    f"protocol version {frame.version} came, "
+                    f"received protocol version {frame.version}, "
                     f"{self.name} speaks version {PROTOCOL_VERSION}",
                     where=self.name,
                     fix="start all workers of a trial with the same realsys",
@@ -203,7 +202,7 @@ class RequestServer:
                 frame: RequestFrame | FrameHead = decode(parts[0], kind, max_bytes=self._max_bytes)
             except ProtocolError:
                 continue
-            # A frame of our version that is no RequestFrame is not old but broken.
+            # A frame of our version that does not parse as a RequestFrame is malformed, not old.
             broken = isinstance(frame, FrameHead) and frame.version == PROTOCOL_VERSION
             return None if broken else frame
         return None
@@ -213,7 +212,7 @@ class RequestServer:
         try:
             reply = await self._run(frame, handler)
         except BaseException:
-            del self._running[frame.request_id]  # the server is ending
+            del self._running[frame.request_id]  # the server is shutting down
             raise
         took_s = time.monotonic() - began_s
         if took_s > frame.deadline_s:
@@ -224,7 +223,7 @@ class RequestServer:
                 took_s,
                 frame.deadline_s,
             )
-        # Keep before sending: a copy of the request that comes in between must find the reply.
+        # Cached before sending: a copy of the request that arrives in between must find the reply.
         self._replies.keep(frame.request_id, reply)
         for peer in self._running.pop(frame.request_id):
             await self._socket.send_multipart([peer, reply])
@@ -238,9 +237,9 @@ class RequestServer:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # we are stopped; else the handler cancelled itself, and its caller waits
+                raise  # the server is stopped; otherwise the handler cancelled itself
             return self._error_reply(frame.request_id, error)
-        except Exception as error:  # the border of the handler: whatever it is, the caller hears it
+        except Exception as error:  # any error of the handler is sent to the caller
             logger.warning(
                 "request failed from=%s request=%s error=%r",
                 frame.sender,
@@ -251,10 +250,10 @@ class RequestServer:
 
     def _forgotten(self, frame: RequestFrame) -> ProtocolError:
         return ProtocolError(
-            f"{self.name} has carried this request out, and its reply was lost: too much else was "
-            f"answered since ({MAX_KEPT_BYTES // 2**20} MiB are kept)",
+            f"{self.name} has executed this request, but its reply was lost and is no longer cached "
+            f"({MAX_KEPT_BYTES // 2**20} MiB are kept)",
             where=f"request {frame.request_id} of {frame.sender}",
-            fix="look at the network between the two; then realsys resume",
+            fix="check the network between the two; then realsys resume",
         )
 
     async def _refuse(self, peer: bytes, request_id: str, error: Exception) -> None:
@@ -276,7 +275,7 @@ class RequestServer:
         )
 
     def _bind(self) -> None:
-        # A name may stand for 127.0.1.1 in /etc/hosts (Debian): such a host must pass
+        # /etc/hosts may map the host name to 127.0.1.1 (Debian): such a host must pass
         # bind_host="0.0.0.0" and its name as publish_host.
         bound = bind(self._socket, self._bind_host, self._ports)
         port = bound.rsplit(":", 1)[1]
@@ -291,13 +290,14 @@ class RequestServer:
 
 
 class KeptReplies:
-    """The last replies by request id, as long as a copy of the request may still come.
+    """Cache of recent replies by request id, for as long as a copy of the request may still arrive.
 
-    More than ``max_replies`` are kept while they are young. ``max_bytes`` hold at any time, but for the
-    newest, which always stays; of young ones that had to go it is known that they were answered.
+    More than ``max_replies`` are kept while they are young. ``max_bytes`` is never exceeded except
+    by the newest reply, which always stays; young replies that were evicted are remembered as
+    answered.
 
     Args:
-        young_s: how late a copy may come.
+        young_s: how late a copy may arrive.
         clock: in seconds.
     """
 
@@ -312,7 +312,9 @@ class KeptReplies:
         self._max_replies, self._max_bytes = max_replies, max_bytes
         self._young_s, self._clock = young_s, clock
         self._replies: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
-        self._gone: OrderedDict[str, float] = OrderedDict()  # young, and when they were answered
+        self._evicted: OrderedDict[str, float] = (
+            OrderedDict()
+        )  # evicted while young → time answered
         self._num_bytes = 0
 
     def get(self, request_id: str) -> bytes | None:
@@ -320,8 +322,9 @@ class KeptReplies:
         return None if kept is None else kept[1]
 
     def was_answered(self, request_id: str) -> bool:
-        """Whether its reply had to go although a copy of it may still come: it must not run again."""
-        return request_id in self._gone
+        """Returns whether the reply was evicted while a copy of the request may still arrive: it
+        must not run again."""
+        return request_id in self._evicted
 
     def keep(self, request_id: str, reply: bytes) -> None:
         now_s = self._clock()
@@ -337,6 +340,6 @@ class KeptReplies:
             del self._replies[oldest]
             self._num_bytes -= len(data)
             if is_young:
-                self._gone[oldest] = kept_s
-        while self._gone and now_s - next(iter(self._gone.values())) >= self._young_s:
-            self._gone.popitem(last=False)
+                self._evicted[oldest] = kept_s
+        while self._evicted and now_s - next(iter(self._evicted.values())) >= self._young_s:
+            self._evicted.popitem(last=False)

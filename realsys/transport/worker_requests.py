@@ -1,9 +1,10 @@
-"""Every request that travels between workers, and its reply: one tagged Struct each.
+"""Every request between master and model workers, and its reply: one tagged Struct each.
 
-The master asks, a model worker answers. A request with an ``order`` is *ordered*: a worker runs its
-ordered requests strictly by that number (0, 1, 2, … for each worker and attempt), whatever the order
-of arrival, so that processes which share collective operations enter them in the same order and can't
-deadlock. Others are answered at once, also while a call computes. Bulk never travels here.
+The master sends requests, a model worker replies. A request with an ``order`` is *ordered*: a
+worker runs its ordered requests strictly by that number (0, 1, 2, … for each worker and attempt),
+whatever the order of arrival, so that processes that share collective operations enter them in the
+same order and can't deadlock. Others are answered immediately, also while a call computes. Bulk
+data never travels here.
 """
 
 from __future__ import annotations
@@ -24,41 +25,43 @@ class _WorkerRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ping(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Are you there?"""
+    """Checks that the worker answers."""
 
 
 class ClearData(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """These datapoints are used up: forget their tensors."""
+    """Frees the tensors of datapoints that are no longer needed."""
 
     ids: tuple[str, ...]
 
 
 class Exit(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Say goodbye and end."""
+    """Makes the worker deregister and exit."""
 
 
 class Done(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Nothing to tell."""
+    """Acknowledges a request."""
 
 
 # ---- ordered ------------------------------------------------------------------------------------
 
 
 class Setup(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Load the data set and make every model's module. First request of an attempt."""
+    """Loads the data set and creates every model's module. First request of an attempt."""
 
     order: int
     data_endpoints: tuple[str, ...]  # of model workers 0, 1, …
-    rendezvous: str = ""  # of model worker 0's store; empty where workers meet by a file
+    rendezvous: str = ""  # of model worker 0's store; empty if workers use a file
 
 
 class SetupDone(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    dataset_size: int  # 0 where the worker has no data set
+    """Size and keys of the worker's data set."""
+
+    dataset_size: int  # 0 if the worker has no data set
     dataset_keys: tuple[str, ...]
 
 
 class Initialize(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Let the backends make their engines for a run of this length."""
+    """Makes the backends create their engines for a run of this length."""
 
     order: int
     total_train_epochs: int
@@ -68,7 +71,7 @@ class Initialize(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class Fetch(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Load these records of the data set as new datapoints."""
+    """Loads these records of the data set as new datapoints."""
 
     order: int
     indices: tuple[int, ...]
@@ -76,13 +79,15 @@ class Fetch(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class Fetched(_WorkerRequest, frozen=True, kw_only=True, tag=True):
+    """Metadata of the new datapoints."""
+
     meta: SequenceMeta
 
 
 class RunCall(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Run model function call ``call`` on these datapoints.
+    """Runs model function call ``call`` on these datapoints.
 
-    ``sources`` says for each other worker which tensors to get from it first: (worker index, key, ids).
+    ``sources``: tensors to fetch from other workers first, as (worker index, key, ids).
     """
 
     order: int
@@ -95,8 +100,8 @@ class RunCall(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 class CallDone(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """A call's outcome. Times are seconds since the epoch on the worker's clock."""
 
-    meta: SequenceMeta | None = None  # of the new keys; from the head of a data-parallel slot only
-    kept: bool = False  # new keys are here
+    meta: SequenceMeta | None = None  # of the new keys; only from the head of a data-parallel slot
+    kept: bool = False  # this worker stores the new keys
     is_head: bool = True
     stats: Mapping[str, float] = {}
     started: float = 0.0
@@ -106,13 +111,13 @@ class CallDone(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class Reallocate(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Move the weights of model ``source`` into model ``target`` (``role@replica``).
+    """Copies the weights of model ``source`` into model ``target`` (``role@replica``).
 
-    Goes to every worker that holds a part of either. ``eta`` as in ``ParamReallocHook``.
+    Sent to every worker that holds a part of either. ``eta`` as in ``ParamReallocHook``.
     """
 
     order: int
-    call: str  # whose hook it is, for logs and timeline
+    call: str  # the call with the hook, for logs and timeline
     step: int
     source: str
     target: str
@@ -120,7 +125,7 @@ class Reallocate(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class Offload(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Move a model (``role@replica``) to CPU memory until its next call."""
+    """Moves a model (``role@replica``) to CPU memory until its next call."""
 
     order: int
     call: str
@@ -129,10 +134,10 @@ class Offload(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class PublishWeights(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Keep a copy of the weights of model ``model`` as version ``version`` for generation servers to fetch.
+    """Keeps a copy of the weights of ``model`` as ``version`` for generation servers to fetch.
 
-    Goes to every worker that holds a part of it. The workers of each of ``groups`` give all of it together;
-    none: all that hold a part do.
+    Sent to every worker that holds a part of it. The workers of each of ``groups`` together serve
+    all of it; empty: all workers that hold a part do.
     """
 
     order: int
@@ -144,8 +149,8 @@ class PublishWeights(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class Published(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """``names``: for each group, under which name the worker's tensor server gives its part; empty: it has
-    none to give."""
+    """``names``: for each group, the name of the worker's part at its tensor server; empty if it
+    serves none."""
 
     names: tuple[str, ...]
     started: float
@@ -163,19 +168,21 @@ class Moved(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class Evaluate(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Evaluate every model that has held-out data."""
+    """Evaluates every model that has held-out data."""
 
     order: int
     step: int
 
 
 class Evaluated(_WorkerRequest, frozen=True, kw_only=True, tag=True):
+    """Statistics and samples of the evaluation."""
+
     stats: Mapping[str, Mapping[str, float]]  # role → statistics
     samples: tuple[Mapping[str, Any], ...] = ()
 
 
 class SaveModel(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Write a model (``role@replica``) as a Hugging Face directory."""
+    """Writes a model (``role@replica``) as a Hugging Face directory."""
 
     order: int
     model: str
@@ -183,34 +190,36 @@ class SaveModel(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class SaveRecover(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Write this worker's state for a resume into ``folder``."""
+    """Writes this worker's state for a resume into ``folder``."""
 
     order: int
     folder: str
 
 
 class RecoverSaved(_WorkerRequest, frozen=True, kw_only=True, tag=True):
+    """The state file that was written."""
+
     file: str
     sha256: str
     num_bytes: int
 
 
 class HashRecover(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Read ``file``, which is part of a checkpoint, and tell its hash."""
+    """Reads ``file``, which is part of a checkpoint, and returns its hash."""
 
     order: int
     file: str
 
 
 class RecoverHashed(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """``sha256`` of the file; empty where it can't be read, and ``why`` then."""
+    """``sha256`` of the file; empty if it can't be read, with the reason in ``why``."""
 
     sha256: str
     why: str = ""
 
 
 class LoadRecover(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Take back the state in ``file``; of the datapoints in it only ``keep``, or all."""
+    """Restores the state in ``file``; of its datapoints only ``keep``, or all."""
 
     order: int
     file: str

@@ -1,14 +1,14 @@
-"""Folders that nobody else can replace or write into: how they are made, and what is checked of them.
+"""Creates and checks folders that no other user can replace or write into.
 
-Whoever can write a trial's folder, or exchange one that it lies in, decides what its owner's processes
-run. So from the file root down each folder must be its user's (or the superuser's) and closed to others'
-writing. One that others may write into, as a root that users share, passes if it is sticky (others can't
-remove or rename what is ours in it) and is not the trial's own. Used by launches, by a job's first
-process and by `realsys doctor`. What lies above the file root is its user's to judge. Nothing here reads a
-file of a trial.
+A user who can write a trial's folder, or replace a folder above it, controls what its owner's
+processes run. So from the file root down each folder must belong to its user (or the superuser) and
+not be writable by others. A folder that others may write, such as a root that users share, is
+accepted if it is sticky (others can't remove or rename our entries in it) and is not the trial's
+own. Used by launches, by a job's first process and by `realsys doctor`. What is above the file root
+is the user's decision. Nothing here reads a file of a trial.
 
-A root that is shared holds a folder for each user, ``<root>/realsys-<user>``, and that is the file root of
-all that user's plans (``own_root``): nobody's folder lies in a colleague's.
+A shared root has a folder for each user, ``<root>/realsys-<user>``, which is the file root of all
+that user's plans (``own_root``): no user's folder is inside another's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from realsys.api.errors import ClusterError
 from realsys.trial.records import TrialFiles
 
-READABLE, PRIVATE = 0o755, 0o700  # others may read, as far as the umask lets them; nobody else
+READABLE, PRIVATE = 0o755, 0o700  # others may read, subject to the umask; owner only
 OWN_PREFIX = "realsys-"
 ANYBODY = "anybody"
 _ACL = "system.posix_acl_access"
@@ -33,13 +33,13 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFacts:
-    """What is known of something on the way to a trial.
+    """Type, owner and permissions of one path component of a trial.
 
     Attributes:
         kind: folder, link or file.
         owner: uid.
-        open_to: who else may write there, in words; empty: nobody.
-        sticky: others can't remove or rename what is not theirs in it.
+        open_to: who else may write there, in words; empty: no one.
+        sticky: others can't remove or rename entries that are not theirs.
     """
 
     path: str
@@ -50,22 +50,23 @@ class FolderFacts:
 
 
 def weakness(facts: FolderFacts, *, uid: int, shared: bool) -> tuple[str, str]:
-    """What lets another user exchange what lies in the folder, and what to do; empty: nothing (pure).
+    """Returns how another user could replace the folder's contents, and the fix; empty if
+    impossible (pure).
 
     Args:
-        uid: whose trial it is about.
-        shared: whether others may put their own things there, beside ours.
+        uid: the trial's owner.
+        shared: whether others may create entries of their own there.
     """
     path = facts.path
     if facts.kind != "folder":
-        whose = "of yours" if facts.owner == uid else f"that belongs to {user_of(facts.owner)}"
-        return f"{path} is no folder but a {facts.kind} {whose}", _elsewhere(
+        owner = "of yours" if facts.owner == uid else f"that belongs to {user_of(facts.owner)}"
+        return f"{path} is not a folder but a {facts.kind} {owner}", _or_other_root(
             "find out who put it there"
         )
     if facts.owner not in (uid, 0):
         return (
-            f"{path} belongs to {user_of(facts.owner)}, who could exchange what you have in it",
-            _elsewhere(
+            f"{path} belongs to {user_of(facts.owner)}, who could replace your files in it",
+            _or_other_root(
                 "if it is to be shared, an administrator must own it: chown root, chmod 1777"
             ),
         )
@@ -74,17 +75,18 @@ def weakness(facts: FolderFacts, *, uid: int, shared: bool) -> tuple[str, str]:
     verb = "chmod +t" if shared else "chmod go-w"
     who = "run" if facts.owner == uid else f"ask {user_of(facts.owner)} for"
     return (
-        f"{path} can be written by {facts.open_to}, who could exchange what you have in it",
-        _elsewhere(f"{who}: {verb} {shlex.quote(path)}"),
+        f"{path} can be written by {facts.open_to}, who could replace your files in it",
+        _or_other_root(f"{who}: {verb} {shlex.quote(path)}"),
     )
 
 
-def _elsewhere(first: str) -> str:
+def _or_other_root(first: str) -> str:
     return f"{first}; or set REALSYS_FILE_ROOT to a folder that only you can write"
 
 
 def own_root(root: str, user: str) -> str:
-    """Where a user's files are under ``root``: in itself, or in a folder of his own if it is shared."""
+    """Returns the user's file root under ``root``: ``root`` itself, or a folder in it if it is
+    shared."""
     try:
         found = os.stat(root)
     except OSError:
@@ -93,61 +95,65 @@ def own_root(root: str, user: str) -> str:
 
 
 def is_shared(found: os.stat_result, uid: int) -> bool:
-    """Somebody else's folder, or one that is open to others on purpose: sticky (pure)."""
+    """Returns whether a folder belongs to another user or is writable by others on purpose, that is
+    sticky (pure)."""
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return found.st_uid != uid or bool(others_write and found.st_mode & stat.S_ISVTX)
 
 
 def root_of(trial: Path) -> Path:
-    """The file root of ``<root>/runs/<user>/<experiment>/<trial>``."""
+    """Returns the file root of ``<root>/runs/<user>/<experiment>/<trial>``."""
     return trial.parents[min(3, len(trial.parents) - 1)]
 
 
 def top_of(root: Path) -> Path:
-    """The topmost folder to be checked: a shared root, where ``root`` is a user's own folder in it."""
+    """Returns the topmost folder to check: the shared root if ``root`` is a user's own folder in
+    it."""
     return root.parent if root.name.startswith(OWN_PREFIX) else root
 
 
 def check_folders(target: Path, *, root: Path) -> None:
-    """Checks every folder from the file root down to ``target``, as far as they are there.
+    """Checks every existing folder from the file root down to ``target``.
 
     Raises:
-        ClusterError: another user could exchange one of them.
+        ClusterError: another user could replace one of them.
     """
-    with _way(target, root=root):
+    with _opened(target, root=root):
         pass
 
 
 def make_folders(target: Path, *, root: Path, mode: int = READABLE) -> None:
-    """The same, and makes those that lack, whatever the umask closed to others' writing.
+    """Checks as ``check_folders`` does and creates missing folders, closed to others' writing
+    whatever the umask.
 
     Raises:
-        ClusterError: as above. OSError: the file system refuses.
+        ClusterError: another user could replace one of them. OSError: the file system refuses.
     """
-    with _way(target, root=root, mode=mode):
+    with _opened(target, root=root, mode=mode):
         pass
 
 
 def make_trial_folder(files: TrialFiles, *, root: Path) -> None:
-    """Makes a new trial's folder with its private parts, and those on the way to it from the file root.
+    """Creates a new trial's folder with its private parts, and missing folders from the file root
+    down.
 
     Raises:
-        FileExistsError: there is one. ClusterError: another user could exchange one on the way to it.
+        FileExistsError: the trial exists. ClusterError: another user could replace a parent folder.
     """
-    with _way(files.root.parent, root=root, mode=READABLE) as parent:
+    with _opened(files.root.parent, root=root, mode=READABLE) as parent:
         _make(files.root.name, parent, READABLE)
-    with _way(files.root, root=root) as folder:
+    with _opened(files.root, root=root) as folder:
         for private in (files.secrets, files.submitit):
             _make(private.name, folder, PRIVATE)
 
 
 def check_trial(files: TrialFiles) -> None:
-    """Checks a trial's folder, those on the way to it and those in it that decide what runs.
+    """Checks a trial's folder, its parents and the entries in it that decide what runs.
 
-    Where its file root is is told by where it lies, not by its plan: that one is not trusted yet.
+    The file root is derived from the path, not from the plan, which is not trusted yet.
 
     Raises:
-        ClusterError: another user could exchange one, or could have.
+        ClusterError: another user could replace one, or could have.
     """
     root = root_of(files.root)
     for part in (files.secrets, files.submitit, files.attempts, files.code, files.plans):
@@ -166,9 +172,10 @@ def check_trial(files: TrialFiles) -> None:
 
 
 def check_ours(files: TrialFiles) -> None:
-    """Checks that a trial's records are its caller's: what they say of processes and jobs is acted upon.
+    """Checks that a trial's records belong to the caller, because processes and jobs named in them
+    are acted upon.
 
-    Where it lies does not matter: it may have been moved.
+    Its location does not matter: it may have been moved.
 
     Raises:
         ClusterError: another user wrote them, or could have.
@@ -184,17 +191,18 @@ def check_ours(files: TrialFiles) -> None:
         finally:
             os.close(fd)
         if facts.owner not in (os.getuid(), 0):
-            whose = user_of(facts.owner)
+            owner = user_of(facts.owner)
             raise ClusterError(
-                f"that is a trial of {whose}, whose records could name any process of yours",
+                f"the trial belongs to {owner}, whose records could name any process of yours",
                 where=str(path),
-                fix=f"let {whose} do it",
+                fix=f"ask {owner} to do it",
             )
         _refuse(weakness(facts, uid=os.getuid(), shared=False), path)
 
 
 def above(top: Path) -> list[tuple[str, bool]]:
-    """Who, through a folder above the file root, could exchange it; True where that may be anybody."""
+    """Returns who could replace the file root through a folder above it; True if that may be any
+    user."""
     found = []
     for path in top.resolve().parents:
         try:
@@ -214,10 +222,10 @@ def above(top: Path) -> list[tuple[str, bool]]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Writes a new file that its owner alone can read, never through a link that somebody put there.
+    """Writes a new file that only its owner can read, never through an existing link.
 
     Raises:
-        OSError: it can't be written; it is there.
+        OSError: it can't be written, or exists.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
@@ -225,14 +233,14 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def let_nobody_else_write() -> None:
-    """From now on what this process and its children make is closed to others' writing; an odd umask takes
-    nothing from its owner."""
+def restrict_umask() -> None:
+    """Sets a umask that closes new files of this process and its children to others' writing, and
+    leaves the owner all rights."""
     os.umask(os.umask(0o077) & 0o077 | 0o022)
 
 
 def user_of(uid: int) -> str:
-    """Name of a user; ``uid 1234`` where the system knows none."""
+    """Returns the name of a user; ``uid 1234`` if the system knows none."""
     import pwd
 
     try:
@@ -245,12 +253,12 @@ def user_of(uid: int) -> str:
 
 
 @contextmanager
-def _way(target: Path, *, root: Path, mode: int | None = None) -> Iterator[int]:
-    """Goes down to ``target`` folder by folder, each opened in the one before, so that none is exchanged
-    between look and use; gives the last one's descriptor. Without ``mode`` ends where one lacks."""
+def _opened(target: Path, *, root: Path, mode: int | None = None) -> Iterator[int]:
+    """Opens ``target`` folder by folder, each relative to the one before, so that none is replaced
+    between check and use; yields the last descriptor. Without ``mode`` stops at a missing one."""
     top = top_of(root)
     if mode is not None:
-        _make_way_to(top)
+        _make_parents(top)
     try:
         fd = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -261,7 +269,7 @@ def _way(target: Path, *, root: Path, mode: int | None = None) -> Iterator[int]:
         for part in ("", *target.relative_to(top).parts):
             path = path / part
             if part:
-                below = _step(part, fd, path, mode, is_open=shared_above)
+                below = _enter(part, fd, path, mode, is_open=shared_above)
                 if below < 0:
                     break
                 os.close(fd)
@@ -274,8 +282,8 @@ def _way(target: Path, *, root: Path, mode: int | None = None) -> Iterator[int]:
         os.close(fd)
 
 
-def _make_way_to(top: Path) -> None:
-    """The folders above, where they lack; theirs who made them."""
+def _make_parents(top: Path) -> None:
+    """Creates missing folders above the file root."""
     lacking = [path for path in (top, *top.parents) if not path.exists()]
     for path in reversed(lacking):
         above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -287,15 +295,16 @@ def _make_way_to(top: Path) -> None:
 
 
 def _may_be_shared(path: Path, root: Path, top: Path) -> bool:
-    """Not the user's own folder in a shared root, nor a trial's: there nobody else has business."""
+    """Returns whether the folder may be shared: not a user's own folder in a shared root, nor a
+    trial's."""
     if root != top:
         return path == top
     return len(path.relative_to(root).parts) < 4
 
 
-def _step(part: str, above: int, path: Path, mode: int | None, *, is_open: bool) -> int:
-    """Descriptor of ``part`` in the folder ``above``, made if it lacks; -1 if it lacks and is not to be
-    made. A link counts only where nobody else can have put it: in a folder that others can't write."""
+def _enter(part: str, above: int, path: Path, mode: int | None, *, is_open: bool) -> int:
+    """Opens ``part`` in the folder ``above``, creating it if ``mode`` is given; -1 if it is
+    missing. A link is followed only in a folder that others can't write."""
     for _ in range(3):
         try:
             fd = os.open(part, _LOOK, dir_fd=above)
@@ -306,9 +315,11 @@ def _step(part: str, above: int, path: Path, mode: int | None, *, is_open: bool)
             try:
                 _make(part, above, mode)
             except FileExistsError:
-                continue  # somebody else was quicker: it is looked at all the same
+                continue  # another process was faster: check its folder
     else:
-        raise ClusterError(f"{path} comes and goes", where=str(path), fix="find out who removes it")
+        raise ClusterError(
+            f"{path} disappears repeatedly", where=str(path), fix="find out who removes it"
+        )
     found = os.fstat(fd)
     if stat.S_ISLNK(found.st_mode) and not is_open and found.st_uid in (os.getuid(), 0):
         os.close(fd)
@@ -317,12 +328,13 @@ def _step(part: str, above: int, path: Path, mode: int | None, *, is_open: bool)
 
 
 def _make(name: str, above: int, mode: int) -> None:
-    """A folder of just that mode, less what the umask takes from others; its owner has all rights."""
+    """Creates a folder with exactly that mode, less what the umask takes from others; the owner has
+    all rights."""
     os.mkdir(name, mode, dir_fd=above)
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         made = stat.S_IMODE(os.fstat(fd).st_mode)
-        if made & 0o700 != 0o700 or made & 0o022:  # an odd umask, or an ACL that is inherited
+        if made & 0o700 != 0o700 or made & 0o022:  # an unusual umask, or an inherited ACL
             os.fchmod(fd, (made | 0o700) & ~0o022)
     finally:
         os.close(fd)
@@ -350,7 +362,7 @@ def _open_to(found: os.stat_result, fd: int) -> str:
     if not found.st_mode & stat.S_IWGRP:
         return ""
     if _has_acl(fd):
-        return "those whom its access control list names (getfacl)"
+        return "the users in its access control list (getfacl)"
     if is_private_group(found.st_gid, found.st_uid):
         return ""
     return f"group {_group_of(found.st_gid)}"
@@ -365,7 +377,8 @@ def _has_acl(fd: int) -> bool:
 
 
 def is_private_group(gid: int, uid: int) -> bool:
-    """The group that many systems give each user: his name, and nobody else in it."""
+    """Returns whether this is the per-user group of many systems: named as the user, with no other
+    member."""
     import grp
     import pwd
 

@@ -1,9 +1,10 @@
-"""Which attempt's work counts up to which step (pure).
+"""Which attempt's work counts, and up to which step (pure).
 
-Each attempt says, before it writes anything else, from whose checkpoint it goes on. The newest attempt
-that has said so is the head; its chain backwards is the trial's lineage, and what other attempts wrote, or
-these wrote later, is a *dead branch*: the work of a master that was cut off or stood still while another
-took over. What such a master writes down when it wakes up changes nothing: it is not in the chain.
+Before it writes anything else, each attempt records whose checkpoint it resumes from. The newest
+attempt with such a record is the head; the chain backwards from it is the trial's lineage. What
+other attempts wrote, or these wrote later, is a *dead branch*: the work of a master that was cut
+off or stopped while another took over. Anything such a master writes when it continues has no
+effect: it is not in the chain.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from realsys.trial.records import Resumed
 
 @dataclass(frozen=True)
 class Lineage:
-    """``limits``: attempt → the last step of it that counts, None for all. Empty: everything counts."""
+    """``limits``: attempt → its last step that counts, None for all. Empty: everything counts."""
 
     limits: Mapping[int, int | None]
 
     @classmethod
     def of(cls, resumed: Mapping[int, Resumed]) -> Lineage:
-        """The lineage that the attempts' own words mean."""
+        """Builds the lineage from the attempts' resume records."""
         if not resumed:
             return cls({})
         head = max(resumed)
@@ -35,7 +36,7 @@ class Lineage:
         return cls(limits)
 
     def counts(self, attempt: int, step: int) -> bool:
-        """Whether what ``attempt`` wrote after ``step`` is part of the trial."""
+        """Returns whether what ``attempt`` wrote after ``step`` is part of the trial."""
         if not self.limits:
             return True
         limit = self.limits.get(attempt, -1)

@@ -1,20 +1,20 @@
-"""A trial's folder and the records in it: what makes every verb work from any terminal or node.
+"""A trial's paths and records, through which every verb works from any terminal or node.
 
-``TrialFiles`` names every path, once. The records are small JSON files (or name-resolution values)
-written by one process and read by many; each is written whole (temporary file, then rename).
+``TrialFiles`` defines every path once. The records are small JSON files (or name-resolution values)
+written by one process and read by many; each is written atomically (temporary file, then rename).
 
     <file root>/runs/<user>/<experiment>/<trial>/
       plan.json  trial.json                 the plan and its hash; who launched it, when, where
-      plans/<hash>.json                     former plans and the present one, where a resume changed it
-      prediction.json                       how long a step should take, where that is known
-      secrets/                              on Slurm: the environment that the job takes over, 0600
+      plans/<hash>.json                     all plans, if a resume changed it
+      prediction.json                       predicted step time, if known
+      secrets/                              on Slurm: the environment of the job, 0600
       code/ snapshot.json                   on Slurm: the copy of the code that runs, and its revision
-      submitit/                             the hand-over: batch script, pickled call, its output
+      submitit/                             the submission: batch script, pickled call, its output
       attempts/0001/                        attempt.json, exit.json, logs/<type>-<index>.log,
       latest -> attempts/0001                 last_words/<type>-<index>.json, secrets/, history/,
                                               stacks/, resumed-<phase>.json, done-<phase>.json
-                                              restarts.jsonl of workers started again
-                                              scaling.jsonl of workers that came or left
+                                              restarts.jsonl of restarted workers
+                                              scaling.jsonl of added and removed workers
                                               on Slurm also exits/, hosts/, steps.jsonl
       rows/0001/                            metrics.jsonl events.jsonl ledger.jsonl samples.jsonl
                                               of an attempt (of the main phase)
@@ -44,8 +44,8 @@ T = TypeVar("T")
 KEY_PREFIX = "realsys/v1/"  # of every key in name resolution (realsys/name_resolve/key_table.py)
 
 
-class _Under:
-    """A path under ``root`` of the object it stands in."""
+class _SubPath:
+    """A path relative to ``root`` of the owning object."""
 
     def __init__(self, *parts: str) -> None:
         self.parts = parts
@@ -60,65 +60,65 @@ RUN_FILE = "run.json"  # in the folder of dumped rollouts: the length of the run
 
 @dataclass(frozen=True)
 class PhaseFiles:
-    """Files of one phase."""
+    """Paths of one phase."""
 
     root: Path
 
-    metrics = _Under("metrics.jsonl")
-    events = _Under("events.jsonl")
-    ledger = _Under("ledger.jsonl")
-    samples = _Under("samples.jsonl")
-    generation = _Under("generation.jsonl")
-    evaluations = _Under("evaluations.jsonl")  # of saved checkpoints, a line each
-    evaluation_results = _Under("evaluations")  # the same with what is pending, a file each
-    timeline = _Under("timeline.json")
-    tensorboard = _Under("tensorboard")
-    checkpoints = _Under("checkpoints")
-    recover = _Under("recover")
-    graph_picture = _Under("dataflow_graph.png")
-    rollout_dump = _Under("rollout_dump")  # what rollout workers delivered, to be trained on again
+    metrics = _SubPath("metrics.jsonl")
+    events = _SubPath("events.jsonl")
+    ledger = _SubPath("ledger.jsonl")
+    samples = _SubPath("samples.jsonl")
+    generation = _SubPath("generation.jsonl")
+    evaluations = _SubPath("evaluations.jsonl")  # of saved checkpoints, a line each
+    evaluation_results = _SubPath("evaluations")  # the same including pending ones, a file each
+    timeline = _SubPath("timeline.json")
+    tensorboard = _SubPath("tensorboard")
+    checkpoints = _SubPath("checkpoints")
+    recover = _SubPath("recover")
+    graph_picture = _SubPath("dataflow_graph.png")
+    rollout_dump = _SubPath("rollout_dump")  # deliveries of rollout workers, for a replay
 
     def rows_of(self, attempt: int) -> PhaseFiles:
-        """Where one attempt's own metrics, events, ledger and samples are; those above point to the
-        newest attempt's."""
+        """Returns the paths of one attempt's own metrics, events, ledger and samples; those of the
+        phase link to the newest attempt's."""
         return PhaseFiles(self.root / "rows" / f"{attempt:04d}")
 
 
 @dataclass(frozen=True)
 class AttemptFiles:
-    """Files of one attempt (one incarnation of a trial)."""
+    """Paths of one attempt (one incarnation of a trial)."""
 
     root: Path
 
-    record = _Under("attempt.json")
-    exit = _Under("exit.json")
-    logs = _Under("logs")
-    last_words = _Under("last_words")
-    exits = _Under("exits")
-    hosts = _Under("hosts")
-    steps = _Under("steps.jsonl")
-    restarts = _Under("restarts.jsonl")  # of single workers, a line each
-    scaling = _Under("scaling.jsonl")  # of workers that came or left while the run lived
-    rendezvous = _Under("rendezvous")
-    stacks = _Under("stacks")
-    secrets = _Under("secrets")
-    curve_keys = _Under("secrets", "curve.json")  # sockets of this attempt take these and no other
-    etcd_access = _Under("secrets", "etcd.json")  # of an etcd of the job's own
-    history = _Under("history")
-    preflight = _Under("preflight.json")
-    ballast = _Under(".ballast")  # space kept for the exit marker, should the disk fill up
+    record = _SubPath("attempt.json")
+    exit = _SubPath("exit.json")
+    logs = _SubPath("logs")
+    failure_records = _SubPath("last_words")
+    exits = _SubPath("exits")
+    hosts = _SubPath("hosts")
+    steps = _SubPath("steps.jsonl")
+    restarts = _SubPath("restarts.jsonl")  # of single workers, a line each
+    scaling = _SubPath("scaling.jsonl")  # of workers added or removed during the run
+    rendezvous = _SubPath("rendezvous")
+    stacks = _SubPath("stacks")
+    secrets = _SubPath("secrets")
+    curve_keys = _SubPath("secrets", "curve.json")  # accepted by sockets of this attempt only
+    etcd_access = _SubPath("secrets", "etcd.json")  # of the job's own etcd
+    history = _SubPath("history")
+    preflight = _SubPath("preflight.json")
+    ballast = _SubPath(".ballast")  # space reserved for the exit marker in case the disk fills up
 
     def exit_of(self, worker: str) -> Path:
-        """Where the parent of ``model_worker/3`` says how it ended (on Slurm)."""
+        """Exit record of ``model_worker/3``, written by its parent (on Slurm)."""
         return self.exits / (worker.replace("/", "-") + ".json")
 
     def place_of(self, worker: str) -> Path:
-        """What Slurm gave ``rollout_worker/3`` on its node, for when it is started again."""
+        """Node and resources that Slurm gave ``rollout_worker/3``, for a restart."""
         return self.hosts / (worker.replace("/", "-") + ".json")
 
     def end_of(self, worker: str, phase: str, restart: int) -> Path:
-        """Asks the parent of ``rollout_worker/3``, as started for the ``restart``-th time again in that
-        phase, to kill it (on Slurm)."""
+        """Marker that makes the parent of ``rollout_worker/3`` kill it (on Slurm); ``restart``
+        counts the worker's restarts in that phase."""
         return self.exits / (worker.replace("/", "-") + f".end-{phase}-{restart}")
 
     @property
@@ -131,53 +131,53 @@ class AttemptFiles:
         return self.logs / (worker.replace("/", "-") + ".log")
 
     def done(self, phase: str) -> Path:
-        """Where the master says that a phase is done."""
+        """Marker of a finished phase, written by the master."""
         return self.root / f"done-{phase}.json"
 
     def resumed(self, phase: str) -> Path:
-        """Where the master says from which step it goes on in a phase."""
+        """Resume record of a phase, written by the master."""
         return self.root / f"resumed-{phase}.json"
 
     def stacks_of(self, worker: str) -> Path:
-        """Where the stacks of ``model_worker/3`` go when it stalls or somebody asks for them."""
+        """Stacks of ``model_worker/3``, written when it stalls or on request."""
         return self.stacks / (worker.replace("/", "-") + ".txt")
 
-    def words(self, worker: str) -> Path:
-        """Where ``model_worker/3`` says why it died."""
-        return self.last_words / (worker.replace("/", "-") + ".json")
+    def failure_record(self, worker: str) -> Path:
+        """Failure record of ``model_worker/3``, written by itself when it fails."""
+        return self.failure_records / (worker.replace("/", "-") + ".json")
 
 
 @dataclass(frozen=True)
 class TrialFiles:
-    """Every path under a trial."""
+    """Every path of a trial."""
 
     root: Path
 
-    plan = _Under("plan.json")
-    plans = _Under("plans")
-    record = _Under("trial.json")
-    secrets = _Under("secrets")
-    host_environment = _Under("secrets", "host.env")
-    task_environment = _Under("secrets", "task.env")
-    code = _Under("code")
-    snapshot = _Under("snapshot.json")
-    submitit = _Under("submitit")
-    submission = _Under("submitit", "submission.json")
-    attempts = _Under("attempts")
-    latest = _Under("latest")
-    report = _Under("report.html")
-    prediction = _Under("prediction.json")
+    plan = _SubPath("plan.json")
+    plans = _SubPath("plans")
+    record = _SubPath("trial.json")
+    secrets = _SubPath("secrets")
+    host_environment = _SubPath("secrets", "host.env")
+    task_environment = _SubPath("secrets", "task.env")
+    code = _SubPath("code")
+    snapshot = _SubPath("snapshot.json")
+    submitit = _SubPath("submitit")
+    submission = _SubPath("submitit", "submission.json")
+    attempts = _SubPath("attempts")
+    latest = _SubPath("latest")
+    report = _SubPath("report.html")
+    prediction = _SubPath("prediction.json")
 
     def plan_of(self, plan_hash: str) -> Path:
-        """Where a plan is kept beside the present one."""
+        """Copy of a plan that is kept beside the present one."""
         return self.plans / f"{plan_hash[:12]}.json"
 
     def attempt(self, number: int) -> AttemptFiles:
-        """Files of attempt ``number``."""
+        """Paths of attempt ``number``."""
         return AttemptFiles(self.attempts / f"{number:04d}")
 
     def all_attempts(self) -> list[AttemptFiles]:
-        """Attempts so far, oldest first."""
+        """Returns the attempts so far, oldest first."""
         try:
             found = os.listdir(self.attempts)
         except (FileNotFoundError, NotADirectoryError):
@@ -187,23 +187,23 @@ class TrialFiles:
 
     @staticmethod
     def phase(folder: str | Path) -> PhaseFiles:
-        """Files of the phase whose plan names ``folder``."""
+        """Returns the paths of the phase whose plan names ``folder``."""
         return PhaseFiles(Path(folder))
 
 
 def trial_dir(file_root: str | Path, user: str, experiment: str, trial: str) -> Path:
-    """Folder of a trial."""
+    """Returns the folder of a trial."""
     return Path(file_root) / "runs" / user / experiment / trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanChange:
-    """Settings that a resume has changed: the plan of the attempts from ``from_attempt`` on."""
+    """Settings changed by a resume: the plan of the attempts from ``from_attempt`` on."""
 
     from_attempt: int
     plan_hash: str
     at: float  # seconds since the epoch
-    settings: Mapping[str, tuple[Any, Any]]  # as typed → the value before, and since
+    settings: Mapping[str, tuple[Any, Any]]  # as typed → (value before, value since)
     command: tuple[str, ...] = ()
 
 
@@ -223,15 +223,15 @@ class TrialRecord:
     code: str = ""  # digest of the code as it was at the launch (realsys/trial/snapshot.py)
     sweep: str = ""  # name of the sweep that launched it, and its values there
     point: Mapping[str, str] = field(default_factory=dict)
-    folder: str = ""  # where the launch ran: relative paths in the settings begin there
+    folder: str = ""  # where the launch ran: relative paths in the settings start there
     changes: tuple[PlanChange, ...] = ()  # oldest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRecord:
-    """``prediction.json``: how long a step should take, written by the launch when that was known."""
+    """``prediction.json``: predicted step time, written by the launch if known."""
 
-    basis: str  # where the figures come from: an earlier trial, or formulas for a device
+    basis: str  # source of the figures: an earlier trial, or formulas for a device
     step_s: float  # from the first request to the last reply
     calls: Mapping[str, float] = field(default_factory=dict)  # call → seconds inside the interface
     idle: float = 0.0  # share of the workers' time
@@ -239,26 +239,24 @@ class PredictionRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """``attempt.json``: written by the supervisor when it has taken the attempt."""
+    """``attempt.json``: written by the supervisor when it has claimed the attempt."""
 
     number: int
-    token: str  # random, hex: fences this incarnation off from any other
+    token: str  # random, hex: distinguishes this incarnation from all others (fencing)
     host: str
     supervisor_pid: int
     supervisor_start: int  # clock ticks after boot, /proc/<pid>/stat field 22
     started_at: float
     job_id: str = ""  # of Slurm, or of submitit's local executor
-    restart_count: int = (
-        0  # of a job that Slurm requeued; (job id, restart count) is one incarnation
-    )
+    restart_count: int = 0  # of a requeued Slurm job; (job id, restart count) is one incarnation
     nodes: str = ""  # hostlist of the job's nodes; empty on this machine
-    ended_at: float | None = None  # in the store: its supervisor has ended it
+    ended_at: float | None = None  # in the store: when its supervisor ended it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """``resumed-<phase>.json``: from whose checkpoint an attempt goes on; step 0: from nothing. What
-    others wrote beyond it does not count any more."""
+    """``resumed-<phase>.json``: which attempt's checkpoint an attempt resumes from; step 0: none.
+    What other attempts wrote beyond it no longer counts."""
 
     attempt: int
     phase: str
@@ -267,7 +265,7 @@ class Resumed:
 
 
 class Result(StrEnum):
-    """How an attempt ended, as far as its supervisor could say."""
+    """How an attempt ended, as far as its supervisor knows."""
 
     COMPLETED = "completed"
     STOPPED = "stopped"
@@ -276,38 +274,38 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One worker's end: which, where, why, and the last lines of its log."""
+    """One worker's failure: which worker, where, why, and the last lines of its log."""
 
     worker: str
     host: str
     pid: int
     why: str  # one sentence: exit code or signal, or the error's own text
     at: float
-    kind: str = ""  # class of the error; "" for an end without last words
+    kind: str = ""  # class of the error; "" if the worker left no failure record
     fix: str = ""
     log: str = ""
     log_tail: tuple[str, ...] = ()
-    secondary: bool = False  # only says that somebody else was missing
-    resume_with: str = ""  # NAME=VALUE for a resume that gets past it
+    secondary: bool = False  # a consequence of another worker's failure
+    resume_with: str = ""  # NAME=VALUE for a resume that avoids it
 
     @property
     def who(self) -> str:
-        """``model_worker/3 (pid 4242 on n1)``; without a pid where it is the node's fault."""
+        """``model_worker/3 (pid 4242 on n1)``; without a pid if the node failed."""
         pid = f"pid {self.pid} " if self.pid else ""
         return f"{self.worker} ({pid}on {self.host})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightRecord:
-    """``preflight.json``: what was found before the workers started (realsys/slurm/preflight)."""
+    """``preflight.json``: results of the checks before the workers started
+    (realsys/slurm/preflight)."""
 
     mode: str  # warn or stop
     at: float
     seconds: float
-    checks: tuple[
-        Mapping[str, Any], ...
-    ]  # name, ok (None: not checked), what, fix, against (node → why)
-    ill: Mapping[str, str]  # node → why: those that others can do without
+    # name, ok (None: not checked), what, fix, against (node → why)
+    checks: tuple[Mapping[str, Any], ...]
+    ill: Mapping[str, str]  # node → why: nodes that the job can do without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,12 +317,12 @@ class WorkerExit:
     pid: int
     returncode: int  # negative: the signal that ended it
     at: float
-    hint: str = ""  # what the kernel's counts of memory kills prove
+    hint: str = ""  # evidence of a memory kill from the kernel's counters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExitMarker:
-    """``exit.json``: the supervisor's last act."""
+    """``exit.json``: how the attempt ended, the supervisor's last write."""
 
     result: Result
     attempt: int
@@ -333,7 +331,7 @@ class ExitMarker:
     step: int = 0
     first_failure: Failure | None = None
     other_failures: tuple[Failure, ...] = ()
-    resume: str = ""  # the command that goes on
+    resume: str = ""  # the command that resumes the trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,8 +346,8 @@ class WorkerRecord:
     token: str
     control: str = ""  # ZMQ endpoint for requests
     data: str = ""  # ZMQ endpoint that serves tensors
-    rendezvous: str = ""  # host:port of a store where model workers form process groups
-    node: str = ""  # Slurm's name of the host, which may be another one; empty elsewhere
+    rendezvous: str = ""  # host:port of the store with which model workers form process groups
+    node: str = ""  # Slurm's name of the host, which may differ; empty without Slurm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,13 +361,11 @@ class WorkerStatus:
     reason: str = ""
     attempt: int = 0
     token: str = ""
-    waits_for: str = (
-        ""  # what another worker must do first, e.g. "model_worker/1: tensors of rewards"
-    )
-    stalled_s: float = 0.0  # how long it has not got on although it computes; 0: it gets on
-    stalled_where: str = ""  # the innermost frames of its main thread then
+    waits_for: str = ""  # another worker's task, e.g. "model_worker/1: tensors of rewards"
+    stalled_s: float = 0.0  # how long it has computed without progress; 0: it makes progress
+    stalled_where: str = ""  # the innermost frames of its main thread at that time
     last_command: str = ""  # id of the last command that took effect or was refused
-    command_refused: str = ""  # why it was
+    command_refused: str = ""  # why it was refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,7 +388,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class StopRequest:
-    """Name-resolution value that asks for an end (key ``stop``)."""
+    """Name-resolution value that requests the end of a run (key ``stop``)."""
 
     grace_seconds: float
     by: str
@@ -401,12 +397,12 @@ class StopRequest:
 
 
 def dumps(record: Any) -> bytes:
-    """A record as JSON bytes."""
+    """Encodes a record as JSON."""
     return json.dumps(to_plain(record), ensure_ascii=False).encode()
 
 
 def loads(kind: type[T], data: bytes, *, where: str) -> T:
-    """A record from JSON bytes. Raises TrialError when they are not one."""
+    """Decodes a record from JSON. Raises TrialError for invalid data."""
     try:
         return from_plain(kind, json.loads(data), where=where)
     except (ValueError, OverflowError, RecursionError, ConfigError) as error:
@@ -418,12 +414,12 @@ def loads(kind: type[T], data: bytes, *, where: str) -> T:
         raise TrialError(
             f"not a {kind.__name__}: {what}",
             where=place,
-            fix="the file was damaged; see its folder",
+            fix="the file is damaged; look into its folder",
         ) from error
 
 
 def _damaged_key(kind: type[Any], key: str, what: object) -> TrialError:
-    """The error of a value in name resolution that nobody of ours can have written."""
+    """Returns the error for a name-resolution value that realsys can't have written."""
     trial = "/".join(key.split("/")[4:6])
     return TrialError(
         f"the key {key!r} holds no {kind.__name__}: {what}",
@@ -434,7 +430,7 @@ def _damaged_key(kind: type[Any], key: str, what: object) -> TrialError:
 
 
 def write_record(path: Path, record: Any) -> None:
-    """Writes a record whole: temporary file beside it, fsync, rename."""
+    """Writes a record atomically: temporary file beside it, fsync, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -449,7 +445,7 @@ def write_record(path: Path, record: Any) -> None:
 
 
 def replace_symlink(link: Path, target: str) -> None:
-    """Makes ``link`` a symbolic link to ``target`` in one step, whatever it was before."""
+    """Makes ``link`` a symbolic link to ``target`` atomically, whatever it was before."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -457,12 +453,13 @@ def replace_symlink(link: Path, target: str) -> None:
 
 
 def fresh(folder: str | Path, *, dir_fd: int | None = None) -> None:
-    """Makes the next look at a name in ``folder`` a fresh one; nothing where there is no such folder.
+    """Makes the next lookup of a name in ``folder`` bypass an NFS client's cache; does nothing if
+    there is no such folder.
 
-    An NFS client remembers that a file was not there for as long as it believes the folder's attributes,
-    up to a minute. Opening the folder by its name makes it ask for them ("close-to-open"); looking at
-    other files in it, or listing the folder above, does not. Of a folder that seems not to be there those
-    above it are opened first.
+    An NFS client caches that a file is missing for as long as it trusts the folder's attributes, up to a
+    minute. Opening the folder by its name makes it fetch them ("close-to-open"); looking up other files
+    in it, or listing the parent, does not. If the folder itself seems missing, its parents are opened
+    first.
     """
     try:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd))
@@ -477,19 +474,19 @@ def fresh(folder: str | Path, *, dir_fd: int | None = None) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there that another host may have made a moment ago."""
+    """Returns whether a file exists that another host may have just written."""
     fresh(path.parent)
     return path.exists()
 
 
 def read_fresh(kind: type[T], path: Path) -> T | None:
-    """As ``read_record``, of a record that another host may have written a moment ago."""
+    """Reads a record as ``read_record`` does, one that another host may have just written."""
     fresh(path.parent)
     return read_record(kind, path)
 
 
 def read_record(kind: type[T], path: Path) -> T | None:
-    """The record at ``path``; None when there is none. Raises TrialError when it is damaged."""
+    """Reads the record at ``path``; None if there is none. Raises TrialError if it is damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -498,9 +495,10 @@ def read_record(kind: type[T], path: Path) -> T | None:
 
 
 def process_start(pid: int) -> int | None:
-    """Start of a process on this host in clock ticks after boot (proc(5), stat field 22).
+    """Returns the start of a process on this host in clock ticks after boot (proc(5), stat field
+    22).
 
-    (pid, start) names a process for good: a pid alone is reused. None when it is gone or a zombie.
+    (pid, start) identifies a process uniquely: a pid alone is reused. None if it has ended or is a zombie.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -511,5 +509,5 @@ def process_start(pid: int) -> int | None:
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """True while exactly that process runs on this host."""
+    """Returns whether exactly that process runs on this host."""
     return process_start(pid) == start

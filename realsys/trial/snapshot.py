@@ -1,8 +1,9 @@
-"""A copy of the code in the trial's folder, so that editing the checkout can't change a queued trial.
+"""Copies the code into the trial's folder, so that editing the checkout can't change a queued
+trial.
 
-Copied are the files that git knows or would add (for an installed package without git: its sources)
-and the user's ``--import`` files. The revision, and the difference to it, are kept beside. A trial on
-this machine starts at once and runs the code as it is.
+Copied are the files that git tracks or would add (for an installed package without git: its
+sources) and the user's ``--import`` files. The revision, and the diff against it, are stored beside
+the copy. A trial on this machine starts at once and runs the code as it is.
 """
 
 from __future__ import annotations
@@ -23,41 +24,41 @@ from realsys.api.plan import LaunchPlan
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
 
 PACKAGES = ("realsys", "launcher", "experiments", "cluster_specs")
-RUN_PACKAGES = ("realsys", "experiments")  # what a run computes depends on
+RUN_PACKAGES = ("realsys", "experiments")  # the packages that determine what a run computes
 SOURCE_ENDINGS = (".py", ".yaml", ".yml", ".typed")
-MAX_FILE_BYTES = 10 << 20  # no checkpoint that somebody left in the checkout
+MAX_FILE_BYTES = 10 << 20  # leaves out checkpoints in the checkout
 GIT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSnapshot:
-    """``snapshot.json``."""
+    """``snapshot.json``: origin of the copied code."""
 
     root: str
     revision: str  # empty outside git, or where git refuses
-    changed: bool | None  # the copy differs from the revision: see dirty.diff; None: not known
+    changed: bool | None  # the copy differs from the revision: see dirty.diff; None: unknown
     files: int
     taken_at: float
     left_out: tuple[str, ...] = ()  # larger than MAX_FILE_BYTES
-    problem: str = ""  # why git does not say which code this is
+    problem: str = ""  # why git could not identify the code
 
 
 def code_root() -> Path:
-    """The folder that holds our packages: a checkout, or site-packages."""
+    """Returns the folder that holds realsys' packages: a checkout, or site-packages."""
     return Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Which code a checkout holds, as git says. ``changed`` None: not known."""
+    """Which code a checkout holds, according to git. ``changed`` None: unknown."""
 
     revision: str = ""
     changed: bool | None = None
-    problem: str = ""  # why not; empty outside git, where there is nothing to know
+    problem: str = ""  # why it is unknown; empty outside git
 
 
 def provenance(root: Path | None = None) -> Provenance:
-    """Of the checkout; git refuses to speak of one that belongs to somebody else."""
+    """Identifies the code of the checkout; git refuses for one that belongs to another user."""
     root = root or code_root()
     if not (root / ".git").exists():
         return Provenance()
@@ -70,52 +71,54 @@ def provenance(root: Path | None = None) -> Provenance:
 
 
 def revision(root: Path | None = None) -> str:
-    """``9fceb02d0ae5``, with ``+`` where the checkout has changes and ``?`` where it may have; empty
-    outside git, or where git refuses."""
+    """Returns ``9fceb02d0ae5``, with ``+`` if the checkout has changes and ``?`` if that is
+    unknown; empty outside git, or if git refuses."""
     found = provenance(root)
     return found.revision + {True: "+", False: "", None: "?" * bool(found.revision)}[found.changed]
 
 
 @functools.cache
 def code_digest(imports: tuple[str, ...] = (), root: Path | None = None) -> str:
-    """16 hex digits of the code that workers run: our sources and ``--import`` files, as they are now."""
+    """Returns 16 hex digits that identify the code that workers run: sources and ``--import``
+    files, as they are now."""
     root = root or code_root()
     ours = sorted(p for package in RUN_PACKAGES for p in (root / package).rglob("*.py"))
     named = [(str(path.relative_to(root)), path) for path in ours]
     named += [(Path(name).name, Path(name)) for name in imports if name.endswith(".py")]
     digest = hashlib.sha256()
     for name, path in named:
-        with suppress(OSError):  # one that has gone is told by its import
+        with suppress(OSError):  # a missing file is reported by its import
             digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def other_code(files: TrialFiles, plan: LaunchPlan) -> str:
-    """That a resume would run other code than the launch did; empty where it runs a copy, or the same."""
+def changed_code_warning(files: TrialFiles, plan: LaunchPlan) -> str:
+    """Returns a warning if a resume would run other code than the launch did; empty if it runs a
+    copy, or the same."""
     record = read_record(TrialRecord, files.record)
     if plan.snapshot or record is None or not record.code:
         return ""
     if code_digest(plan.imports) == record.code:
         return ""
     return (
-        "the code has changed since the trial was launched: what it computes from here on may differ, and "
-        "no record says how. To compare runs, launch a new trial"
+        "the code has changed since the trial was launched: its results may differ from here on, and the "
+        "change is not recorded. To compare runs, launch a new trial"
     )
 
 
-def provenance_remark(files: TrialFiles) -> str:
-    """That nobody will be able to say which code a trial's copy is; empty where git does."""
+def provenance_warning(files: TrialFiles) -> str:
+    """Returns a warning if git could not identify the copied code; else empty."""
     taken = read_record(CodeSnapshot, files.snapshot)
     if taken is None or not taken.problem:
         return ""
     return (
-        f"git does not say which revision the copied code is, or whether it was changed: {taken.problem} "
-        f"({files.snapshot} says so)"
+        f"git could not tell the revision of the copied code, or whether it was changed: {taken.problem} "
+        f"(recorded in {files.snapshot})"
     )
 
 
 def snapshot_imports(imports: Sequence[str], trial_dir: Path) -> tuple[str, ...]:
-    """``--import`` entries as the workers of a trial with a snapshot will import them."""
+    """Returns the ``--import`` entries as the workers of a trial with a snapshot import them."""
     code = TrialFiles(trial_dir).code
     return tuple(str(code / "imports" / Path(n).name) if n.endswith(".py") else n for n in imports)
 
@@ -126,14 +129,14 @@ def take_snapshot(
     """Copies the code into ``files.code``, replacing an earlier copy.
 
     Args:
-        imports: files that were imported by the launch, where they are now.
+        imports: files imported by the launch, at their present paths.
     Raises:
         OSError: the copy can't be written.
     """
     root = root or code_root()
     copied, left_out = 0, []
     shutil.rmtree(files.code, ignore_errors=True)
-    files.code.mkdir(mode=0o700)  # it may hold what lay about in the checkout
+    files.code.mkdir(mode=0o700)  # it may contain private files of the checkout
     for name in _listed(root):
         source = root / name
         if not source.is_file():
@@ -147,8 +150,8 @@ def take_snapshot(
         copied += 1
         if source.suffix == ".py" and name.startswith("realsys/"):
             _copy_compiled(source, target)
-    # Compiled once, here: else every task does it, on a file system that they share. What was compiled in
-    # the checkout already, and is not older than its source, is taken over.
+    # Compiled once here, otherwise every task would do it on a shared file system. Files that are already
+    # compiled in the checkout and not older than their source are reused.
     compileall.compile_dir(files.code / "realsys", quiet=2)
     for path in imports:
         if path.endswith(".py"):
@@ -175,7 +178,7 @@ def take_snapshot(
 
 
 def _copy_compiled(source: Path, target: Path) -> None:
-    """What Python keeps of a compiled source names its age and size, and the copy has these, too."""
+    """Copies the compiled file: it stores its source's age and size, which the copy shares."""
     compiled = Path(importlib.util.cache_from_source(str(source)))
     if compiled.is_file():
         copy = Path(importlib.util.cache_from_source(str(target)))
@@ -184,7 +187,7 @@ def _copy_compiled(source: Path, target: Path) -> None:
 
 
 def _listed(root: Path) -> Iterator[str]:
-    """Files to copy, relative to ``root``."""
+    """Yields the files to copy, relative to ``root``."""
     if (root / ".git").exists():
         listing, _ = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
         if listing:
@@ -197,7 +200,7 @@ def _listed(root: Path) -> Iterator[str]:
 
 
 def _git(root: Path, *words: str) -> tuple[str | None, str]:
-    """(git's answer, ""), or (None, why there is none)."""
+    """Runs git; returns (output, ""), or (None, why it failed)."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *words],

@@ -26,7 +26,7 @@ from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import FINAL, WorkerEvent
 from realsys.runtime.parent_death import PARENT_PID_VARIABLE, die_with_parent
-from realsys.trial.folders import let_nobody_else_write
+from realsys.trial.folders import restrict_umask
 from realsys.trial.records import (
     AttemptRecord,
     Failure,
@@ -82,7 +82,7 @@ def command(
 def main() -> int:
     """Runs one worker; returns its exit code."""
     args = _parse()
-    let_nobody_else_write()
+    restrict_umask()
     allow_many_files()
     if parent := os.environ.get(PARENT_PID_VARIABLE):
         die_with_parent(int(parent))
@@ -187,12 +187,12 @@ def _leave_last_words(
         fix=known.fix if known else EXITS_FIX if isinstance(error, SystemExit) else "",
         resume_with=known.resume_with if known else "",
     )
-    _write_words(files.attempt(attempt).words(name), words)
+    _write_words(files.attempt(attempt).failure_record(name), words)
 
 
 def _leave_words_of(files: TrialFiles, attempt: int, name: str, over: Terminate) -> None:
     """Why this process must exit, unless it has failed and said so already."""
-    path = files.attempt(attempt).words(name)
+    path = files.attempt(attempt).failure_record(name)
     if not path.exists():
         words = Failure(
             worker=name,

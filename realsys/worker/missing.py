@@ -21,7 +21,7 @@ def describe_missing(names: Sequence[str], files: AttemptFiles) -> str:
 
 
 def _what_became_of(name: str, files: AttemptFiles) -> str:
-    words = read_record(Failure, files.words(name))
+    words = read_record(Failure, files.failure_record(name))
     if words is not None:
         return f"failed: {words.why.partition(chr(10))[0]}"
     ended = read_record(WorkerExit, files.exit_of(name))

@@ -24,7 +24,7 @@ from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.heartbeat.heartbeat_link import Heartbeat
 from realsys.heartbeat.heartbeat_messages import Init, Terminate
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, LeaseStatus, lease_ttl_s
+from realsys.name_resolve.lease_validity import LeaseStatus, lease_ttl_s
 from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
@@ -48,7 +48,6 @@ from realsys.worker.network import listening_address, ports
 
 logger = logging.getLogger(__name__)
 
-LEASE_TTL_S = TTL_S
 GOODBYE_S = 10.0
 PAUSE_POLL_S = 0.5
 
@@ -245,9 +244,9 @@ class WorkerRunner:
         Raises:
             LeaseLost: it is over.
         """
-        if self.heartbeat.standing is LeaseStatus.OVER:
+        if self.heartbeat.lease_status is LeaseStatus.EXPIRED:
             self.check_lease(timeout_s=0.0)  # says so
-        return self.heartbeat.standing is LeaseStatus.HELD
+        return self.heartbeat.lease_status is LeaseStatus.VALID
 
     @property
     def patience_s(self) -> float:
@@ -330,10 +329,6 @@ class WorkerRunner:
             )
 
     # ---- stop and commands --------------------------------------------------------------------
-
-    def stop_request(self) -> StopRequest | None:
-        """The stop request for this attempt, if there is one."""
-        return self._stop
 
     @property
     def on_stop(self) -> Callable[[StopRequest], None] | None:

@@ -32,7 +32,7 @@ from realsys.runtime.linux import pidfd_open
 from realsys.runtime.oom_evidence import oom_evidence, read_oom_counts
 from realsys.runtime.parent_death import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
 from realsys.slurm.gpus import own_devices
-from realsys.trial.folders import let_nobody_else_write
+from realsys.trial.folders import restrict_umask
 from realsys.trial.records import (
     Failure,
     TrialFiles,
@@ -56,7 +56,7 @@ LOOK_S = 2.0  # for the file that asks for a worker's end
 def main() -> int:
     """Runs one worker as a child; returns its exit code, 128 + signal if one ended it."""
     args = _parse()
-    let_nobody_else_write()
+    restrict_umask()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     index = args.first_index + int(os.environ["SLURM_PROCID"])
     worker = f"{args.worker_type}/{index}"
@@ -68,7 +68,7 @@ def main() -> int:
         child = _start(args, index)
     except RealsysError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - there is no logger yet
-        write_record(attempt.words(worker), _last_words(worker, error))
+        write_record(attempt.failure_record(worker), _last_words(worker, error))
         return worker_exit_codes.FAILED
     code = _wait(child, attempt.end_of(worker, args.phase, args.restart), args.worker_type)
     ended = WorkerExit(

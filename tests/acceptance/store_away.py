@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "etcd")]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / part) for part in ("", "support", "etcd"))]
 
 from etcd_server import EtcdCluster  # noqa: E402
 from real_trials import Trials, make_policy  # noqa: E402

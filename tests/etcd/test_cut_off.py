@@ -154,7 +154,7 @@ def worker(
     node: Node, store: NameResolve, etcd_url: tuple[str, str], tmp_path: Path
 ) -> Iterator[Worker]:
     worker = Worker(node, etcd_url[1], tmp_path)
-    worker.says("standing held", within_s=30)
+    worker.says("lease_status valid", within_s=30)
     yield worker
     worker.end()
 
@@ -186,7 +186,7 @@ def test_a_cut_off_worker_stops_its_side_effects_before_it_is_declared_lost_and_
     cut_s = time.monotonic()
     lost_s = seconds_until_lost(leases, within_s=40)
     assert lost_s is not None
-    suspended_s = worker.says("standing suspended", within_s=1)
+    suspended_s = worker.says("lease_status uncertain", within_s=1)
     assert suspended_s < lost_s - 1.0
     assert lost_s - cut_s < TTL_S + 8.0  # the lease, etcd's own second, 3 s of patience, a look
     end_attempt(store, KEYS, ATTEMPT)  # as the supervisor does, whom this worker can't hear
@@ -208,4 +208,4 @@ def test_a_cut_that_is_healed_in_time_ends_nothing(
     status = store.get(KEYS.worker_status("model_worker", 0))
     assert loads(WorkerStatus, status.value, where=status.key).state == WorkerState.READY
     node.cut()  # the connection that lived through two cuts ends like any other
-    assert worker.says("standing suspended", within_s=TTL_S) > 0
+    assert worker.says("lease_status uncertain", within_s=TTL_S) > 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import ADDRESS, EtcdCluster
+from history_check import check_history
 from paced import Pace
 from real_trials import Trials, explain, small_ppo, trained_ids
 from runs_without_store import steps_of
@@ -25,8 +26,7 @@ from realsys.name_resolve.etcd.expiry import endings
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
-from realsys.supervisor.job_etcd.certificates import LIFE, Authority
+from realsys.runtime.certificates import LIFE, Authority
 from realsys.trial.records import TrialFiles
 
 Site = tuple[EtcdCluster, EtcdSpec]

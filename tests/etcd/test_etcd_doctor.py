@@ -12,9 +12,9 @@ from etcd_server import EtcdCluster, free_ports
 
 from launcher.sites import places
 from launcher.sites.etcd_roles import roles
-from launcher.slurm.doctor.store_checks import store_finding
+from launcher.slurm.doctor.store_checks import local_store_finding
 from realsys.api.cluster import ClusterSpec, EtcdSpec
-from realsys.supervisor.job_etcd.certificates import Authority
+from realsys.runtime.certificates import Authority
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def secret(path: Path, text: str) -> str:
 
 def test_a_right_way_in(site: EtcdCluster, spec: ClusterSpec) -> None:
     before = site.etcdctl("get", "/", "--prefix", "--keys-only")
-    finding = store_finding(spec)
+    finding = local_store_finding(spec)
     assert finding.ok, finding
-    assert "by TLS, as launcher, and lets us write our keys" in finding.what
+    assert "by TLS, as launcher, and permits writing your keys" in finding.what
     assert site.etcdctl("get", "/", "--prefix", "--keys-only") == before
 
 
@@ -80,25 +80,25 @@ def test_each_wrong_way_in_is_told_apart(
         ),
     }
     for what, etcd in cases.items():
-        finding = store_finding(replace(spec, etcd=etcd))
+        finding = local_store_finding(replace(spec, etcd=etcd))
         assert not finding.ok
         assert what in finding.what, finding
         assert finding.fix
 
 
 def test_a_user_without_permission_for_the_site_is_told(spec: ClusterSpec) -> None:
-    finding = store_finding(replace(spec, name="another_site"))
+    finding = local_store_finding(replace(spec, name="another_site"))
     assert (finding.ok, "does not let the user 'launcher'" in finding.what) == (False, True)
     assert "realsys etcd roles" in finding.fix
 
 
 def test_nobody_there(spec: ClusterSpec) -> None:
     (port,) = free_ports(1)
-    finding = store_finding(replace(spec, name_resolve=f"etcd://127.0.0.1:{port}"))
+    finding = local_store_finding(replace(spec, name_resolve=f"etcd://127.0.0.1:{port}"))
     assert (finding.ok, "did not answer" in finding.what) == (False, True)
 
 
 def test_an_etcd_for_everybody_is_said_to_be_one(etcd: EtcdCluster) -> None:
-    finding = store_finding(ClusterSpec(name="lab", name_resolve=etcd.url))
+    finding = local_store_finding(ClusterSpec(name="lab", name_resolve=etcd.url))
     assert finding.ok
     assert "without TLS, without a user name" in finding.what

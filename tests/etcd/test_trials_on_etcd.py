@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
+from history_check import check_history
 from paced import Pace
 from real_trials import (
     LONG_PPO,
@@ -21,7 +22,6 @@ from real_trials import (
 
 from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
 from realsys.trial.records import TrialFiles
 
 

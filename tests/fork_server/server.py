@@ -56,7 +56,8 @@ PACKAGES = {
     "workers": ("realsys", "experiments"),
     "commands": (
         *("launcher", "experiments", "realsys.api", "realsys.slurm", "realsys.supervisor"),
-        *("realsys.name_resolve", "realsys.worker", "realsys.observability", "realsys.rewards"),
+        *("realsys.name_resolve", "realsys.trial", "realsys.config", "realsys.runtime"),
+        *("realsys.heartbeat", "realsys.worker", "realsys.observability", "realsys.rewards"),
     ),
 }
 PR_SET_PDEATHSIG = 1
@@ -135,7 +136,10 @@ def serve(listener: socket.socket) -> Request:
                     pid = os.fork()
                     if pid == 0:
                         end_with_parent(os.getppid())
-                        join(peer_of(key.fileobj))
+                        try:
+                            join(peer_of(key.fileobj))
+                        except (FileNotFoundError, ProcessLookupError):  # the stand-in is gone
+                            os._exit(0)
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                         close_all(selector)

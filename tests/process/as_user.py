@@ -15,7 +15,7 @@ from launcher.submit.planning import make_plan
 from launcher.submit.submit import resubmit, submit
 from realsys.api.errors import RealsysError
 from realsys.api.plan import read_plan
-from realsys.trial.folders import let_nobody_else_write
+from realsys.trial.folders import restrict_umask
 from realsys.trial.records import TrialFiles
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     """The exit status of the command."""
     verb, where, trial = sys.argv[1:4]
     dispatch_job.SUPERVISOR = "as_user:supervise"
-    let_nobody_else_write()  # as the command line does
+    restrict_umask()  # as the command line does
     try:
         if verb == "launch":
             os.environ["REALSYS_FILE_ROOT"] = where

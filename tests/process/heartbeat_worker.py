@@ -96,11 +96,11 @@ def main() -> None:
         time.sleep(still_s)
         tick()
         say("moved")
-    deadline, standing = time.monotonic() + plan.get("for_s", 0.0), ""
+    deadline, lease_status = time.monotonic() + plan.get("for_s", 0.0), ""
     while time.monotonic() < deadline:
-        if link.standing != standing:
-            standing = link.standing
-            say(f"standing {standing}")
+        if link.lease_status != lease_status:
+            lease_status = link.lease_status
+            say(f"lease_status {lease_status}")
         time.sleep(0.02)
     began = time.monotonic()
     link.goodbye(WorkerStatus(state="done", **status), timeout_s=5.0)

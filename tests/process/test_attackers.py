@@ -365,7 +365,7 @@ def test_a_replayed_request_is_run_once_and_an_old_order_never_again(scene: Scen
         assert ask(control, mine, [replayed]) == [[first]]  # from another connection
     reply: ReplyFrame = decode(first, ReplyFrame)
     assert reply.error is not None
-    assert "request number 0 came twice" in reply.error.what  # the master's own number 0 was run
+    assert "request number 0 arrived twice" in reply.error.what  # the master's own number 0 was run
     assert scene.worker_log.read_text().count("request=replayed") == 1
 
 

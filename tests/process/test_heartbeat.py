@@ -135,7 +135,7 @@ class Site:
 
     @property
     def words(self) -> Failure | None:
-        return read_record(Failure, self.files.words("model_worker/0"))
+        return read_record(Failure, self.files.failure_record("model_worker/0"))
 
     def order(self, verb: Verb, *, token: str = "ours", **args: str) -> str:
         name = f"{verb}-{token}"
@@ -249,15 +249,15 @@ def test_a_store_that_is_away_for_10_s_suspends_and_ends_nothing(
     away = tmp_path / "away"
     argv = [sys.executable, str(HERE / "flaky_heartbeat.py"), str(away)]
     worker = site.start(ttl_s=12.0, argv=argv)
-    worker.hears("standing held")
+    worker.hears("lease_status valid")
     (counter,) = (tmp_path / "store" / "leases").iterdir()
     bumps = counter.read_text()
     until(lambda: counter.read_text() != bumps, within_s=3)  # right after a renewal
     away.touch()
-    worker.hears("standing suspended", within_s=10)
+    worker.hears("lease_status uncertain", within_s=10)
     time.sleep(0.3)
     away.unlink()
-    worker.hears("standing held", within_s=2)
+    worker.hears("lease_status valid", within_s=2)
     assert site.has(WORKER)
     assert worker.process.poll() is None
 
@@ -326,7 +326,7 @@ def test_a_heartbeat_process_outlives_sigterm(site: Site) -> None:
 def stands_still(worker: Worker, *, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Stops the heartbeat process for longer than the ttl."""
     os.kill(worker.heartbeat_pid, signal.SIGSTOP)
-    worker.hears("standing suspended", within_s=3)
+    worker.hears("lease_status uncertain", within_s=3)
     time.sleep(1)
     meanwhile()
     os.kill(worker.heartbeat_pid, signal.SIGCONT)
@@ -336,15 +336,17 @@ def test_a_heartbeat_process_that_stands_still_suspends_its_worker_until_it_is_b
     site: Site,
 ) -> None:
     worker = site.start(ttl_s=2.0)
-    worker.hears("standing held")
+    worker.hears("lease_status valid")
     stands_still(worker)
-    worker.hears("standing held", within_s=3)  # nobody ended the attempt: the lease is taken anew
+    worker.hears(
+        "lease_status valid", within_s=3
+    )  # nobody ended the attempt: the lease is taken anew
     until(lambda: site.has(WORKER), within_s=3)
 
 
 def test_who_stood_still_while_its_attempt_was_ended_fences_itself(site: Site) -> None:
     worker = site.start(ttl_s=2.0)
-    worker.hears("standing held")
+    worker.hears("lease_status valid")
     ended = attempt(1, "ours", ended_at=9.0)
     stands_still(worker, meanwhile=lambda: site.store.add(KEYS.attempt, ended, replace=True))
     worker.hears("over 77 Fenced: attempt 1 was ended by its supervisor", within_s=3)

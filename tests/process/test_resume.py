@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from history_check import check_history
 from paced import Pace
 from real_trials import (
     Trials,
@@ -23,7 +24,6 @@ from real_trials import (
 from launcher.trials.trial_state import State
 from realsys.master.checkpoint.recover import read_resumed
 from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import TrialFiles
 

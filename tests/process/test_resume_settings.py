@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from history_check import check_history
 from real_trials import (
     LONG_PPO,
     Trials,
@@ -25,7 +26,6 @@ from launcher.trials.trial_state import State
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import TrialFiles
 

@@ -33,7 +33,7 @@ from realsys.api.plan import (
     plan_text,
 )
 from realsys.api.scheduling import WorkerType
-from realsys.name_resolve.lease_judge import LeaseStatus
+from realsys.name_resolve.lease_validity import LeaseStatus
 from realsys.name_resolve.open import open_store
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor.attempt.attempt import Job, take_attempt
@@ -669,7 +669,7 @@ def test_an_old_supervisor_takes_and_says_nothing_of_a_newer_attempt(trial: Tria
     theirs = {entry.key: entry for entry in trial.store.get_subtree(trial.keys.root)}
     assert keeper is not None
     keeper._gone = True  # its lease is lost: it is taken anew only if the attempt is ours
-    wait_until(lambda: keeper.standing is LeaseStatus.OVER, timeout_s=30.0)
+    wait_until(lambda: keeper.lease_status is LeaseStatus.EXPIRED, timeout_s=30.0)
     assert "attempt 2 on n9 has taken over" in keeper.reason
     assert board.components() == {}
     assert board.order(Action.LEAVE, 1, {}), "there is nothing to try again"

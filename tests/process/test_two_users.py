@@ -192,7 +192,7 @@ def test_a_root_in_which_others_can_exchange_folders_is_refused(
 ) -> None:
     shared.make(mode, group=group)
     told = shared.is_refused("launch", shared.root)
-    assert f"can be written by {by}, who could exchange what you have in it" in told
+    assert f"can be written by {by}, who could replace your files in it" in told
     assert f"chmod +t {shared.root}" in told
     shared.root.chmod(mode | stat.S_ISVTX)  # as it says
     shared.launches()
@@ -202,7 +202,7 @@ def test_a_root_in_which_others_can_exchange_folders_is_refused(
 def test_a_root_of_another_user_is_refused(shared: Shared) -> None:
     shared.make(0o1777, owner=OTHER)
     told = shared.is_refused("launch", shared.root)
-    assert f"{shared.root} belongs to uid {OTHER}, who could exchange" in told
+    assert f"{shared.root} belongs to uid {OTHER}, who could replace" in told
     assert "REALSYS_FILE_ROOT" in told
 
 
@@ -357,7 +357,7 @@ def test_the_store_of_another_users_trial_is_not_entered(shared: Shared) -> None
         "open_trial_store(read_plan(trial / 'plan.json'), AttemptFiles(trial / 'attempts' / '0001'))"
     )
     done = shared.does(VICTIM, sys.executable, "-c", code, str(his))
-    assert f"the trial belongs to uid {OTHER}: its store is not entered" in done.stderr
+    assert f"the trial belongs to uid {OTHER}: its store is not opened" in done.stderr
     assert shared.does(OTHER, sys.executable, "-c", code, str(his)).returncode == 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from realsys.observability.history_check import check_history
+from history_check import check_history
+
 from realsys.trial.lineage import Lineage
 
 from .faults import Plan

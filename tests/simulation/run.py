@@ -13,6 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # pytest has it by pyproject.toml
 
 from .faults import plan_faults
 from .invariants import violations

@@ -10,9 +10,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-
-from realsys.rollout.simulation.lengths import Lengths
-from realsys.rollout.simulation.simulate_rollouts import (
+from lengths import Lengths
+from simulate_rollouts import (
     SimulationOutcome,
     SimulationSettings,
     simulate,

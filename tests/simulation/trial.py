@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import TTL_S, LeaseValidity
+from realsys.name_resolve.lease_validity import TTL_S, LeaseValidity
 from realsys.supervisor.health.failure_detector import FailureDetector
 from realsys.trial.lineage import Lineage
 from realsys.trial.records import Resumed

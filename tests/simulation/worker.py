@@ -1,7 +1,7 @@
 """A worker as two processes: the heartbeat that holds its lease, and the main process that works.
 
-The heartbeat plays LeaseJudge and AttemptFence as realsys/heartbeat/heartbeat_process.py does. Main hears
-its standing through a pipe: a heartbeat that stands still tells nothing.
+The heartbeat uses LeaseValidity and AttemptFence as realsys/heartbeat/heartbeat_process.py does. Main
+receives its lease status through a pipe: a stopped heartbeat sends nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import RENEWALS_PER_TTL, LeaseStatus, LeaseValidity
+from realsys.name_resolve.lease_validity import RENEWALS_PER_TTL, LeaseStatus, LeaseValidity
 from realsys.name_resolve.memory_store import MemoryStore
 from realsys.name_resolve.store import Lease, Put
 from realsys.trial.records import AttemptRecord
@@ -78,8 +78,8 @@ def heartbeat(worker: Worker) -> Generator[Any, Any, None]:
         raise Exit(FENCED) from None
     failing = False
     while worker.main.alive:
-        worker.told = judge.standing(world.clock(me))
-        if worker.told is LeaseStatus.OVER:
+        worker.told = judge.lease_status(world.clock(me))
+        if worker.told is LeaseStatus.EXPIRED:
             world.say(f"{worker.name}.{me.attempt} is over: {judge.reason}")
             world.spawn(worker.main, _end(FENCED))
             yield 2.0
@@ -181,7 +181,7 @@ def _leave(worker: Worker, fence: AttemptFence) -> Generator[Any, Any, None]:
 
 def may_publish(worker: Worker) -> bool:
     """Not while suspended. The heartbeat ends us if that lasts."""
-    return worker.told is LeaseStatus.HELD or not worker.trial.rules.waits_while_suspended
+    return worker.told is LeaseStatus.VALID or not worker.trial.rules.waits_while_suspended
 
 
 def publish(worker: Worker, fence: AttemptFence, op: str, step: int) -> Generator[Any, Any, bool]:

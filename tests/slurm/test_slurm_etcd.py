@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from history_check import check_history
 from real_trials import LONG_PPO, SMALL_PPO, explain
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
@@ -13,7 +14,6 @@ from test_slurm_faults import TWO_NODES, nothing_left
 
 from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
 
 
 def etcds_of(cluster: SlurmCluster, job_id: int) -> list[int]:

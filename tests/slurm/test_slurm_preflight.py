@@ -15,7 +15,7 @@ from slurm_trials import SlurmTrials
 
 from launcher.sites.clusters import find_cluster
 from launcher.slurm.doctor import gpu_job
-from launcher.slurm.doctor.gpu_job import GpuQuestion, gpu_findings
+from launcher.slurm.doctor.gpu_job import GpuProbeRequest, gpu_findings
 from launcher.trials.status import trial_view
 from launcher.trials.trial_state import State
 from realsys.slurm.preflight.rounds import Wanted
@@ -63,7 +63,7 @@ def test_the_doctor_measures_nodes_and_names_those_that_are_ill(
     path = slurm_trials.write_spec(setup=[put_nvidia_smi(tmp_path / "bin"), hangs])
     limited = functools.partial(Wanted, look_s=50.0, reduce_s=60.0, starts_s=10.0)
     monkeypatch.setattr(gpu_job, "Wanted", limited)
-    question = GpuQuestion(nodelist="n[1-4]", gloo=True)
+    question = GpuProbeRequest(nodelist="n[1-4]", gloo=True)
     found = {f.name: f for f in gpu_findings(find_cluster(str(path)), None, question)}
     bad = {name: f.what for name, f in found.items() if not f.ok}
     assert set(bad) == {"nodes", "GPU memory", "outliers"}, found

@@ -16,7 +16,7 @@ from real_trials import LONG_PPO, explain, name_of, wait_until
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.slurm.discovery.discover import ask as discover
+from launcher.slurm.discovery.discover import discover_site as discover
 from launcher.slurm.discovery.site_yaml import site_yaml
 from launcher.slurm.doctor.login_checks import account_findings, partition_findings
 from launcher.slurm.query.job_rows import JobInfo
@@ -66,7 +66,7 @@ def test_a_job_that_exceeds_a_shared_limit_alone_never_starts(site: SlurmCluster
     options = ("--account=lab", "--qos=pool", "--time=10")
     job = told(site.submit(*options, "--ntasks=8", command="true"))
     assert job.reason == "QOSMaxCpuPerUserLimit"
-    assert "it never starts as it is: it asks for 8 CPUs" in job.reason_words
+    assert "it can never start: it requests 8 CPUs" in job.reason_words
     assert "may have 4 (MaxTRESPerUser of QOS pool)" in job.reason_words
     assert job.fix.startswith("cancel it")
     first = site.submit(*options, "--ntasks=4", command="sleep 300")
@@ -92,7 +92,7 @@ def test_drained_nodes_and_reservations_are_told(site: SlurmCluster) -> None:
         assert mine.reason_words.startswith("its reservation has not begun: later lasts from 20")
         long = ("--account=lab", "--partition=big", "--time=120", "--nodelist=b1")
         waits = told(site.submit(*long, command="true"))
-        assert "reservation later takes b1 from 20" in waits.reason_words, waits
+        assert "reservation later holds b1 from 20" in waits.reason_words, waits
     finally:
         site.clear()
         site.run("scontrol", "delete", "ReservationName=later")
@@ -112,10 +112,10 @@ def test_a_site_file_and_doctor_know_what_slurm_knows(site: SlurmCluster) -> Non
     for line in (
         "# account:                  # yours: lab",
         "pool",
-        "# its state is DOWN: it starts no jobs now",
+        "# its state is DOWN: it starts no jobs at present",
         "# only accounts theirs",
-        "# MaxMemPerNode: a job can have 48000 MiB of a node",
-        "# MemSpecLimit: 1000 MiB of a node are the system's",
+        "# MaxMemPerNode: a job can use at most 48000 MiB per node",
+        "# MemSpecLimit: 1000 MiB per node are reserved for the system",
         "# 2 threads a core",
         "# g1 is IDLE+DRAIN: gpu 1 fell off",
     ):
@@ -131,7 +131,7 @@ def test_a_site_file_and_doctor_know_what_slurm_knows(site: SlurmCluster) -> Non
     assert [f.ok for f in account_findings(spec, found)] == [False]
     wrong = {"main": PartitionSpec(nodes=2, cpus=16, memory_mib=64_000)}
     (finding,) = partition_findings(ClusterSpec(partitions=wrong, slurm=wants), found)
-    assert "memory_mib is 64000 in the site file, Slurm says 48000" in finding.what
+    assert "memory_mib is 64000 in the site file, Slurm reports 48000" in finding.what
 
 
 def test_a_plan_and_a_launch_tell_the_limit_that_slurm_takes_silently(
@@ -143,9 +143,9 @@ def test_a_plan_and_a_launch_tell_the_limit_that_slurm_takes_silently(
     path.write_text("".join(t for t in path.read_text().splitlines(True) if "time" not in t))
     words = ("plan", "ppo-math", *LONG_PPO, f"actor.path={tiny_policy}")
     plan = trials.run(*words)
-    told = "00:20:00 (20 min), the partition's DefaultTime: none was asked for"
+    told = "00:20:00 (20 min), the partition's DefaultTime: none was requested"
     assert f"time limit {told}" in plan.stdout, plan.stdout + plan.stderr
-    assert f"the time limit is {told}; ask for another: --time" in plan.stderr
+    assert f"the time limit is {told}; set another with --time" in plan.stderr
     short = trials.run(*words, "--time", "2")
     assert short.returncode == 4
     assert "a time limit of 00:02:00 (2 min) leaves no time to train" in short.stderr

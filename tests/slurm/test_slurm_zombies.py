@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
+from history_check import check_history
 from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, wait_until, weights_of
 from slurm_cluster import SlurmCluster
@@ -23,7 +24,6 @@ from slurm_trials import SlurmTrials
 
 from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
-from realsys.observability.history_check import check_history
 from realsys.trial.records import TrialFiles
 
 # A checkpoint a step, so that a random moment often falls into one.

@@ -100,7 +100,7 @@ def test_its_record_is_in_the_store_and_in_its_folder(files, store):
     assert store.get(KEYS.attempt).value == dumps(record)
     assert read_record(AttemptRecord, attempt.record) == record
     assert attempt.logs.is_dir()
-    assert attempt.last_words.is_dir()
+    assert attempt.failure_records.is_dir()
 
 
 def test_latest_points_to_the_newest(files, store):
@@ -140,12 +140,12 @@ def test_a_new_attempt_forgets_what_the_older_one_told(files, store):
     told += [KEYS.progress, KEYS.stop, KEYS.done]
     for key in told:
         store.add(key, b"old")
-    store.add(KEYS.experiment_status, b"kept")
+    store.add(KEYS.checkpoint("main"), b"kept")
     take(files, store)
     for key in told:
         with pytest.raises(KeyNotFound):
             store.get(key)
-    assert store.get(KEYS.experiment_status).value == b"kept"
+    assert store.get(KEYS.checkpoint("main")).value == b"kept"
 
 
 def test_more_keys_than_one_transaction_takes_are_forgotten_too(files, store):
@@ -233,7 +233,7 @@ def launched(files, at):
 def test_a_trial_of_the_name_of_a_removed_one_begins_with_attempt_1_and_a_clean_store(files, store):
     pid, start = gone_process()
     store.add(KEYS.attempt, dumps(attempt_of(3, pid=pid, start=start)))  # started at 1.0
-    left = [KEYS.component_order, KEYS.checkpoint("main"), KEYS.experiment_status, KEYS.done]
+    left = [KEYS.component_order, KEYS.checkpoint("main"), KEYS.saved_model("actor"), KEYS.done]
     for key in left:
         store.add(key, b"of the removed one")
     launched(files, at=2.0)

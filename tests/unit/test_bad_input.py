@@ -327,12 +327,12 @@ def idlers(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("wants", "what", "where"),
     [
-        ("generation_server", "1 generation_server workers, and nobody", ".generation_server"),
-        ("gserver_manager", "1 gserver_manager workers, and nobody", ".gserver_manager"),
-        ("rollout_worker", "2 rollout_worker workers, and nobody", ".rollout_worker"),
+        ("generation_server", "1 generation_server workers, but rollouts", ".generation_server"),
+        ("gserver_manager", "1 gserver_manager workers, but rollouts", ".gserver_manager"),
+        ("rollout_worker", "2 rollout_worker workers, but rollouts", ".rollout_worker"),
         ("evaluator", "2 evaluators would write the same files", ".evaluator"),
-        ("evaluator", "nothing trains 'actor'", ".evaluator[0].role"),
-        ("evaluator", "no questions to evaluate with", ".evaluator[1].datasets"),
+        ("evaluator", "'actor' is not trained", ".evaluator[0].role"),
+        ("evaluator", "the evaluator has no data set", ".evaluator[1].datasets"),
     ],
 )
 def test_workers_without_work_are_refused(

@@ -94,7 +94,7 @@ def test_each_datapoint_is_given_once_to_each_call():
 def test_two_batches_wait_side_by_side():
     buffer = core()
     buffer.put(meta("abcd", "prompts"))
-    assert buffer.num_ready("gen") == 4
+    assert len(buffer._ready["gen"]) == 4
     assert buffer.take("gen").ids == ("a", "b")
     buffer.put(meta("ef", "prompts"))
     assert buffer.take("gen").ids == ("c", "d")
@@ -204,7 +204,7 @@ def test_any_interleaving_agrees_with_brute_force(seed, sizes):
             model.put(ids)
         elif action == "take":
             call = rng.choice(list(READS))
-            assert buffer.num_ready(call) == len(model.ready(call))
+            assert len(buffer._ready[call]) == len(model.ready(call))
             batch, expected = buffer.take(call), model.take(call)
             assert (batch.ids if batch else None) == expected
             if batch and call in MAKES:

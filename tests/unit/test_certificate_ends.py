@@ -11,7 +11,8 @@ import pytest
 from realsys.api.cluster import EtcdSpec
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import Ending, endings, warning_of
-from realsys.supervisor.job_etcd.certificates import Authority, CertificateWatch, KeyPair
+from realsys.runtime.certificates import Authority, KeyPair
+from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
 
 NOW = datetime.datetime(2026, 11, 23, 12, 0, tzinfo=datetime.UTC)
 
@@ -24,12 +25,16 @@ def hours(number: float) -> datetime.timedelta:
     ("left", "urgency", "said"),
     [
         (hours(24 * 7 + 1), 0, ""),
-        (hours(24 * 7), 1, "ours ends in 7 days, at 2026-11-30 12:00 UTC; nobody connects"),
-        (hours(25), 1, "ours ends in 1 days"),
-        (hours(24), 2, "ours ends in 24 h, at 2026-11-24 12:00 UTC"),
-        (hours(0.1), 2, "ours ends in 0 h"),
-        (hours(0), 3, "ours ended at 2026-11-23 12:00 UTC: nobody connects to etcd any more"),
-        (hours(-1000), 3, "ours ended at"),
+        (
+            hours(24 * 7),
+            1,
+            "ours expires in 7 days, at 2026-11-30 12:00 UTC; connections to etcd fail after",
+        ),
+        (hours(25), 1, "ours expires in 1 days"),
+        (hours(24), 2, "ours expires in 24 h, at 2026-11-24 12:00 UTC"),
+        (hours(0.1), 2, "ours expires in 0 h"),
+        (hours(0), 3, "ours expired at 2026-11-23 12:00 UTC: connections to etcd fail"),
+        (hours(-1000), 3, "ours expired at"),
     ],
 )
 def test_what_is_said_of_a_certificate_that_ends(left, urgency, said):

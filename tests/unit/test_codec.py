@@ -159,7 +159,7 @@ def test_a_name_in_a_frame_has_a_limit(name: str):
 def test_the_size_limit_holds_both_ways_and_names_both_numbers():
     with pytest.raises(ProtocolError, match=r"Stop has \d+ bytes, the limit is 100"):
         encode(Stop("x" * 200), max_bytes=100)
-    with pytest.raises(ProtocolError, match="201 bytes came, the limit is 200"):
+    with pytest.raises(ProtocolError, match="201 bytes, the limit is 200"):
         decode(b"x" * 201, Stop, max_bytes=200)
     with pytest.raises(ProtocolError, match=str(MAX_MESSAGE_BYTES)):
         encode(bytes(MAX_MESSAGE_BYTES))

@@ -137,7 +137,7 @@ def test_a_stop_that_came_early_is_told_once(runner):
     runner.on_stop = heard.append
     runner._stop_asked(request)
     assert heard == [request]
-    assert runner.stop_request() == request
+    assert runner._stop == request
 
 
 def test_what_it_waits_for_is_told_and_taken_back(runner):

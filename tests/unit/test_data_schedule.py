@@ -50,14 +50,13 @@ def test_a_batch_larger_than_the_data_set_has_ids_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("step", "epoch", "ends"),
-    [(0, 0, False), (1, 1, True), (2, 1, False), (3, 2, True), (4, 2, True)],
+    ("step", "epoch"),
+    [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2)],
 )
-def test_a_step_knows_its_epoch_and_whether_it_ends_one(step, epoch, ends):
+def test_a_step_knows_its_epoch(step, epoch):
     # 5 records, 3 a step: positions 0-2 | 3-5 | 6-8 | 9-11 | 12-14; epochs end at 4, 9 and 14.
     order = schedule(5, 3)
     assert order.epoch_of(step) == epoch
-    assert order.ends_epoch(step) is ends
 
 
 def test_every_epoch_has_another_order_and_so_has_every_seed():

@@ -13,20 +13,20 @@ import typer
 
 from launcher.cli.verbs import site_verbs
 from launcher.sites.clusters import read_spec, write_spec
-from launcher.slurm.discovery.discover import Discovered, discovered
+from launcher.slurm.discovery.discover import Discovered, site_from_output
 from launcher.slurm.discovery.site_facts import site_facts
 from launcher.slurm.discovery.site_yaml import site_yaml
 from launcher.slurm.doctor import kernel_checks, node_probe
 from launcher.slurm.doctor import node_job as jobs
 from launcher.slurm.doctor.doctor import examine, space_finding
 from launcher.slurm.doctor.findings import Finding
-from launcher.slurm.doctor.gpu_job import GpuQuestion
+from launcher.slurm.doctor.gpu_job import GpuProbeRequest
 from launcher.slurm.doctor.login_checks import (
     account_findings,
     partition_findings,
     version_finding,
 )
-from launcher.slurm.doctor.node_checks import NEEDED, names, node_findings
+from launcher.slurm.doctor.node_checks import NEEDED, check_names, node_findings
 from launcher.slurm.doctor.node_job import (
     PACKAGES,
     NodeReport,
@@ -35,7 +35,7 @@ from launcher.slurm.doctor.node_job import (
     script,
     small_request,
 )
-from launcher.slurm.doctor.store_checks import asked_there, there_finding
+from launcher.slurm.doctor.store_checks import node_store_finding, node_store_probe
 from launcher.slurm.images.image_pull import pull
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError
@@ -147,7 +147,7 @@ def test_a_jobs_own_etcd_needs_its_program_on_the_node(
 ) -> None:
     spec = replace(spec, name_resolve="etcd+job://")
     (tmp_path / "bin/etcd").unlink(missing_ok=True)
-    asked = asked_there(spec)
+    asked = node_store_probe(spec)
     assert asked == {"folder": None, "endpoints": [], "files": [], "programs": ["etcd"]}
     assert node_probe.store({**asked, "programs": ["no-such-program"]}) == [
         "no program no-such-program on PATH there"
@@ -180,15 +180,15 @@ def test_a_node_says_which_server_it_does_not_reach_and_which_file_it_does_not_s
             user="me", password_file=f"{tmp_path}/none", ca_file=f"{tmp_path}/ca.pem"
         )
         spec = replace(spec, name_resolve=f"etcd://{up},{down}", etcd=section)
-        problems = node_probe.store(asked_there(spec))
+        problems = node_probe.store(node_store_probe(spec))
     assert problems == [
         f"{tmp_path}/none can't be read there: No such file or directory",
         f"{down} is not reached from there: [Errno 111] Connection refused",
     ]
-    finding = there_finding(spec, problems)
+    finding = node_store_finding(spec, problems)
     assert not finding.ok
     assert "firewall" in finding.fix
-    assert there_finding(spec, []).ok
+    assert node_store_finding(spec, []).ok
 
 
 def test_a_gpu_that_nobody_can_ask_is_not_called_ok(
@@ -196,7 +196,7 @@ def test_a_gpu_that_nobody_can_ask_is_not_called_ok(
 ) -> None:
     finding = found(spec)["GPU"]
     assert finding.ok is None
-    assert "no nvidia-smi is there to ask" in finding.what
+    assert "there is no nvidia-smi to query them" in finding.what
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_full_cluster_leaves_checks_open(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("FAKE_BUSY", says)
     findings = found(spec)
-    there = names(node_job(spec, None))
+    there = check_names(node_job(spec, None))
     assert {name: findings[name].ok for name in there} == dict.fromkeys(there)
     assert findings["compute node"].what.startswith("not checked: no node was free within 60 s")
     assert findings["slurm"].ok
@@ -290,9 +290,9 @@ def test_a_site_file_that_promises_too_much(
     }
     findings = found(replace(spec, partitions=partitions))
     assert findings["partition main"].what == (
-        "nodes is 3 in the site file, Slurm says 2; cpus is 128 in the site file, Slurm says 64; "
-        "memory_mib is 1024 in the site file, Slurm says 1000; "
-        "gpu_type is a100 in the site file, Slurm says h200"
+        "nodes is 3 in the site file, Slurm reports 2; cpus is 128 in the site file, Slurm reports 64; "
+        "memory_mib is 1024 in the site file, Slurm reports 1000; "
+        "gpu_type is a100 in the site file, Slurm reports h200"
     )
     assert findings["partition gone"].fix == "remove it from partitions; there are main"
     other = replace(spec, slurm=SlurmSpec(partition="nope"), partitions={})
@@ -354,7 +354,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 def judged(spec: ClusterSpec, begun: float = 100.0, ended: float = 101.0, **changes: Any) -> Any:
     job = replace(node_job(spec, None), token="token")
-    seen = NodeReport(begun=begun, ended=ended, returncode=0, report=report(**changes), said="")
+    seen = NodeReport(begun=begun, ended=ended, returncode=0, report=report(**changes), output="")
     return {finding.name: finding for finding in node_findings(job, {"host": seen})}
 
 
@@ -367,27 +367,27 @@ SHARED = {"read": "token", "wrote": True, "error": "", "locks": "kept", "seen_ba
         ("shared file root", {"shared": {**SHARED, "read": None, "error": "no such file"}},
          "the node does not see /f: no such file"),
         ("shared file root", {"shared": {**SHARED, "read": "other"}},
-         "the node sees another file than we wrote in /f"),
+         "the node sees a different file than was written in /f"),
         ("shared file root", {"shared": {**SHARED, "wrote": False, "error": "read-only"}},
          "the node can't write: read-only"),
         ("shared file root", {"shared": {**SHARED, "seen_back": False}},
-         "what the node wrote in /f is not seen here"),
+         "the file that the node wrote in /f is not visible here"),
         ("locks", {"shared": {**SHARED, "locks": "free"}},
-         "a lock of this host does not hold on the node"),
+         "a lock held on this host is not respected on the node"),
         ("locks", {"shared": {**SHARED, "locks": "[Errno 38] Function not implemented"}},
-         "no locks: [Errno 38] Function not implemented"),
+         "locking failed: [Errno 38] Function not implemented"),
         ("name resolution there", {"store": ["it can't be written there"]},
          "file:///f/n: it can't be written there"),
         ("clock", {"begin": 90.0, "end": 90.1},
          "the node's clock is at least 10.0 s behind of this one"),
         ("clock", {"begin": 104.0, "end": 104.5},
          "the node's clock is at least 3.5 s ahead of this one"),
-        ("ports", {"ports": [32, 15]}, "20000-29999: 15 of 32 tried can be used"),
+        ("ports", {"ports": [32, 15]}, "20000-29999: 15 of 32 ports tried can be used"),
         ("Python there", {"python": "3.9.1"}, "Python 3.9.1, torch 1.0, realsys 1.0 (/py)"),
         ("Python there", {"packages": {**dict.fromkeys(PACKAGES, "1"), "torch": None}},
          "lacks torch (/py)"),
-        ("Python there", {"procid": None}, "SLURM_PROCID does not reach the inside"),
-        ("GPU", {"visible": ""}, "Slurm gave none: CUDA_VISIBLE_DEVICES is not set"),
+        ("Python there", {"procid": None}, "SLURM_PROCID is not set inside"),
+        ("GPU", {"visible": ""}, "Slurm assigned none: CUDA_VISIBLE_DEVICES is not set"),
         ("GPU", {"gpus": [0, "Driver not loaded"]}, "Slurm gave 1 GPU (index 0); Driver not loaded"),
         ("interface", {"addresses": [["lo", "127.0.0.1"]]}, "the node has no 10.1.0.0/16"),
     ],
@@ -411,13 +411,13 @@ def test_a_clock_within_the_job_is_not_judged(spec: ClusterSpec) -> None:
 
 def test_every_check_has_one_finding(spec: ClusterSpec) -> None:
     job = node_job(spec, None)
-    for seen in ({}, {"host": NodeReport(begun=0, ended=1, returncode=1, report=None, said="x")}):
-        assert [finding.name for finding in node_findings(job, seen)] == names(job)
+    for seen in ({}, {"host": NodeReport(begun=0, ended=1, returncode=1, report=None, output="x")}):
+        assert [finding.name for finding in node_findings(job, seen)] == check_names(job)
 
 
 def test_an_image_that_ran_proves_its_runtime(spec: ClusterSpec) -> None:
     spec = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="a#b:1")
-    seen = NodeReport(begun=100, ended=101, returncode=0, report=report(), said="")
+    seen = NodeReport(begun=100, ended=101, returncode=0, report=report(), output="")
     job = replace(node_job(spec, None), token="token")
     both = {f.name: f for f in node_findings(job, {"host": seen, "gpu_image": seen})}
     assert both["runtime there"] == Finding("runtime there", True, "runs gpu_image")
@@ -454,18 +454,20 @@ def test_a_step_that_was_cut_off_is_not_there() -> None:
         "@@ realsys begin cpu_image 9\n"
     )
     assert parse(output) == {
-        "host": NodeReport(begun=1.5, ended=2.5, returncode=0, report={"a": 1}, said="warning"),
+        "host": NodeReport(begun=1.5, ended=2.5, returncode=0, report={"a": 1}, output="warning"),
         "gpu_image": NodeReport(
-            begun=3, ended=9, returncode=124, report=None, said="srun: error: pulling"
+            begun=3, ended=9, returncode=124, report=None, output="srun: error: pulling"
         ),
     }
 
 
 def test_an_image_that_takes_too_long(spec: ClusterSpec) -> None:
     spec = replace(spec, container=ContainerSpec(runtime="pyxis"), gpu_image="a#b:1")
-    seen = {"gpu_image": NodeReport(begun=3, ended=9, returncode=124, report=None, said="pulling")}
+    seen = {
+        "gpu_image": NodeReport(begun=3, ended=9, returncode=124, report=None, output="pulling")
+    }
     finding = {f.name: f for f in node_findings(node_job(spec, None), seen)}["inside gpu_image"]
-    assert (finding.ok, finding.what) == (False, "it was not done after 6 s: pulling")
+    assert (finding.ok, finding.what) == (False, "it did not finish within 6 s: pulling")
     assert "realsys image pull" in finding.fix
 
 
@@ -592,7 +594,7 @@ def test_what_can_not_be_pulled(spec: ClusterSpec) -> None:
         pull(spec, "ubuntu:22.04", timeout_s=1)
     pyxis = replace(spec, container=ContainerSpec(runtime="pyxis"))
     for source in ("/x.sqsh", "", "a b"):
-        with pytest.raises(ConfigError, match="is no image in a registry"):
+        with pytest.raises(ConfigError, match="is not the name of an image in a registry"):
             pull(pyxis, source, timeout_s=1)
 
 
@@ -602,8 +604,8 @@ def test_a_hung_salloc_is_cancelled(
     add_program(tmp_path / "bin/salloc", "#!/bin/sh\nsleep 60\n")
     for name in ("QUEUE_S", "HOST_S"):
         monkeypatch.setattr(jobs, name, -14.9)
-    with pytest.raises(ClusterError, match=r"gave none in 0\.2 s"):
-        jobs.look(node_job(spec, None))
+    with pytest.raises(ClusterError, match=r"timed out after 0\.2 s"):
+        jobs.run_node_job(node_job(spec, None))
     assert calls() == ["scancel"]
 
 
@@ -638,7 +640,7 @@ ENFORCED = (
 
 def site(**changes: str) -> Discovered:
     texts = {"partitions": PARTITIONS, "nodes": NODE_LINES, "accounts": ASSOCIATIONS, **changes}
-    return discovered(ENFORCED, SHAPES, runtime="none", name="lab", more=site_facts(**texts))
+    return site_from_output(ENFORCED, SHAPES, runtime="none", name="lab", more=site_facts(**texts))
 
 
 def test_what_jobs_can_have_of_nodes_is_described() -> None:
@@ -654,10 +656,10 @@ def test_a_written_site_file_tells_what_slurm_knows(tmp_path: Path) -> None:
         "  # account:                  # yours: lab (default), team",
         "  # qos:                      # yours: normal, spot, urgent, big",
         "    # only QOS normal",
-        "    # MaxMemPerNode: a job can have 2000 MiB of a node",
-        "    # MemSpecLimit: 4000 MiB of a node are the system's and not counted below",
-        "    # 2 threads a core; Slurm gives whole cores",
-        "    # its state is DOWN: it starts no jobs now",
+        "    # MaxMemPerNode: a job can use at most 2000 MiB per node",
+        "    # MemSpecLimit: 4000 MiB per node are reserved for the system and not counted below",
+        "    # 2 threads per core; Slurm allocates whole cores",
+        "    # its state is DOWN: it starts no jobs at present",
         "    # only accounts other, third",
         "    # not accounts lab",
         "    # n3 is IDLE+DRAIN: bad fan in rack 3",
@@ -713,7 +715,7 @@ def test_a_site_file_that_promises_memory_or_time_that_jobs_do_not_get() -> None
     spec = ClusterSpec(partitions=described, slurm=SlurmSpec(account="lab", qos="normal"))
     (finding,) = partition_findings(spec, site())
     assert finding.ok is False
-    assert "memory_mib is 64000 in the site file, Slurm says 2000" in finding.what
+    assert "memory_mib is 64000 in the site file, Slurm reports 2000" in finding.what
     assert "a job without a time limit gets 00:03:00 (DefaultTime)" in finding.what
 
 
@@ -735,9 +737,9 @@ def test_accounts_and_qos_that_are_mine(
 
 def test_nobody_is_asked_for_an_account_where_none_is_needed() -> None:
     shapes = {"runtime": "none", "more": site_facts("", "", "")}
-    assert list(account_findings(ClusterSpec(), discovered("A = b", SHAPES, **shapes))) == []
+    assert list(account_findings(ClusterSpec(), site_from_output("A = b", SHAPES, **shapes))) == []
     (finding,) = account_findings(ClusterSpec(), site(accounts=""))
-    assert (finding.ok, finding.what) == (False, "none is yours")
+    assert (finding.ok, finding.what) == (False, "you have no account")
 
 
 def test_a_site_that_wants_a_time_limit_of_every_job(
@@ -752,7 +754,7 @@ def test_a_site_that_wants_a_time_limit_of_every_job(
     findings = found(spec)
     assert findings["submission"].ok
     assert findings["time limit"].ok is False
-    assert "a job without --time, as a launch has it, is refused" in findings["time limit"].what
+    assert "a job without --time, as a launch submits it, is refused" in findings["time limit"].what
     assert "slurm.time_limit" in findings["time limit"].fix
     assert "time limit" not in found(replace(spec, slurm=replace(spec.slurm, time_limit="60")))
 
@@ -761,7 +763,7 @@ def test_a_kernel_that_can_not_hold_a_process_is_told(
     spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node_probe.pidfd() is True
-    assert list(kernel_checks.kernel_here()) == []
+    assert list(kernel_checks.local_kernel_findings()) == []
     told = judged(spec, pidfd=False, kernel="4.18.0-553.el8_10.x86_64")
     finding = told["kernel there"]
     assert finding.ok is False
@@ -786,13 +788,13 @@ def test_gpus_are_measured_where_that_is_asked_and_slurm_takes_jobs(
     calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_BUSY", "Unable to allocate resources: Requested nodes are busy")
-    *_, last = examine(spec, gpu=GpuQuestion(nodes=2))
+    *_, last = examine(spec, gpu=GpuProbeRequest(nodes=2))
     assert (last.name, last.ok) == ("GPU nodes", None)
     assert last.what.startswith("not checked: 2 nodes were not free within 60 s")
     assert calls()[-2:] == ["salloc", "salloc"]  # the small job's, and this one
     assert list(Path(spec.file_root).iterdir()) == []
     monkeypatch.setenv("FAKE_REFUSES", "Invalid account or account/partition combination specified")
     before = len(calls())
-    *_, last = examine(spec, gpu=GpuQuestion())
-    assert (last.name, last.what) == ("GPU nodes", "not checked: Slurm would take no job")
+    *_, last = examine(spec, gpu=GpuProbeRequest())
+    assert (last.name, last.what) == ("GPU nodes", "not checked: Slurm refuses such a job")
     assert "salloc" not in calls()[before:]

@@ -278,7 +278,7 @@ def test_a_call_on_a_replica_that_never_gets_weights_is_refused():
 
 def test_no_workers_is_told_beside_everything_else():
     found = problems_of(experiment([gen(), call("x", ACTOR, ["answer"])]))
-    assert {p.what for p in found} >= {"no model workers", "nobody makes key 'answer'"}
+    assert {p.what for p in found} >= {"no model workers", "no call produces key 'answer'"}
 
 
 def test_all_mistakes_come_at_once_and_are_numbered():

@@ -13,7 +13,6 @@ from realsys.supervisor.health.first_failure import (
     TAIL_BYTES,
     TAIL_LINES,
     describe_exit,
-    failure_summary,
     is_secondary,
     log_tail,
     order_failures,
@@ -131,8 +130,8 @@ def test_an_error_that_came_from_another_worker_is_secondary(tmp_path, caplog):
     with caplog.at_level(logging.CRITICAL):
         _leave_last_words(files, 1, "model_worker/0", here)
         _leave_last_words(files, 1, "master_worker/0", arrived)
-    worker = read_record(Failure, files.attempt(1).words("model_worker/0"))
-    master = read_record(Failure, files.attempt(1).words("master_worker/0"))
+    worker = read_record(Failure, files.attempt(1).failure_record("model_worker/0"))
+    master = read_record(Failure, files.attempt(1).failure_record("master_worker/0"))
     assert (worker.kind, worker.why, worker.fix) == ("DataError", "a bad record", "repair it")
     first, _ = order_failures([replace(master, at=1.0), replace(worker, at=1.1)])
     assert first.worker == "model_worker/0"
@@ -141,7 +140,7 @@ def test_an_error_that_came_from_another_worker_is_secondary(tmp_path, caplog):
 def test_last_words_of_a_plain_error_carry_its_kind_and_text(tmp_path, caplog):
     with caplog.at_level(logging.CRITICAL):
         _leave_last_words(TrialFiles(tmp_path), 1, "model_worker/0", ZeroDivisionError("by zero"))
-    words = read_record(Failure, TrialFiles(tmp_path).attempt(1).words("model_worker/0"))
+    words = read_record(Failure, TrialFiles(tmp_path).attempt(1).failure_record("model_worker/0"))
     assert (words.kind, words.why) == ("ZeroDivisionError", "ZeroDivisionError: by zero")
 
 
@@ -151,14 +150,9 @@ def test_an_own_timeout_is_told_with_whom_it_waited_for(tmp_path, caplog):
     )
     with caplog.at_level(logging.CRITICAL):
         _leave_last_words(TrialFiles(tmp_path), 1, "master_worker/0", late)
-    words = read_record(Failure, TrialFiles(tmp_path).attempt(1).words("master_worker/0"))
+    words = read_record(Failure, TrialFiles(tmp_path).attempt(1).failure_record("master_worker/0"))
     assert is_secondary(words)
     assert "model_worker/1" in words.why
-
-
-def test_a_summary_is_one_line():
-    text = failure_summary([failure("a/0", 1.0, why="x\ny"), failure("b/0", 2.0, why="z")])
-    assert text == "a/0: x; b/0: z"
 
 
 # ---- log tails ------------------------------------------------------------------------------------

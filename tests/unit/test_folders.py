@@ -53,9 +53,9 @@ MINE = FolderFacts(path="/x/y", kind="folder", owner=ME, open_to="", sticky=Fals
         ({"open_to": ANYBODY, "sticky": True}, True, ""),
         ({"open_to": ANYBODY, "sticky": True, "owner": ROOT}, True, ""),
         ({"open_to": ANYBODY, "sticky": True}, False, "can be written by anybody"),
-        ({"kind": "link"}, True, "is no folder but a link of yours"),
-        ({"kind": "link", "owner": HER}, True, "is no folder but a link that belongs to"),
-        ({"kind": "file"}, True, "is no folder but a file of yours"),
+        ({"kind": "link"}, True, "is not a folder but a link of yours"),
+        ({"kind": "link", "owner": HER}, True, "is not a folder but a link that belongs to"),
+        ({"kind": "file"}, True, "is not a folder but a file of yours"),
     ],
 )
 def test_who_could_exchange_what_lies_in_a_folder(
@@ -139,7 +139,7 @@ def test_a_link_of_ours_is_followed_where_nobody_else_can_have_put_it(tmp_path: 
         check_trial(files)
     disk.chmod(0o755)
     root.chmod(0o1777)
-    with pytest.raises(ClusterError, match="is no folder but a link"):
+    with pytest.raises(ClusterError, match="is not a folder but a link"):
         check_trial(files)
 
 

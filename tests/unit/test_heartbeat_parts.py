@@ -11,7 +11,7 @@ from realsys.heartbeat import heartbeat_link, stack_dumps
 from realsys.heartbeat.heartbeat_link import STILL_S, Heartbeat
 from realsys.heartbeat.heartbeat_messages import Deregistered, HeartbeatMemory, PacketSocket, Tell
 from realsys.heartbeat.stack_dumps import StackDumps, innermost, state_letter
-from realsys.name_resolve.lease_judge import GIVE_UP_S, TTL_S, LeaseStatus, Naps
+from realsys.name_resolve.lease_validity import GIVE_UP_S, TTL_S, LeaseStatus, ProcessPauses
 from realsys.runtime import progress
 from realsys.trial.records import WorkerStatus
 
@@ -23,7 +23,7 @@ Thread 0x00007f11 (most recent call first):
 Current thread 0x00007f22 (most recent call first):
   File "/home/anna/realsys/data_plane/transfer.py", line 190 in _receive
   File "/home/anna/realsys/data_plane/transfer.py", line 170 in fetch
-  File "/home/anna/realsys/model_worker/model_worker.py", line 164 in _get_from_peers
+  File "/home/anna/realsys/model_worker/model_worker.py", line 164 in _fetch_from_peers
   File "/home/anna/realsys/model_worker/model_worker.py", line 148 in _run_call
 """
 
@@ -31,7 +31,7 @@ Current thread 0x00007f22 (most recent call first):
 def test_the_innermost_frames_are_the_main_threads():
     assert innermost(DUMP) == (
         "_receive (transfer.py:190) < fetch (transfer.py:170)"
-        " < _get_from_peers (model_worker.py:164)"
+        " < _fetch_from_peers (model_worker.py:164)"
     )
     assert innermost("") == ""
 
@@ -71,11 +71,11 @@ def test_a_worker_stands_by_what_its_heartbeat_process_noted():
     try:
         here = HeartbeatMemory.make()
         there = HeartbeatMemory(here.fd)
-        assert here.standing(100.0) is LeaseStatus.SUSPENDED, "not registered yet"
+        assert here.lease_status(100.0) is LeaseStatus.UNCERTAIN, "not registered yet"
         there.renewed(100.0, 10.0)
-        assert here.standing(107.9) is LeaseStatus.HELD
-        assert here.standing(108.1) is LeaseStatus.SUSPENDED
-        assert here.standing(100.1 + GIVE_UP_S) is LeaseStatus.OVER
+        assert here.lease_status(107.9) is LeaseStatus.VALID
+        assert here.lease_status(108.1) is LeaseStatus.UNCERTAIN
+        assert here.lease_status(100.1 + GIVE_UP_S) is LeaseStatus.EXPIRED
         assert there.ticks == 0
         progress.tick()
         assert there.ticks == 1
@@ -116,20 +116,22 @@ def test_the_heartbeat_process_loads_little():
 def test_a_worker_that_was_suspended_with_its_heartbeat_process_waits_for_its_renewal():
     before = progress._memory
     try:
-        pulse, naps = HeartbeatMemory.make(), Naps(0.0, every_s=1.0)
+        pulse, naps = HeartbeatMemory.make(), ProcessPauses(0.0, every_s=1.0)
         pulse.renewed(10.0, TTL_S)
         for now_s in (5.0, 10.0, 11.0, 3600.0):
             naps.awake(now_s)
         assert (
-            pulse.standing(3600.0) is LeaseStatus.OVER
+            pulse.lease_status(3600.0) is LeaseStatus.EXPIRED
         )  # where its heartbeat process alone stood still
-        assert pulse.standing(3600.0, naps) is LeaseStatus.SUSPENDED
+        assert pulse.lease_status(3600.0, naps) is LeaseStatus.UNCERTAIN
         pulse.renewed(3600.5, TTL_S)
-        assert pulse.standing(3601.0, naps) is LeaseStatus.HELD
+        assert pulse.lease_status(3601.0, naps) is LeaseStatus.VALID
         never_renewed_s = 3600.5 + GIVE_UP_S + 1.0
         for second in range(3601, int(never_renewed_s)):
             naps.awake(float(second))
-        assert pulse.standing(never_renewed_s, naps) is LeaseStatus.OVER  # the nap is used up
+        assert (
+            pulse.lease_status(never_renewed_s, naps) is LeaseStatus.EXPIRED
+        )  # the nap is used up
         os.close(pulse.fd)
     finally:
         progress.count_in(before)
@@ -140,8 +142,8 @@ def test_a_worker_is_as_patient_as_its_site_says():
     try:
         pulse = HeartbeatMemory.make(give_up_s=60.0)
         pulse.renewed(100.0, TTL_S)
-        assert pulse.standing(159.0) is LeaseStatus.SUSPENDED
-        assert pulse.standing(161.0) is LeaseStatus.OVER
+        assert pulse.lease_status(159.0) is LeaseStatus.UNCERTAIN
+        assert pulse.lease_status(161.0) is LeaseStatus.EXPIRED
         os.close(pulse.fd)
     finally:
         progress.count_in(before)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.errors import ConfigError, UnknownName
-from realsys.slurm.hostlist import MAX_HOSTS, check_nodelist, compress, expand, needs_23_11
+from realsys.slurm.hostlist import MAX_HOSTS, check_nodelist, compress, expand
 
 
 @pytest.mark.parametrize(("text", "names"), EXPANDED, ids=[repr(text) for text, _ in EXPANDED])
@@ -61,10 +61,8 @@ def test_what_is_no_hostlist_says_why(text, why):
     assert caught.value.fix
 
 
-def test_text_behind_a_bracket_needs_a_newer_slurm():
+def test_text_behind_a_bracket_is_of_each_name():
     assert expand("gpu[01-02].site.edu") == ("gpu01.site.edu", "gpu02.site.edu")
-    assert needs_23_11("a,gpu[01-02].site.edu")
-    assert not needs_23_11("gpu[01-02],login.site.edu")
 
 
 NAMES = st.lists(st.from_regex(r"[a-z]{1,3}[0-9]{0,3}", fullmatch=True), max_size=30)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from launcher.slurm.login_environment import host_variables, not_passed_on, task_variables
+from launcher.slurm.login_environment import (
+    dropped_variable_warnings,
+    host_variables,
+    task_variables,
+)
 
 SHELL = {
     "PATH": "/bin",
@@ -42,8 +46,8 @@ def test_a_task_gets_library_settings_and_the_secrets_that_the_site_names():
 
 
 def test_variables_that_would_change_the_submission_are_named():
-    assert not_passed_on(SHELL) == [
+    assert dropped_variable_warnings(SHELL) == [
         "this shell is inside Slurm job 7: its SLURM_… variables are not passed on to the new job",
-        "not passed on: SBATCH_PARTITION, SRUN_CPUS_PER_TASK; use --partition and its like instead",
+        "not passed on: SBATCH_PARTITION, SRUN_CPUS_PER_TASK; use options such as --partition instead",
     ]
-    assert not_passed_on({"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}) == []
+    assert dropped_variable_warnings({"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}) == []

@@ -58,7 +58,7 @@ def test_one_whose_parent_saw_it_end(files, returncode, hint, how):
 
 def test_one_that_said_why_it_died(files):
     words = Failure(worker=NAME, host="n2", pid=7, why="no such file\nmore", at=1.0)
-    write_record(files.words(NAME), words)
+    write_record(files.failure_record(NAME), words)
     assert told(files) == "failed: no such file"
 
 
@@ -72,5 +72,5 @@ def test_of_very_many_some_are_named(files):
 def test_a_wait_for_very_many_names_some():
     keys = [f"a/b/c/d/e/f/{i}" for i in range(MOST_NAMED + 5)]
     error = timed_out(keys, keys, timeout_s=3.0, describe_missing=None, where="memory://x")
-    assert error.what.startswith("25 of 25 keys did not come in 3 s: a/b/c/d/e/f/0, ")
+    assert error.what.startswith("25 of 25 keys did not appear in 3 s: a/b/c/d/e/f/0, ")
     assert error.what.endswith(f"a/b/c/d/e/f/{MOST_NAMED - 1} and 5 more")

@@ -26,7 +26,7 @@ from realsys.name_resolve.etcd.failures import judge
 from realsys.name_resolve.file import commit_log, file_store, folder_changes
 from realsys.name_resolve.file.commit_log import file_system_of
 from realsys.name_resolve.file.file_store import FileStore
-from realsys.name_resolve.file.looking import Looking
+from realsys.name_resolve.file.poll_schedule import PollSchedule
 from realsys.name_resolve.key_table import KEY_TABLE, TrialKeys
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS
 from realsys.name_resolve.keyspace_store import KeySpaceStore
@@ -116,8 +116,7 @@ def test_the_table_has_every_key_of_a_trial_and_its_pattern():
         for blank, value in zip(blanks, filled, strict=True):
             expected = expected.replace(blank, str(value))
         assert key == canonical(f"{ROOT}/{expected}")
-    prefixes = {"root", "workers", "worker_statuses", "gen_servers", "streams"}
-    prefixes |= {"components", "component_reports", "commands"}
+    prefixes = {"root", "workers", "worker_statuses", "components", "component_reports", "commands"}
     slots = set(TrialKeys.__slots__)
     members = {name for name in dir(TrialKeys) if not name.startswith("_")} - slots
     assert members - prefixes == {row.name for row in KEY_TABLE}
@@ -380,7 +379,7 @@ def test_a_thread_that_waits_hears_of_a_write_by_another_thread_of_its_store(tmp
 
 
 def test_who_looks_waits_at_most_a_tenth_longer_than_he_must():
-    looking = Looking(0.05)
+    looking = PollSchedule(0.05)
     assert looking.due_in_s(0.0) <= 0
     looking.looked(100.0, found=True)
     pauses, now_s = [], 100.0

@@ -13,7 +13,7 @@ from test_memory import cluster, plan_of
 
 from realsys.api.errors import OutOfMemory
 from realsys.model_worker.model_worker import ModelWorkerLoop
-from realsys.model_worker.out_of_memory import in_our_words
+from realsys.model_worker.out_of_memory import explain_out_of_memory
 from realsys.planner.memory.memory_of_workers import WorkerMemory
 from realsys.planner.memory.memory_words import GiB, out_of_memory
 
@@ -74,7 +74,7 @@ def test_without_a_plan_of_it_the_numbers_are_told_all_the_same():
 )
 def test_only_a_full_gpu_is_told_so(error, is_so):
     config = plan_of(cluster()).phases[0].config
-    found = in_our_words(error, doing="train", worker=0, config=config)
+    found = explain_out_of_memory(error, doing="train", worker=0, config=config)
     assert isinstance(found, OutOfMemory) is is_so
     assert is_so or found is error
 
@@ -99,7 +99,7 @@ def test_a_call_that_fills_the_gpu_ends_its_worker_and_its_request_in_our_words(
             set_log_step=lambda _: None,
             move=lambda *_, **__: None,
         ),
-        _may_take_s=lambda _: 0.0,
+        _stall_limit_s=lambda _: 0.0,
         _handlers={SimpleNamespace: full},
     )
     with pytest.raises(OutOfMemory) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -359,3 +360,45 @@ def test_values_within_values_without_end_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="values within values without end"):
         problems(config=config)
     assert one(f"name={deep}").name == deep
+
+
+@pytest.mark.parametrize("config", ["maybe: {low: 3}\n", "maybe.low: 3\n"])
+def test_none_for_a_group_wins_over_members_in_the_file(tmp_path: Path, config: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(config)
+    applied = apply_settings(Options, words=["maybe=none"], config=path)
+    assert (applied.problems, applied.options.maybe) == ([], None)
+
+
+@pytest.mark.parametrize("text", ["1__0", "_1", "1e-400", "١٢", "0x10"])
+def test_a_number_that_would_be_read_as_another_is_refused(text: str) -> None:
+    (problem,) = problems(f"share={text}")
+    assert problem.what == f"share is {text!r}"
+
+
+def test_a_value_out_of_range_is_not_put_on() -> None:
+    """What goes on with the options (a plan with a million workers) must not meet it."""
+    applied = apply_settings(Options, words=["share=2", "seed=4"])
+    assert [p.where for p in applied.problems] == ["share, command line 'share=2'"]
+    assert (applied.options.share, applied.options.seed) == (0.5, 4)
+
+
+def test_too_many_settings_are_refused_at_once(tmp_path: Path) -> None:
+    (problem,) = problems(*(f"env.A{n}=x" for n in range(10_001)))
+    assert problem.what == "10,001 settings"
+    config = tmp_path / "c.yaml"
+    with config.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="larger than 524,288 bytes"):
+        problems(config=config)
+    with pytest.raises(ConfigError, match="larger than 524,288 bytes"):
+        problems(config=Path("/dev/zero"))
+
+
+def test_what_a_program_writes_into_a_pipe_is_read() -> None:
+    """`--config <(program)` of a shell."""
+    reading, writing = os.pipe()
+    os.write(writing, b"seed: 7\n")
+    os.close(writing)
+    assert with_settings(Options, config=Path(f"/dev/fd/{reading}")).seed == 7
+    os.close(reading)

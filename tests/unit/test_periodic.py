@@ -21,12 +21,7 @@ def started(**periods):
 
 def test_without_periods_it_is_never_due():
     period = started()
-    assert not period.enabled
     assert due_steps(period, range(1, 50), epochs_done=lambda step: step) == []
-
-
-def test_any_period_enables_it():
-    assert all(started(**{name: 1}).enabled for name in ("epochs", "steps", "seconds"))
 
 
 def test_by_steps():

@@ -18,7 +18,7 @@ import typer
 
 from launcher.cli.verbs import site_verbs
 from launcher.job.job_allocation import JobRequest, allocate
-from launcher.slurm.doctor.gpu_job import GpuQuestion, gpu_findings, gpu_request, outliers
+from launcher.slurm.doctor.gpu_job import GpuProbeRequest, gpu_findings, gpu_request, outliers
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.slurm.lost_nodes import lost_nodes
@@ -354,7 +354,10 @@ def test_what_all_nodes_have_in_common_is_the_sites() -> None:
     checks = judge(WANTED, everything({n: looked(n, shm=[1 << 20, 0]) for n in NODES}))
     assert to_leave_out(checks, NODES) == {}
     finding = outliers(checks, WANTED)
-    assert (finding.ok, finding.what) == (None, "no node differs from the others: it is the site")
+    assert (finding.ok, finding.what) == (
+        None,
+        "no node differs from the others: the cause is the whole site",
+    )
 
 
 def test_gpus_are_compared_with_the_site_file() -> None:
@@ -511,21 +514,21 @@ SPEC = ClusterSpec(
 
 
 def test_the_job_takes_whole_nodes_gpus() -> None:
-    asked = gpu_request(SPEC, None, GpuQuestion(nodelist="n[1-4]"))
+    asked = gpu_request(SPEC, None, GpuProbeRequest(nodelist="n[1-4]"))
     assert asked == [
         "--partition=main", "--account=me", "--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=16",
         "--mem=32768M", "--time=23", "--nodelist=n[1-4]", "--gres=gpu:h100:8",
     ]  # fmt: skip
-    two = gpu_request(SPEC, None, GpuQuestion())
+    two = gpu_request(SPEC, None, GpuProbeRequest())
     assert "--nodes=2" in two
-    alone = gpu_request(SPEC, "cpu", GpuQuestion(gloo=True))
+    alone = gpu_request(SPEC, "cpu", GpuProbeRequest(gloo=True))
     assert "--nodes=1" in alone
     assert not any("gres" in option for option in alone)
 
 
 def test_a_partition_without_gpus_is_told(tmp_path: Path) -> None:
     spec = replace(SPEC, file_root=str(tmp_path))
-    (finding,) = gpu_findings(spec, "cpu", GpuQuestion())
+    (finding,) = gpu_findings(spec, "cpu", GpuProbeRequest())
     assert finding.ok is None
     assert finding.what == "not checked: partition cpu in the site file has no GPUs"
 

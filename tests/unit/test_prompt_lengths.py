@@ -86,7 +86,7 @@ def test_a_template_that_breaks_or_runs_away_is_a_fault_in_bounded_time(
 def test_a_tokenizer_that_is_torn_or_of_another_model_is_a_fault(model):
     assert tokenizer_faults(model, rows=300) == []
     (fault,) = tokenizer_faults(model, rows=299)
-    assert fault.what.endswith("is number 299, the model has 299 (from 0)")
+    assert fault.what.endswith("has id 299, the model has 299 ids (from 0)")
     config = model / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token": "<end>"}))
     (fault,) = tokenizer_faults(model, rows=300)

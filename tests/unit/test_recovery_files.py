@@ -23,5 +23,5 @@ def test_a_state_is_hashed_while_it_is_written(tmp_path, monkeypatch):
     assert len(opened) == 1
     again = recovery.load_state(tmp_path / "s.pt")
     assert torch.equal(again["x"], state["x"])
-    assert recovery.hash_of(tmp_path / "s.pt") == (digest, "")
-    assert recovery.hash_of(tmp_path / "gone.pt") == ("", "no file")
+    assert recovery.hash_file(tmp_path / "s.pt") == (digest, "")
+    assert recovery.hash_file(tmp_path / "gone.pt") == ("", "no file")

@@ -104,9 +104,9 @@ def test_names_are_built_ins_and_ones_own():
 def test_a_taken_name_is_refused_but_the_same_thing_again_is_fine():
     registry.register_interface("mine", Thing)
     registry.register_interface("mine", Thing)
-    with pytest.raises(ConfigError, match="'mine' is registered already"):
+    with pytest.raises(ConfigError, match="'mine' is already registered"):
         registry.register_interface("mine", type("Other", (), {}))
-    with pytest.raises(ConfigError, match="'ppo_actor' is registered already"):
+    with pytest.raises(ConfigError, match="'ppo_actor' is already registered"):
         registry.register_interface("ppo_actor", Thing)
 
 
@@ -202,7 +202,7 @@ def test_a_file_mended_after_a_failure_can_be_imported(tmp_path):
 def test_a_plug_ins_own_config_error_is_passed_on(tmp_path):
     file = tmp_path / "taken.py"
     file.write_text(PLUGIN.replace('"one"', '"math_verify"'))
-    with pytest.raises(ConfigError, match="'math_verify' is registered already"):
+    with pytest.raises(ConfigError, match="'math_verify' is already registered"):
         registry.load_plugins([str(file)])
 
 

@@ -45,7 +45,7 @@ def test_two_workers_share_stores_by_name(two):
 
 def test_who_does_not_come_is_named(two):
     store = two[0].store("main")
-    with pytest.raises(WaitTimeout, match="model_worker/1 and 1 more did not come") as caught:
+    with pytest.raises(WaitTimeout, match="model_worker/1 and 1 more did not reach") as caught:
         wait_for_all(store, worker=0, num_workers=3, timeout_s=0.2)
     assert caught.value.fix == "see the log of model_worker/1"
     other = two[1].store("main")
@@ -70,7 +70,7 @@ def test_the_store_listens_on_the_workers_address_and_port_range_only(tmp_path):
         taken.bind((LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ClusterError, match="none of 1 ports can be had"):
+        with pytest.raises(ClusterError, match="none of 1 ports is free"):
             rendezvous("tcp", 0, tmp_path, ports=range(port, port + 1))
         free = [p for p in range(port + 1, port + 200) if is_free(p)][:1]
         found = rendezvous("tcp", 0, tmp_path, ports=[port, *free])

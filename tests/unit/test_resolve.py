@@ -206,7 +206,7 @@ def test_counts_equal_the_configured_workers(tasks: int) -> None:
 
 
 def test_a_key_that_nobody_makes() -> None:
-    assert problems_of(Tiny(input_key="packed_promts")) == ["nobody makes key 'packed_promts'"]
+    assert problems_of(Tiny(input_key="packed_promts")) == ["no call produces key 'packed_promts'"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realsys.api.errors import InternalError
-from realsys.planner.time.figures import critical_path, figures, longest_chain
+from realsys.planner.time.figures import critical_path, figures
 from realsys.planner.time.simulate_steps import simulate
 from realsys.planner.time.simulated_timeline import CallWork, MovementWork, Overheads, Timeline
 
@@ -54,7 +55,6 @@ def test_halves_overlap_preparation_and_training() -> None:
     assert spans_of(timeline, "critic_train") == [(1, 8.0, 11.0)]
     assert timeline.step_ends == (12.0,)
     found = figures(timeline)
-    assert found.bubbles_s == (1.0, 6.0)
     assert found.idle == pytest.approx((1 / 12, 6 / 12))
     assert [p.name for p in found.path] == ["gen", "rew", "critic", "actor_train"]
     assert sum(p.seconds for p in found.path) == 12.0
@@ -85,7 +85,7 @@ def test_collective_call_waits_for_its_last_worker() -> None:
     works = [CallWork(call="a", workers=(0,), seconds=3), both]
     timeline = simulate(works, parents, num_workers=2)
     assert spans_of(timeline, "b") == [(0, 3.0, 5.0), (1, 0.0, 5.0)]
-    assert figures(timeline).bubbles_s == (0.0, 3.0)  # worker 1 sits in the call for 3 s
+    assert figures(timeline).idle == (0.0, 3.0 / 5.0)  # worker 1 sits in the call for 3 s
     alone = CallWork(call="b", workers=(0, 1), seconds=2, together=False)
     timeline = simulate([works[0], alone], parents, num_workers=2)
     assert spans_of(timeline, "b") == [(0, 3.0, 5.0), (1, 0.0, 2.0)]
@@ -235,3 +235,25 @@ def test_the_critical_path_fills_the_step_without_a_gap(case: Case) -> None:
     length = timeline.step_ends[1] - timeline.step_starts[1]
     # Where a collective waited for a worker, the path goes on through what that worker did.
     assert sum(p.seconds for p in path) == pytest.approx(length)
+
+
+def longest_chain(works: Sequence[CallWork], parents: Mapping[str, frozenset[str]]) -> float:
+    """Seconds of the graph's longest chain: a step's least time, were there workers without end."""
+    ends: dict[str, float] = {}
+    for work in works:  # the graph's order is not always topological
+        _chain_end(work.call, {w.call: w for w in works}, parents, ends)
+    return max(ends.values())
+
+
+def _chain_end(
+    name: str,
+    works: Mapping[str, CallWork],
+    parents: Mapping[str, frozenset[str]],
+    ends: dict[str, float],
+) -> float:
+    if name not in ends:
+        work = works[name]
+        moves = sum(m.seconds for m in (*work.before, *work.after))
+        starts = [_chain_end(p, works, parents, ends) for p in parents[name]]
+        ends[name] = max(starts, default=0.0) + work.own_s + moves
+    return ends[name]

@@ -9,7 +9,7 @@ from launcher.sites import places
 from launcher.sites.clusters import find_cluster, missing_secrets, read_spec, write_spec
 from launcher.sites.places import spec_files
 from launcher.sites.site_problems import cluster_problems
-from launcher.slurm.discovery.discover import Discovered, discovered, gpus_of
+from launcher.slurm.discovery.discover import Discovered, gpus_of, site_from_output
 from launcher.slurm.discovery.site_yaml import scalar, site_yaml
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, ConfigErrors
@@ -167,7 +167,7 @@ def test_names_that_are_no_file(name: str) -> None:
         (
             "name_resolve: etcd://me:pw@h",
             "name_resolve",
-            "'me:pw@h' in 'etcd://me:pw@h' is no host:port",
+            "'me:pw@h' in 'etcd://me:pw@h' is not host:port",
         ),
         (
             "name_resolve: etcd+job://h:1",
@@ -305,7 +305,7 @@ def test_gpus_in_sinfos_words(gres: str, found: tuple[str | None, int]) -> None:
 
 
 def lab(runtime: str = "none") -> Discovered:
-    return discovered(CONFIG, NODES, runtime=runtime)
+    return site_from_output(CONFIG, NODES, runtime=runtime)
 
 
 def test_a_site_from_what_slurm_says() -> None:
@@ -341,7 +341,9 @@ def test_a_site_from_what_slurm_says() -> None:
 
 def test_no_accounting_and_no_default_partition() -> None:
     config = CONFIG.replace("slurmdbd", "none")
-    slurm = discovered(config, NODES.replace("main*", "main"), runtime="none", name="x").spec.slurm
+    slurm = site_from_output(
+        config, NODES.replace("main*", "main"), runtime="none", name="x"
+    ).spec.slurm
     assert (slurm.partition, slurm.accounting) == (None, False)
 
 

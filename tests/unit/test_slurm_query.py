@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.slurm.query import answer_cache
-from launcher.slurm.query.job_query import SQUEUE_FORMAT, ask
+from launcher.slurm.query.job_query import SQUEUE_FORMAT, query_jobs
 from launcher.slurm.query.job_rows import SQUEUE_FIELDS, JobInfo, read_sacct, read_squeue
 from launcher.slurm.query.states import JobState
 from launcher.slurm.slurm_commands import run_slurm, scancel, scrubbed
@@ -187,7 +187,7 @@ def test_a_requeued_job_says_how_often_and_whether_it_is_held():
     jobs = read_squeue(recorded("squeue_22_05_later")).jobs
     again = jobs["2340001"]
     assert (again.restarts, again.expected_start, again.ended_at) == (1, 1795254755.0, None)
-    assert again.reason_words.startswith("it was requeued; Slurm waits a while")
+    assert again.reason_words.startswith("it was requeued; Slurm waits (two minutes")
     held = jobs["2340017"]
     assert (held.state, held.restarts, held.expected_start) == (JobState.HELD, 1, None)
     assert jobs["2340013"].state is JobState.PAUSED
@@ -275,7 +275,7 @@ def test_1400_jobs_are_read_in_a_moment():
 def test_a_hundred_jobs_are_one_squeue_of_all_of_mine(slurm):
     ids = [str(job_id) for job_id in range(1000, 1100)]
     slurm.says("squeue", "".join(queue_row(job_id) for job_id in ids))
-    answer = ask(ids, accounting=None)
+    answer = query_jobs(ids, accounting=None)
     assert list(answer.jobs) == ids
     assert {info.state for info in answer.jobs.values()} == {JobState.RUNNING}
     assert answer.problems == ()
@@ -285,12 +285,12 @@ def test_a_hundred_jobs_are_one_squeue_of_all_of_mine(slurm):
 
 def test_one_job_is_asked_for_by_its_id(slurm):
     slurm.says("squeue", queue_row("12"))
-    assert ask(["12;alpha"], accounting=None).jobs["12;alpha"].state is JobState.RUNNING
+    assert query_jobs(["12;alpha"], accounting=None).jobs["12;alpha"].state is JobState.RUNNING
     assert slurm.calls[0].startswith("squeue --jobs=12 --all")
 
 
 def test_no_job_is_no_question(slurm):
-    assert ask([], accounting=None).jobs == {}
+    assert query_jobs([], accounting=None).jobs == {}
     assert slurm.calls == []
 
 
@@ -301,7 +301,7 @@ def test_the_format_asks_for_every_field_in_full_and_the_free_text_last():
 
 def test_an_array_and_a_het_job_come_with_their_parts(slurm):
     slurm.says("squeue", recorded("squeue_22_05"))
-    answer = ask(["2340010", "2340011"], accounting=None)
+    answer = query_jobs(["2340010", "2340011"], accounting=None)
     assert list(answer.jobs) == [
         *("2340010", "2340010_2", "2340010_3", "2340010_0", "2340010_1"),
         *("2340011", "2340011+0", "2340011+1"),
@@ -312,7 +312,7 @@ def test_an_array_and_a_het_job_come_with_their_parts(slurm):
 def test_a_job_that_has_left_the_queue_is_looked_up_in_accounting(slurm):
     slurm.says("squeue", queue_row("11"))
     slurm.says("sacct", account_row("12", "OUT_OF_MEMORY", "0:125"))
-    answer = ask(["11", "12"], accounting=None)
+    answer = query_jobs(["11", "12"], accounting=None)
     assert answer.jobs["11"].source == "squeue"
     assert (answer.jobs["12"].state, answer.jobs["12"].signal) == (JobState.FAILED, 125)
     assert slurm.programs == ["squeue", "sacct"]
@@ -322,16 +322,18 @@ def test_a_job_that_has_left_the_queue_is_looked_up_in_accounting(slurm):
 @pytest.mark.parametrize("accounting", [None, False])
 def test_without_accounting_a_job_that_left_is_gone(slurm, accounting):
     slurm.says("squeue", stderr=NO_JOB, code=1)
-    answer = ask(["12"], accounting=accounting)
+    answer = query_jobs(["12"], accounting=accounting)
     assert answer.jobs["12"].state is JobState.GONE
-    assert answer.jobs["12"].reason_words == "Slurm no longer knows it; how it ended is not known"
+    assert (
+        answer.jobs["12"].reason_words == "Slurm no longer knows the job; how it ended is unknown"
+    )
     assert answer.problems == ()
     assert answer.accounting_off is (accounting is None)
     assert slurm.programs == (["squeue", "sacct"] if accounting is None else ["squeue"])
 
 
 def test_accounting_that_the_spec_promises_and_the_cluster_lacks_is_a_problem(slurm):
-    answer = ask(["12"], accounting=True)
+    answer = query_jobs(["12"], accounting=True)
     assert answer.problems == ("sacct: Slurm accounting storage is disabled here",)
 
 
@@ -340,7 +342,7 @@ def test_another_users_job_is_asked_for_by_id_and_not_called_gone(slurm):
         "squeue", queue_row("11"), then=f'case "$*" in *--jobs*) cat {slurm.bin}/other;; esac'
     )
     slurm.bin.joinpath("other").write_text(queue_row("77"))
-    answer = ask(["11", "77", "78"], accounting=False)
+    answer = query_jobs(["11", "77", "78"], accounting=False)
     assert [info.state.value for info in answer.jobs.values()] == ["running", "running", "gone"]
     assert slurm.programs == ["squeue", "squeue"]
     assert "--jobs=77,78 " in slurm.calls[1]
@@ -349,15 +351,15 @@ def test_another_users_job_is_asked_for_by_id_and_not_called_gone(slurm):
 def test_a_job_that_only_accounting_believes_to_run_is_gone(slurm):
     slurm.says("squeue", stderr=NO_JOB, code=1)
     slurm.says("sacct", account_row("12", "RUNNING"))
-    info = ask(["12"], accounting=True).jobs["12"]
+    info = query_jobs(["12"], accounting=True).jobs["12"]
     assert (info.state, info.slurm_state, info.source) == (JobState.GONE, "RUNNING", "sacct")
-    assert "accounting never learned how it ended" in info.reason_words
+    assert "accounting has no record of its end" in info.reason_words
 
 
 def test_when_the_controller_is_silent_no_job_is_called_gone(slurm):
     slurm.says("squeue", stderr=NO_CONTROLLER, code=1)
     slurm.says("sacct", account_row("12", "RUNNING"))
-    answer = ask(["12", "13"], accounting=True)
+    answer = query_jobs(["12", "13"], accounting=True)
     assert not answer.reached
     assert answer.jobs["12"].state is JobState.RUNNING  # the best there is
     assert answer.jobs["13"].state is JobState.UNKNOWN
@@ -370,7 +372,7 @@ def test_when_the_controller_is_silent_no_job_is_called_gone(slurm):
 def test_both_silent_are_two_problems(slurm):
     slurm.says("squeue", stderr=NO_CONTROLLER, code=1)
     slurm.says("sacct", stderr=NO_DATABASE, code=1)
-    answer = ask(["12"], accounting=None)
+    answer = query_jobs(["12"], accounting=None)
     assert [problem.partition(":")[0] for problem in answer.problems] == [
         "slurmctld does not answer",
         "slurmdbd does not answer",
@@ -380,9 +382,9 @@ def test_both_silent_are_two_problems(slurm):
 def test_a_squeue_that_hangs_is_ended_with_all_it_started(slurm):
     slurm.says("squeue", then=f"sleep 61 & echo $! > {slurm.bin}/child; wait")
     began = time.monotonic()
-    answer = ask(["12"], accounting=False, timeout_s=0.5)
+    answer = query_jobs(["12"], accounting=False, timeout_s=0.5)
     assert time.monotonic() - began < 10
-    assert answer.problems == ("slurmctld does not answer: squeue gave none in 0.5 s",)
+    assert answer.problems == ("slurmctld does not answer: squeue timed out after 0.5 s",)
     assert answer.jobs["12"].state is JobState.UNKNOWN
     child = slurm.bin.joinpath("child").read_text().strip()
     deadline = time.monotonic() + 5
@@ -410,7 +412,7 @@ def _state_of(pid):
 )
 def test_output_that_cannot_be_read_is_a_problem_and_the_job_unknown(slurm, stdout):
     slurm.says("squeue", stdout)
-    answer = ask(["12"], accounting=False)
+    answer = query_jobs(["12"], accounting=False)
     assert answer.jobs["12"].state is JobState.UNKNOWN
     assert len(answer.problems) == 1
     assert answer.problems[0].startswith("squeue printed ")
@@ -418,7 +420,7 @@ def test_output_that_cannot_be_read_is_a_problem_and_the_job_unknown(slurm, stdo
 
 def test_a_bad_row_does_not_hide_the_good_ones(slurm):
     slurm.says("squeue", "garbage\x1e\n" + queue_row("12") + queue_row("13"))
-    answer = ask(["12", "13"], accounting=False)
+    answer = query_jobs(["12", "13"], accounting=False)
     assert {info.state for info in answer.jobs.values()} == {JobState.RUNNING}
     assert answer.problems == ("squeue printed 1 rows that can't be read, first 'garbage'",)
 
@@ -427,14 +429,14 @@ def test_a_squeue_that_fails_otherwise_is_a_problem_in_its_own_words(slurm):
     slurm.says(
         "squeue", stderr="squeue: error: Invalid job format specification: exit_code", code=1
     )
-    answer = ask(["12"], accounting=False)
+    answer = query_jobs(["12"], accounting=False)
     assert answer.problems == ("squeue failed: Invalid job format specification: exit_code",)
     assert answer.jobs["12"].state is JobState.UNKNOWN
 
 
 def test_an_id_that_is_none_never_reaches_slurm(slurm):
     slurm.says("squeue", queue_row("12"))
-    answer = ask(["12", "--help", "abc", ""], accounting=False)
+    answer = query_jobs(["12", "--help", "abc", ""], accounting=False)
     assert answer.jobs["12"].state is JobState.RUNNING
     assert {answer.jobs[name].state for name in ("--help", "abc", "")} == {JobState.UNKNOWN}
     assert len(answer.problems) == 3
@@ -444,7 +446,7 @@ def test_an_id_that_is_none_never_reaches_slurm(slurm):
 
 def test_without_slurm_the_answer_says_where_to_go(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    answer = ask(["12"], accounting=None)
+    answer = query_jobs(["12"], accounting=None)
     assert answer.jobs["12"].state is JobState.UNKNOWN
     assert answer.problems == (
         "the program squeue is not on PATH",
@@ -460,7 +462,7 @@ def test_several_watches_ask_once(slurm):
     answers = []
 
     def watch(job_id):
-        answers.append(ask([job_id], accounting=None, max_age_s=60))
+        answers.append(query_jobs([job_id], accounting=None, max_age_s=60))
 
     watches = [
         threading.Thread(target=watch, args=(job_id,)) for job_id in ("12", "13", "12", "13")
@@ -478,24 +480,24 @@ def test_several_watches_ask_once(slurm):
 def test_a_job_that_the_kept_answer_lacks_costs_no_second_question_about_the_rest(slurm):
     slurm.says("squeue", queue_row("12"))
     slurm.says("sacct", account_row("13"))
-    ask(["12"], accounting=True, max_age_s=60)
-    assert ask(["12", "13"], accounting=True, max_age_s=60).jobs["13"].state is JobState.DONE
-    assert ask(["13"], accounting=True, max_age_s=60).jobs["13"].state is JobState.DONE
+    query_jobs(["12"], accounting=True, max_age_s=60)
+    assert query_jobs(["12", "13"], accounting=True, max_age_s=60).jobs["13"].state is JobState.DONE
+    assert query_jobs(["13"], accounting=True, max_age_s=60).jobs["13"].state is JobState.DONE
     assert slurm.programs == ["squeue", "sacct"]
 
 
 def test_a_job_submitted_after_the_kept_answer_is_found(slurm):
     slurm.says("squeue", queue_row("12"))
-    ask(["12"], accounting=None, max_age_s=60)
+    query_jobs(["12"], accounting=None, max_age_s=60)
     slurm.says("squeue", queue_row("14", "PENDING", "Priority"))
-    assert ask(["14"], accounting=None, max_age_s=60).jobs["14"].state is JobState.WAITING
+    assert query_jobs(["14"], accounting=None, max_age_s=60).jobs["14"].state is JobState.WAITING
     assert "--jobs=14 " in slurm.calls[-1]
 
 
 def test_an_old_a_foreign_and_a_future_answer_are_not_used(slurm):
     slurm.says("squeue", queue_row("12"))
-    ask(["12"], accounting=None, max_age_s=60)
-    path = answer_cache.place()
+    query_jobs(["12"], accounting=None, max_age_s=60)
+    path = answer_cache.cache_file()
     kept = answer_cache.load(path, max_age_s=60)
     assert kept
     for asked_at in (time.time() - 61, time.time() + 3600):
@@ -504,7 +506,9 @@ def test_an_old_a_foreign_and_a_future_answer_are_not_used(slurm):
     for text in ("", "{", "[]", "7", '{"format": 1}', json.dumps({"format": 2}), "\0\xff"):
         path.write_text(text)
         assert answer_cache.load(path, max_age_s=60) is None
-        assert ask(["12"], accounting=None, max_age_s=60).jobs["12"].state is JobState.RUNNING
+        assert (
+            query_jobs(["12"], accounting=None, max_age_s=60).jobs["12"].state is JobState.RUNNING
+        )
 
 
 def test_an_answer_survives_being_kept(tmp_path):
@@ -527,22 +531,28 @@ def test_a_state_home_that_cannot_be_written_costs_nothing_but_the_saving(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     slurm.says("squeue", queue_row("12"))
     for _ in range(2):
-        assert ask(["12"], accounting=None, max_age_s=60).jobs["12"].state is JobState.RUNNING
+        assert (
+            query_jobs(["12"], accounting=None, max_age_s=60).jobs["12"].state is JobState.RUNNING
+        )
     assert slurm.programs == ["squeue", "squeue"]
 
 
 def test_a_failed_answer_is_kept_too(slurm):
     slurm.says("squeue", stderr=NO_CONTROLLER, code=1)
     for _ in range(2):
-        answer = ask(["12"], accounting=False, max_age_s=60)
+        answer = query_jobs(["12"], accounting=False, max_age_s=60)
         assert (answer.jobs["12"].state, len(answer.problems)) == (JobState.UNKNOWN, 1)
     assert slurm.programs == ["squeue"]
 
 
 def test_clusters_and_configurations_do_not_share_a_file(slurm, monkeypatch):
-    places = {answer_cache.place(), answer_cache.place("alpha"), answer_cache.place("../x/..")}
+    places = {
+        answer_cache.cache_file(),
+        answer_cache.cache_file("alpha"),
+        answer_cache.cache_file("../x/.."),
+    }
     monkeypatch.setenv("SLURM_CONF", "/elsewhere/slurm.conf")
-    places |= {answer_cache.place(), answer_cache.place("alpha")}
+    places |= {answer_cache.cache_file(), answer_cache.cache_file("alpha")}
     assert len(places) == 5
     assert len({path.parent for path in places}) == 1
 
@@ -560,7 +570,7 @@ def test_what_a_user_set_for_squeue_does_not_reach_it(slurm, monkeypatch):
     for name, value in (odd | kept).items():
         monkeypatch.setenv(name, value)
     slurm.says("squeue", queue_row("12"), then=f"env > {slurm.bin}/env")
-    ask(["12"], accounting=False)
+    query_jobs(["12"], accounting=False)
     seen = dict(line.split("=", 1) for line in slurm.bin.joinpath("env").read_text().splitlines())
     wanted = kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     assert {name: seen[name] for name in seen if name in odd | kept} == wanted
@@ -578,7 +588,7 @@ def test_what_a_user_set_for_squeue_does_not_reach_it(slurm, monkeypatch):
         (NO_DATABASE, "slurmdbd does not answer: Problem talking to the database"),
         (
             "squeue: fatal: Unable to process configuration file",
-            "squeue finds no Slurm configuration",
+            "squeue found no Slurm configuration",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.slurm.query.reasons import REASONS, fix, is_hold, words
+from launcher.slurm.query.reasons import REASONS, is_hold, reason_fix, reason_sentence
 from launcher.slurm.query.states import STATE_TABLE, JobState, job_state
 
 BASE = """PENDING RUNNING SUSPENDED COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL
@@ -95,17 +95,21 @@ QOSMaxWallDurationPerJobLimit QOSMinBB QOSMinCpuNotSatisfied QOSMinGRES QOSMinMe
 
 @pytest.mark.parametrize("reason", [*LIMITS, *REASONS])
 def test_every_reason_of_slurm_is_a_sentence_with_something_to_do(reason):
-    assert words(reason) != reason
-    assert fix(reason)
+    assert reason_sentence(reason) != reason
+    assert reason_fix(reason)
     if reason in LIMITS:
-        assert reason in words(reason)  # administrators need Slurm's own word
+        assert reason in reason_sentence(reason)  # administrators need Slurm's own word
 
 
 @pytest.mark.parametrize(
     ("reason", "sentence", "what_to_do"),
     [
-        ("Priority", "jobs of higher priority are before it", "wait"),
-        ("(Resources)", "the nodes it needs are busy", "wait, or ask for less or shorter"),
+        ("Priority", "jobs of higher priority are ahead of it", "wait"),
+        (
+            "(Resources)",
+            "the nodes it needs are busy",
+            "wait, or request fewer resources or less time",
+        ),
         (
             "QOSMaxGRESPerUser",
             "your jobs together are at the limit on GPUs (QOSMaxGRESPerUser)",
@@ -123,7 +127,7 @@ def test_every_reason_of_slurm_is_a_sentence_with_something_to_do(reason):
         ),
         (
             "QOSMaxNodePerJobLimit",
-            "it is over the limit of its QOS on nodes of one job (QOSMaxNodePerJobLimit)",
+            "it exceeds the limit of its QOS on nodes of one job (QOSMaxNodePerJobLimit)",
             "it does not start as it is: cancel it and launch again with less, or use another qos",
         ),
         (
@@ -151,12 +155,14 @@ def test_every_reason_of_slurm_is_a_sentence_with_something_to_do(reason):
 def test_a_reason_says_what_and_what_to_do_and_an_unknown_one_is_slurms_own_word(
     reason, sentence, what_to_do
 ):
-    assert (words(reason), fix(reason)) == (sentence, what_to_do)
+    assert (reason_sentence(reason), reason_fix(reason)) == (sentence, what_to_do)
 
 
 def test_a_requeued_job_is_not_said_to_wait_for_a_begin_time_that_nobody_gave():
-    assert words("BeginTime") == "its begin time has not come"
-    assert words("BeginTime", restarts=1).startswith("it was requeued; Slurm waits a while")
+    assert reason_sentence("BeginTime") == "its begin time has not come"
+    assert reason_sentence("BeginTime", restarts=1).startswith(
+        "it was requeued; Slurm waits (two minutes"
+    )
 
 
 def test_a_held_job_is_told_from_one_that_will_start_by_itself():
@@ -170,6 +176,6 @@ def test_a_held_job_is_told_from_one_that_will_start_by_itself():
 
 @given(st.text())
 def test_any_text_is_a_reason(text):
-    assert isinstance(words(text), str)
-    assert isinstance(fix(text), str)
+    assert isinstance(reason_sentence(text), str)
+    assert isinstance(reason_fix(text), str)
     assert isinstance(is_hold(text), bool)

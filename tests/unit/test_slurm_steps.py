@@ -19,7 +19,7 @@ from stand_in_slurm import make_plan, program, wait_until, write_plan
 
 from realsys.api.errors import ClusterError
 from realsys.api.plan import JobLayout
-from realsys.name_resolve.file.folder_changes import Writes
+from realsys.name_resolve.file.folder_changes import FileWrites
 from realsys.runtime import worker_exit_codes
 from realsys.slurm import srun_messages
 from realsys.supervisor.steps import slurm_step, slurm_steps
@@ -598,7 +598,7 @@ def test_an_sruns_log_is_opened_once_and_read_on_where_it_has_grown(tmp_path, mo
     log.write_text("of an earlier srun: srun: error: n1: task 0: Exited with exit code 9\n")
     process = SimpleNamespace(returncode=None, poll=lambda: process.returncode)
     files = AttemptFiles(tmp_path / "0001")
-    step = slurm_step.Step(None, None, process, files, log.stat().st_size, Writes(tmp_path))
+    step = slurm_step.Step(None, None, process, files, log.stat().st_size, FileWrites(tmp_path))
     step.tasks = [slurm_step.SlurmTask(f"model_worker/{i}", step, "n1") for i in range(2)]
 
     def look(said: str) -> list[int | None]:
@@ -626,8 +626,8 @@ def test_an_sruns_log_is_looked_at_when_the_kernel_says_so_or_once_a_second(
     now_s, looks, log = 100.0, [], tmp_path / "srun-x.log"
     monkeypatch.setattr(slurm_step.time, "monotonic", lambda: now_s)
     monkeypatch.setattr(slurm_step, "srun_log", lambda *_: log)
-    written = Writes(tmp_path if hears else tmp_path / "not there")
-    assert written.hears == hears
+    written = FileWrites(tmp_path if hears else tmp_path / "not there")
+    assert written.is_active == hears
     process = SimpleNamespace(poll=lambda: None)
     step = slurm_step.Step(None, None, process, AttemptFiles(tmp_path / "0001"), 0, written)
     monkeypatch.setattr(step, "_news", lambda *, is_last: looks.append(round(now_s, 2)) or "")

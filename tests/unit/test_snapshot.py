@@ -18,9 +18,9 @@ from stand_in_slurm import make_plan
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
 from realsys.trial.snapshot import (
     CodeSnapshot,
+    changed_code_warning,
     code_digest,
-    other_code,
-    provenance_remark,
+    provenance_warning,
     revision,
     snapshot_imports,
     take_snapshot,
@@ -150,7 +150,7 @@ def test_a_checkout_that_git_refuses_to_speak_of_is_not_called_unchanged(
     assert taken.problem == f"git rev-parse: {words}"
     assert read_record(CodeSnapshot, files.snapshot) == taken
     assert (files.code / "realsys" / "a.py").exists()  # the code is there all the same
-    assert words in provenance_remark(files)
+    assert words in provenance_warning(files)
     assert revision(checkout) == ""
 
 
@@ -172,9 +172,9 @@ def test_a_status_that_fails_leaves_the_revision_and_does_not_call_it_clean(
 
 
 def test_what_git_knows_needs_no_remark(checkout, files):
-    assert provenance_remark(files) == ""
+    assert provenance_warning(files) == ""
     take_snapshot(files, [], root=checkout)
-    assert provenance_remark(files) == ""
+    assert provenance_warning(files) == ""
 
 
 def test_the_digest_is_of_the_code_and_the_imports(checkout, tmp_path):
@@ -212,4 +212,4 @@ def test_a_resume_with_other_code_is_warned_about(
         launch_host="h", code=code,
     )  # fmt: skip
     write_record(files.record, record)
-    assert bool(other_code(files, plan)) == warned
+    assert bool(changed_code_warning(files, plan)) == warned

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
+from lengths import Lengths
+from simulate_rollouts import SimulationSettings, simulate
+from virtual_server import VirtualServer
 
 from realsys.api.errors import ConfigError
-from realsys.rollout.simulation.lengths import Lengths
-from realsys.rollout.simulation.simulate_rollouts import SimulationSettings, simulate
-from realsys.rollout.simulation.virtual_server import VirtualServer
 
 # One server of two rows, a token a second; 4 answers of 10 tokens a step; half a second to train a token.
 # Generation: two rounds of 10 s. Training: 40 tokens, 20 s.

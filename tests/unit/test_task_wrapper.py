@@ -70,7 +70,7 @@ class Wrapper:
         return read_record(WorkerExit, self.files.exit_of(self.worker))
 
     def words(self) -> Failure | None:
-        return read_record(Failure, self.files.words(self.worker))
+        return read_record(Failure, self.files.failure_record(self.worker))
 
 
 @pytest.fixture

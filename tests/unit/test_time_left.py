@@ -9,7 +9,7 @@ from stand_in_slurm import make_plan
 from test_slurm_trial_state import ATTEMPT, NOW, job, records, running
 
 from launcher.cli.tables import print_status
-from launcher.slurm.plan_lines import limit_lines, too_long_for
+from launcher.slurm.plan_lines import limit_lines, time_limit_warning
 from launcher.slurm.query.states import JobState
 from launcher.trials.explain import explain
 from launcher.trials.render import progress_line
@@ -48,7 +48,7 @@ def test_a_run_that_will_not_be_done_in_time_is_warned_about(tmp_path, capsys):
     found = view(tmp_path, eta_s=480.0)
     assert found.time.over_s == 60.0
     _, warned = shown(capsys, found)
-    assert "needs about 1 min 00 s more than its job's time limit leaves it" in warned
+    assert "needs about 1 min 00 s more than its job's time limit leaves" in warned
     assert "realsys resume ppo-math/run1" in warned
     assert any(line.startswith("warning: the run needs") for line in explain(found))
     assert "ETA 8 min 00 s, but the time limit comes in 9 min 00 s" in progress_line(found)
@@ -56,7 +56,7 @@ def test_a_run_that_will_not_be_done_in_time_is_warned_about(tmp_path, capsys):
 
 def test_with_requeue_the_run_goes_on_by_itself(tmp_path, capsys):
     _, warned = shown(capsys, view(tmp_path, eta_s=480.0, requeue=True))
-    assert "goes on by itself" in warned
+    assert "continues automatically" in warned
     assert "realsys resume" not in warned
 
 
@@ -91,7 +91,7 @@ def with_limit(tmp_path, **partition):
 
 def test_a_launch_says_which_limit_it_has_got(tmp_path):
     (said,) = limit_lines(with_limit(tmp_path, default_time="30:00"))
-    told = "the partition's DefaultTime: none was asked for"
+    told = "the partition's DefaultTime: none was requested"
     assert said == f"time limit 00:30:00 (30 min), {told}"
     assert limit_lines(replace(make_plan(tmp_path), job=None)) == []
 
@@ -102,7 +102,7 @@ def test_a_plan_whose_steps_do_not_fit_the_limit_is_warned_about(tmp_path):
     control = replace(phase.config.exp_ctrl, benchmark_steps=100)
     phase = replace(phase, config=replace(phase.config, exp_ctrl=control))
     plan = replace(plan, phases=(phase,))
-    assert too_long_for(plan, 16.8) == ""  # 28 min, 30 less two of grace
-    told = "100 steps take at least 33 min 20 s as predicted, and the time limit leaves 28 min 00 s"
-    assert told in too_long_for(plan, 20.0)
-    assert too_long_for(replace(plan, job=replace(plan.job, requeue=True)), 20.0) == ""
+    assert time_limit_warning(plan, 16.8) == ""  # 28 min, 30 less two of grace
+    told = "100 steps are predicted to take at least 33 min 20 s, but the time limit leaves 28 min 00 s"
+    assert told in time_limit_warning(plan, 20.0)
+    assert time_limit_warning(replace(plan, job=replace(plan.job, requeue=True)), 20.0) == ""

@@ -12,7 +12,7 @@ import pytest
 from realsys.generation.manager import updates
 from realsys.generation.server.build import fetch_with
 from realsys.master.rollouts import server_weights
-from realsys.model_worker.model_worker import FIRST_TIME_S, SLOW_S, ModelWorkerLoop
+from realsys.model_worker.model_worker import BETWEEN_STEPS_S, FIRST_REQUEST_S, ModelWorkerLoop
 from realsys.runtime.transfer_time import transfer_time_s
 from realsys.transport import worker_requests as rq
 from realsys.transport.generation_messages import WeightPart, WeightSource
@@ -72,13 +72,13 @@ def test_what_is_done_for_the_first_time_may_take_longer():
     loop: Any = SimpleNamespace(_first_done={})
 
     def may_take(request: Any) -> float:
-        return ModelWorkerLoop._may_take_s(loop, request)
+        return ModelWorkerLoop._stall_limit_s(loop, request)
 
     def move(target: str, step: int) -> rq.Reallocate:
         return rq.Reallocate(order=1, call="a", step=step, source="actor@0", target=target)
 
     moves = [move("actor@1", 5), move("actor@1", 6), move("actor@2", 9), move("actor@2", 10)]
     # In its first step nothing is usual, and the judge waits long anyway.
-    assert [may_take(one) for one in moves] == [0.0, 0.0, FIRST_TIME_S, 0.0]
+    assert [may_take(one) for one in moves] == [0.0, 0.0, FIRST_REQUEST_S, 0.0]
     assert may_take(rq.Fetch(order=4, indices=(0,), ids=("a",))) == 0.0
-    assert may_take(rq.SaveModel(order=3, model="actor@0", folder="/f")) == SLOW_S
+    assert may_take(rq.SaveModel(order=3, model="actor@0", folder="/f")) == BETWEEN_STEPS_S

@@ -160,7 +160,7 @@ def test_every_path_lies_under_the_trial():
     assert str(attempt.record) == "/lustre/runs/anna/ppo-math/run1/attempts/0003/attempt.json"
     assert attempt.number == 3
     assert attempt.log("model_worker/3").name == "model_worker-3.log"
-    assert attempt.words("model_worker/3").parent == attempt.last_words
+    assert attempt.failure_record("model_worker/3").parent == attempt.failure_records
     assert attempt.done("main") == attempt.root / "done-main.json"
     assert attempt.resumed("sft") == attempt.root / "resumed-sft.json"
     phase = TrialFiles.phase("/p")

@@ -15,10 +15,9 @@ from stand_in_slurm import make_plan
 from launcher.slurm.plan_lines import plan_lines
 from launcher.slurm.query.job_query import CachedAnswer
 from launcher.slurm.query.job_rows import JobInfo
-from launcher.slurm.query.reasons import fix as reason_fix
-from launcher.slurm.query.reasons import is_shared_limit, words
+from launcher.slurm.query.reasons import is_shared_limit, reason_fix, reason_sentence
 from launcher.slurm.query.states import JobState
-from launcher.slurm.query.waiting import bad_nodes, exceeded, one_line, tres, with_detail
+from launcher.slurm.query.waiting import exceeded, one_line, tres, unavailable_nodes, with_detail
 from launcher.submit.submit import resumed_now
 from launcher.trials.explain_job import explain_job
 from launcher.trials.job_board import JobBoard
@@ -73,7 +72,7 @@ class Slurm:
 def waiting(reason: str) -> JobInfo:
     return JobInfo(
         job_id="7", state=JobState.WAITING, slurm_state="PENDING", reason=reason,
-        reason_words=words(reason),
+        reason_words=reason_sentence(reason),
     )  # fmt: skip
 
 
@@ -90,39 +89,39 @@ MINUTES = "|cpu=10|||||\n"
             "QOSMaxCpuPerUserLimit",
             "cpu=8,mem=4000M,node=1,billing=8",
             SMALL,
-            "it asks for 8 CPUs, all jobs of a user together may have 4 (MaxTRESPerUser of QOS small)",
+            "it requests 8 CPUs, all jobs of a user together may have 4 (MaxTRESPerUser of QOS small)",
         ),
         (  # Slurm names the first limit that is reached now; another one is never met
             "QOSMaxCpuPerUserLimit",
             "cpu=1,mem=500M,node=1,billing=1,gres/gpu=4",
             SMALL,
-            "it asks for 4 GPUs, all jobs of a user together may have 2 (MaxTRESPerUser of QOS small)",
+            "it requests 4 GPUs, all jobs of a user together may have 2 (MaxTRESPerUser of QOS small)",
         ),
         (
             "QOSGrpNodeLimit",
             "cpu=2,mem=1000M,node=2,billing=2",
             GROUP,
-            "it asks for 2 nodes, all its jobs together may have 1 (GrpTRES of QOS small)",
+            "it requests 2 nodes, all its jobs together may have 1 (GrpTRES of QOS small)",
         ),
         (
             "QOSGrpMemLimit",
             "cpu=1,mem=2G,node=1,billing=1",
             GROUP,
-            "it asks for 2048 MiB of memory, all its jobs together may have 1000 (GrpTRES of QOS small)",
+            "it requests 2048 MiB of memory, all its jobs together may have 1000 (GrpTRES of QOS small)",
         ),
         (  # 8 CPUs for 5 minutes
             "QOSGrpCPUMinutesLimit",
             "cpu=8,mem=4000M,node=1,billing=8",
             MINUTES,
-            "it asks for 40 minutes of CPUs, all its jobs together may have 10 "
+            "it requests 40 minutes of CPUs, all its jobs together may have 10 "
             "(GrpTRESMins of QOS small)",
         ),
     ],
 )
 def test_a_limit_that_the_job_exceeds_alone_is_never_met(reason, wants, limits, told):
     job = with_detail(waiting(reason), ask=Slurm(wants=wants, limits=limits))
-    assert job.reason_words == f"it never starts as it is: {told} ({reason})"
-    assert job.fix == "cancel it and launch again with another qos, or ask for less"
+    assert job.reason_words == f"it can never start: {told} ({reason})"
+    assert job.fix == "cancel it and launch again with another qos, or request less"
 
 
 def test_a_limit_that_others_use_up_is_waited_for():
@@ -136,7 +135,7 @@ def test_limits_of_accounts_count_up_to_the_root():
     mine = "team||lab|||||\nteam|somebody||cpu=1||||\n"
     slurm = Slurm(accounts={"root": mine.replace("team", "root"), "lab": above})
     job = with_detail(waiting("AssocGrpCpuLimit"), ask=slurm)
-    assert "it asks for 8 CPUs, all its jobs together may have 6" in job.reason_words
+    assert "it requests 8 CPUs, all its jobs together may have 6" in job.reason_words
     assert "of account lab" in job.reason_words
 
 
@@ -171,7 +170,7 @@ def test_states_of_nodes_that_run_no_jobs():
         "n1|idle|none|Unknown\nn2|mixed|none|Unknown\nn3|draining|fan|2026-01-02T03:04:05\n"
         "n4|down*|Not responding|2026-01-02T03:04:05\nn5|allocated*|none|Unknown\nn6|maint|none|x\n"
     )
-    found = list(bad_nodes(lines))
+    found = list(unavailable_nodes(lines))
     assert [told.partition(" ")[0] for told in found] == ["n3", "n4", "n5", "n6"]
     assert found[2] == "n5 does not answer, is allocated*"
 
@@ -187,7 +186,7 @@ def test_when_its_reservation_begins():
 def test_which_reservation_stands_in_the_way(nodes, stands_in_the_way):
     slurm = Slurm(nodes=nodes, reserved=MAINTENANCE)
     job = with_detail(waiting("ReqNodeNotAvail, May be reserved for other job"), ask=slurm)
-    told = "reservation maint takes n1 from 2026-11-23 04:05:27"
+    told = "reservation maint holds n1 from 2026-11-23 04:05:27"
     assert (told in job.reason_words) == stands_in_the_way
 
 
@@ -246,7 +245,7 @@ def test_explain_says_that_it_never_starts_and_what_to_do():
     )
     records = Records(trial="t/r", folder="/x", now=2.0, submission=submission, job=job)
     why, fix = explain_job(State.QUEUED, records)
-    assert "it never starts as it is" in why
+    assert "it can never start" in why
     assert fix == job.fix
 
 
@@ -266,7 +265,7 @@ def test_explain_says_that_it_never_starts_and_what_to_do():
             "ppo-math/run1, which it waits for, did not end as it must",
             "realsys status ppo-math/run1; then cancel",
         ),
-        (None, "Dependency", "it waits for another job", "realsys status of that one"),
+        (None, "Dependency", "it waits for another job", "realsys status of that trial"),
     ],
 )
 def test_the_trial_that_it_waits_for_is_named(tmp_path, after, reason, why, what_to_do):

@@ -195,7 +195,7 @@ def test_a_server_that_ends_is_started_again_and_nobody_else(trial):
     words = Failure(
         worker=SERVER, host="n1", pid=first, why="no memory left", at=5.0, fix="buy some"
     )
-    write_record(one.files.words(SERVER), words)
+    write_record(one.files.failure_record(SERVER), words)
     one.end(SERVER, 3)
     second = one.pid(SERVER, starts=2)
     one.end(SERVER, 4)

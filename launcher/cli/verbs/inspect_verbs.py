@@ -276,6 +276,26 @@ def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> i
     return ExitCode.OK
 
 
+def schema(
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="Whose settings.", show_default=False)
+    ],
+    imports: o.Imports = None,
+) -> int:
+    """Print the JSON Schema of an experiment's settings, for completion in an editor."""
+    import json
+
+    from launcher.plan.scheduling_options import SchedulingOptions
+    from launcher.submit.planning import experiment_type, import_all
+    from launcher.terminal import output
+    from realsys.config.json_schema import json_schema
+
+    import_all(imports or [])
+    found = json_schema(experiment_type(experiment), {"scheduling": SchedulingOptions})
+    output.data(json.dumps(found, indent=1))
+    return ExitCode.OK
+
+
 def experiments(imports: o.Imports = None, json: o.Json = False) -> int:
     """List the experiments that can be launched."""
     from launcher.cli.tables import print_experiments

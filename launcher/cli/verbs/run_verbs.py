@@ -42,13 +42,10 @@ def launch(
     job: o.Job,
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
-    from launcher.plan.time_predictions import store_prediction
-    from launcher.sites import places
     from launcher.slurm.plan_lines import limit_lines
-    from launcher.submit.planning import make_plan
-    from launcher.submit.submit import remarks, submit
+    from launcher.submit.launch_trial import launch_trial
+    from launcher.submit.submit import remarks
     from launcher.terminal import output
-    from realsys.api.errors import TrialError
 
     if sweep:
         from launcher.cli.verbs.sweep_verbs import launch_sweep
@@ -67,28 +64,19 @@ def launch(
         )
     if parallel is not None:
         raise typer.BadParameter("--parallel is for --sweep")
-    while True:
-        plan = make_plan(
-            experiment,
-            overrides or (),
-            config=config,
-            trial=trial,
-            cluster=cluster,
-            imports=imports or (),
-            job=job,
-            snapshot=not no_snapshot,
-        )
-        try:
-            files = submit(plan, command=("realsys", *sys.argv[1:]), imports=imports or ())
-            break
-        except TrialError:
-            if trial is not None:  # else somebody took run<N> a moment ago: take the next one
-                raise
+    plan, files = launch_trial(
+        experiment,
+        overrides or (),
+        config=config,
+        trial=trial,
+        cluster=cluster,
+        imports=imports or (),
+        job=job,
+        snapshot=not no_snapshot,
+        command=("realsys", *sys.argv[1:]),
+    )
     for warning in remarks(plan):
         output.warn(warning)
-    if cluster is not None:
-        places.remember_file_root(plan.cluster.file_root)
-    store_prediction(plan, files)
     output.data(plan.trial)
     for line in limit_lines(plan):
         output.say(line)
@@ -177,9 +165,9 @@ def plan(
         print_plan(made)
         found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
         if made.job is not None:
-            from launcher.slurm.plan_lines import plan_lines, too_long_for
+            from launcher.slurm.plan_lines import plan_lines, time_limit_warning
 
-            if found and (late := too_long_for(made, found.figures.wall_s)):
+            if found and (late := time_limit_warning(made, found.figures.wall_s)):
                 output.warn(late)
             for line in plan_lines(made, plan_hash(text)):
                 output.data(line)
@@ -318,33 +306,13 @@ def wait(
     cluster: o.Cluster = None,
 ) -> int:
     """Block until a trial is over; the exit status is its result."""
-    from contextlib import closing
-
     from launcher.terminal import output
+    from launcher.trials.await_end import await_end
     from launcher.trials.find_trials import find_trial
-    from launcher.trials.render import POLL_S, exit_code, settle, summary
-    from launcher.trials.status import TrialReader
-    from launcher.trials.trial_state import State
-    from realsys.api.errors import WaitTimeout
+    from launcher.trials.render import exit_code, summary
 
     files = find_trial(trial, cluster=cluster)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    with closing(TrialReader(files)) as reader:
-        unknown = ""
-        while not (view := reader.brief_view()).is_over:
-            if view.state is State.UNKNOWN and view.reason != unknown:
-                output.warn(f"{view.trial} is {view.state.value}: {view.reason}; waiting")
-            unknown = view.reason if view.state is State.UNKNOWN else ""
-            if deadline is not None and time.monotonic() > deadline:
-                raise WaitTimeout(
-                    f"{view.trial} is still {view.state.value} after {timeout:g} s",
-                    where=view.folder,
-                    fix=f"wait longer, or look: realsys status {view.trial}",
-                )
-            time.sleep(POLL_S)
-        whole = reader.view()
-        view = whole if whole.is_over else view
-    settle(files)
+    view = await_end(files, timeout_s=timeout, warn=output.warn)
     if json:
         output.document(trial=view)
     else:

@@ -81,19 +81,19 @@ def doctor(
     """Check a site: Slurm, containers, shared files, clocks, ports, GPUs, packages."""
     from launcher.sites.clusters import find_cluster
     from launcher.slurm.doctor.doctor import examine
-    from launcher.slurm.doctor.gpu_job import GpuQuestion, longest_s
+    from launcher.slurm.doctor.gpu_job import GpuProbeRequest, max_gpu_probe_s
     from launcher.terminal import output
 
     if not gpu and (nodes is not None or nodelist is not None or with_gloo):
         raise typer.BadParameter("--nodes, --nodelist and --with-gloo belong to --gpu")
     spec = find_cluster(cluster)
-    asked = GpuQuestion(nodes=nodes, nodelist=nodelist, gloo=with_gloo) if gpu else None
+    asked = GpuProbeRequest(nodes=nodes, nodelist=nodelist, gloo=with_gloo) if gpu else None
     if asked is not None and spec.scheduler != "slurm" and (nodes or nodelist):
         raise typer.BadParameter("this machine is one node; --nodes and --nodelist are Slurm's")
     if spec.scheduler == "slurm":
         output.say("a small job looks at a compute node; waits up to a minute for one")
     if asked is not None:
-        minutes = longest_s(spec, partition, asked) / 60
+        minutes = max_gpu_probe_s(spec, partition, asked) / 60
         output.say(f"then GPUs are measured: a minute or two, {minutes:.0f} if something hangs")
     found = []
     for finding in examine(spec, partition=partition, gpu=asked):
@@ -166,13 +166,13 @@ def _known() -> list[dict[str, str]]:
 
 def _init(name: str | None, *, write: bool, json: bool) -> int:
     from launcher.sites.clusters import new_spec_file, write_spec
-    from launcher.slurm.discovery.discover import ask
+    from launcher.slurm.discovery.discover import discover_site
     from launcher.slurm.discovery.site_yaml import site_yaml
     from launcher.terminal import output
 
     if write and name is not None:
         new_spec_file(name)  # before Slurm is asked
-    found = ask(name)
+    found = discover_site(name)
     text = site_yaml(found)
     path = write_spec(found.spec.name, text) if write else None
     if json:

@@ -1,1 +1,1 @@
-"""A site file drafted from what Slurm reports about itself, for `realsys clusters init`."""
+"""Drafts a site file from Slurm's own configuration, for `realsys clusters init`."""

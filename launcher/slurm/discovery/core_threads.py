@@ -1,6 +1,6 @@
-"""Threads of a core and DefaultTime of each partition, from Slurm, where the site file does not say.
+"""Fills in threads per core and DefaultTime of partitions from sinfo, if the site file lacks them.
 
-One sinfo when a plan is made; no answer is no error, since plans are made without a Slurm, too.
+Runs one sinfo per plan. A missing answer is no error, because plans are also made on hosts without Slurm.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ from launcher.slurm.slurm_commands import run_slurm
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
 
-PATIENCE_S = 10
+SINFO_TIMEOUT_S = 10
 SINFO_FORMAT = "%R|%c|%z|%L"  # partition, CPUs, sockets:cores:threads, DefaultTime
 
 
 def with_threads(spec: ClusterSpec) -> ClusterSpec:
-    """The site with ``threads_per_core`` in every partition that Slurm knows, and ``default_time``."""
+    """Returns the site with ``threads_per_core`` and ``default_time`` filled in for every partition that
+    sinfo lists.
+    """
     unknown = [name for name, p in spec.partitions.items() if p.threads_per_core is None]
     if spec.scheduler != "slurm" or not unknown:
         return spec
     argv = ["sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]
     try:
-        done = run_slurm(argv, timeout_s=PATIENCE_S)
+        done = run_slurm(argv, timeout_s=SINFO_TIMEOUT_S)
     except ClusterError:
         return spec
-    said = done.stdout if done.returncode == 0 else ""
-    threads, times = threads_by_partition(said), default_times(said)
+    output = done.stdout if done.returncode == 0 else ""
+    threads, times = threads_by_partition(output), default_times(output)
     measured = {
         name: replace(
             spec.partitions[name],
@@ -41,7 +43,9 @@ def with_threads(spec: ClusterSpec) -> ClusterSpec:
 
 
 def threads_by_partition(text: str) -> dict[str, int]:
-    """Of sinfo's lines in SINFO_FORMAT; where nodes differ, the most (pure)."""
+    """Parses threads per core by partition from sinfo's lines in SINFO_FORMAT; mixed nodes give the
+    maximum (pure).
+    """
     found: dict[str, int] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -51,15 +55,17 @@ def threads_by_partition(text: str) -> dict[str, int]:
 
 
 def default_times(text: str) -> dict[str, str]:
-    """Of the same lines: what a job gets that names no limit; none where that is MaxTime (pure)."""
+    """Parses DefaultTime by partition from the same lines; partitions without one are left out, MaxTime
+    holds there (pure).
+    """
     rows = (line.strip().split("|") for line in text.splitlines())
     return {row[0]: row[3] for row in rows if len(row) == 4 and row[3][:1].isdigit()}
 
 
 def threads_of(cpus: str, shape: str) -> int | None:
-    """CPUs of a core, of sinfo's %c and %z (``16``, ``2:4:2``); None where they can't be read (pure).
+    """Computes CPUs per core from sinfo's %c and %z (``16``, ``2:4:2``); None if unreadable (pure).
 
-    Not the last number: at a site that counts a core as one CPU (``CPUs=8``), it is 1.
+    The last number of %z is not it: a site that counts each core as one CPU (``CPUs=8``) has 1.
     """
     numbers = re.findall(r"\d+", shape)
     all_cpus = re.match(r"\d+", cpus)

@@ -1,7 +1,10 @@
-"""A first site file from what Slurm says of itself: for `realsys clusters init` (pure, but for ask).
+"""Drafts a cluster spec from Slurm's configuration, for `realsys clusters init`.
 
-Reads `sinfo` and `scontrol show config`, finds the kinds of nodes in each partition and writes YAML with
-comments. What Slurm can't know (the shared folder, images, secrets) stays a commented line to fill in.
+Pure, except discover_site.
+
+Reads `sinfo` and `scontrol show config` and finds the kinds of nodes of each partition; site_yaml.py
+writes the commented YAML. Values that Slurm does not hold (the shared folder, images, secrets) remain
+commented lines for the user to fill in.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from launcher.slurm.discovery.site_facts import (
     SiteFacts,
     ask_facts,
     hosts_of,
-    said_by,
+    slurm_output,
 )
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.slurm.hostlist import compress, expand
@@ -32,7 +35,7 @@ SINFO_FORMAT = "%P|%D|%c|%m|%G|%f|%l|%s|%N|%z"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeKind:
-    """Equal nodes of one partition: a line of `sinfo --exact`."""
+    """Identical nodes of one partition: one line of `sinfo --exact`."""
 
     partition: str
     default: bool
@@ -46,17 +49,17 @@ class NodeKind:
     max_nodes: int | None
     nodelist: str
     threads_per_core: int = 1
-    system_mib: int = 0  # of the memory, kept for the system: MemSpecLimit
+    system_mib: int = 0  # memory reserved for the system: MemSpecLimit
 
     @property
     def shape(self) -> tuple[int, int, int, str | None]:
-        """What a job can ask of such a node."""
+        """The resources a job can request on such a node: (CPUs, MiB, GPUs, GPU type)."""
         return self.cpus, self.memory_mib, self.gpus, self.gpu_type
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discovered:
-    """A site as Slurm describes it."""
+    """A site as Slurm describes it: the drafted spec, Slurm's version, node kinds and further facts."""
 
     spec: ClusterSpec
     version: str
@@ -64,23 +67,26 @@ class Discovered:
     facts: SiteFacts = field(default_factory=SiteFacts)
 
 
-def ask(name: str | None = None) -> Discovered:
-    """The site whose Slurm programs are on PATH. Raises ClusterError when nobody answers."""
-    options = said_by(["srun", "--help"])
+def discover_site(name: str | None = None) -> Discovered:
+    """Queries the Slurm programs on PATH and drafts the site.
+
+    Raises ClusterError if Slurm does not answer.
+    """
+    options = slurm_output(["srun", "--help"])
     runtime = "pyxis" if "--container-image" in options else "none"
     if runtime == "none" and shutil.which("apptainer"):
         runtime = "apptainer"
-    config = said_by(["scontrol", "show", "config"])
-    return discovered(
+    config = slurm_output(["scontrol", "show", "config"])
+    return site_from_output(
         config,
-        said_by(["sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]),
+        slurm_output(["sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]),
         runtime=runtime,
         name=name,
         more=ask_facts(user_name(), accounting=_keeps_accounts(config_facts(config))),
     )
 
 
-def discovered(
+def site_from_output(
     config: str,
     nodes: str,
     *,
@@ -88,7 +94,7 @@ def discovered(
     name: str | None = None,
     more: SiteFacts | None = None,
 ) -> Discovered:
-    """The site, from the programs' output."""
+    """Builds the site from the programs' output (pure)."""
     facts = config_facts(config)
     enforced = "associations" in facts.get("AccountingStorageEnforce", "")
     more = replace(more or SiteFacts(), enforces_accounts=enforced)
@@ -113,7 +119,7 @@ def discovered(
 
 
 def with_facts(kind: NodeKind, nodes: Mapping[str, NodeFacts]) -> NodeKind:
-    """The kind with what jobs can have of its nodes, the least of them."""
+    """Returns the node kind limited to what jobs can use on every one of its nodes."""
     known = [nodes[host] for host in hosts_of(kind.nodelist) if host in nodes]
     if not known:
         return kind
@@ -129,14 +135,14 @@ def _keeps_accounts(facts: Mapping[str, str]) -> bool:
 
 
 def config_facts(text: str) -> dict[str, str]:
-    """``Name = value`` lines of `scontrol show config`; unset ones are left out."""
+    """Parses ``Name = value`` lines of `scontrol show config`; unset values are left out."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     facts = {name.strip(): value.strip() for name, _, value in pairs}
     return {name: value for name, value in facts.items() if value not in ("", "(null)", "N/A")}
 
 
 def node_kinds(text: str) -> Iterator[NodeKind]:
-    """Lines of sinfo in SINFO_FORMAT; others are passed over."""
+    """Parses sinfo's lines in SINFO_FORMAT; other lines are skipped."""
     for line in text.splitlines():
         fields = line.strip().split("|")
         if len(fields) != SINFO_FORMAT.count("|") + 1:
@@ -162,9 +168,9 @@ def node_kinds(text: str) -> Iterator[NodeKind]:
 
 
 def gpus_of(gres: str) -> tuple[str | None, int]:
-    """(type, number) of the GPUs in sinfo's %G; no type where a node has several.
+    """Parses (type, count) of GPUs from sinfo's %G; the type is None if a node has several.
 
-    ``gpu:h100:8(S:0-3),nvme:1`` has 8 of h100; ``gpu:a100:2,gpu:v100:2`` has 4 of no one type.
+    ``gpu:h100:8(S:0-3),nvme:1`` has 8 of h100; ``gpu:a100:2,gpu:v100:2`` has 4 of mixed types.
     """
     types: set[str | None] = set()
     count = 0
@@ -177,7 +183,7 @@ def gpus_of(gres: str) -> tuple[str | None, int]:
 
 
 def by_partition(kinds: Iterable[NodeKind]) -> dict[str, tuple[NodeKind, ...]]:
-    """The kinds of each partition, in sinfo's order."""
+    """Groups node kinds by partition, in sinfo's order."""
     found: dict[str, tuple[NodeKind, ...]] = {}
     for kind in kinds:
         found[kind.partition] = (*found.get(kind.partition, ()), kind)
@@ -185,7 +191,7 @@ def by_partition(kinds: Iterable[NodeKind]) -> dict[str, tuple[NodeKind, ...]]:
 
 
 def partition_spec(kinds: tuple[NodeKind, ...], facts: PartitionFacts) -> PartitionSpec:
-    """What a job can have of each described node: of those with the commonest GPUs, if any have some."""
+    """Describes a partition by the minimum over its described nodes (described_kinds)."""
     described = described_kinds(kinds)
     features = dict.fromkeys(f for kind in described for f in kind.features)
     memory = max(1, min(kind.memory_mib - kind.system_mib for kind in described))
@@ -193,7 +199,8 @@ def partition_spec(kinds: tuple[NodeKind, ...], facts: PartitionFacts) -> Partit
     return PartitionSpec(
         nodes=sum(kind.nodes for kind in described),
         cpus=min(kind.cpus for kind in described),
-        # Of all kinds, not of the described alone: more never harm, fewer let steps wait for cores.
+        # Over all kinds, not only the described ones: a value too high is harmless, one too low makes
+        # steps wait for cores.
         threads_per_core=max(kind.threads_per_core for kind in kinds),
         memory_mib=memory if most is None else min(memory, most),
         gpus=described[0].gpus,
@@ -207,7 +214,10 @@ def partition_spec(kinds: tuple[NodeKind, ...], facts: PartitionFacts) -> Partit
 
 
 def described_kinds(kinds: tuple[NodeKind, ...]) -> tuple[NodeKind, ...]:
-    """Those that the partition is described by. Slurm finds them by the GPUs that a job asks for."""
+    """Selects the node kinds that describe a partition: those with the most common GPUs.
+
+    Slurm finds them by the GPUs a job requests.
+    """
     totals: Counter[tuple[int, str | None]] = Counter()
     for kind in kinds:
         totals[kind.gpus, kind.gpu_type] += kind.gpus * kind.nodes
@@ -216,12 +226,12 @@ def described_kinds(kinds: tuple[NodeKind, ...]) -> tuple[NodeKind, ...]:
 
 
 def _number(text: str) -> int:
-    """Of ``64``; ``64+`` means at least so many."""
+    """Parses ``64`` or ``64+`` (at least that many); 1 if unreadable."""
     found = re.match(r"\d+", text)
     return max(1, int(found[0])) if found else 1
 
 
 def _most_nodes(size: str) -> int | None:
-    """Of sinfo's %s, ``1-32`` or ``1-infinite``."""
+    """Parses the upper bound of sinfo's %s, ``1-32``; None for ``1-infinite``."""
     last = size.rpartition("-")[2]
     return int(last) if last.isdigit() and int(last) else None

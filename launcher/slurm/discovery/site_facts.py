@@ -1,7 +1,9 @@
-"""What Slurm says of partitions, nodes and my accounts, beyond sinfo's shapes (pure, but for ask_facts).
+"""Access rules of partitions, node states and the user's accounts, as Slurm reports them (pure, except
+ask_facts).
 
-For `realsys clusters init` and `realsys doctor`: who may use a partition and whether it starts jobs, which
-nodes are out and why, how much of a node's memory is the system's own, which accounts and QOS are mine.
+For `realsys clusters init` and `realsys doctor`: who may use a partition and whether it starts jobs,
+which nodes are unavailable and why, how much of a node's memory is reserved for the system, and which
+accounts and QOS the user has.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field
 
 from launcher.slurm.query.states import NODE_IS_OUT
 from launcher.slurm.query.waiting import one_line
-from launcher.slurm.slurm_commands import run_slurm, said
+from launcher.slurm.slurm_commands import last_error_line, run_slurm
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import expand
 
@@ -21,7 +23,7 @@ _ACCOUNT_FIELDS = ("Account", "Partition", "QOS", "DefaultQOS", "DefaultAccount"
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionFacts:
-    """One line of `scontrol show partition --oneliner`. Empty and None: no such limit."""
+    """One line of `scontrol show partition --oneliner`. Empty or None: no such limit."""
 
     state: str = "UP"
     allow_accounts: tuple[str, ...] = ()
@@ -33,7 +35,9 @@ class PartitionFacts:
     max_mib_per_cpu: int | None = None
 
     def may_use(self, account: str | None, qos: str | None) -> Iterator[str]:
-        """Why a job of this account and QOS never starts here; None: not known, and not judged."""
+        """Yields the reasons why jobs of this account and QOS never start here; None means unknown and is
+        not checked.
+        """
         for what, mine, allowed, denied in (
             ("account", account, self.allow_accounts, self.deny_accounts),
             ("QOS", qos, self.allow_qos, self.deny_qos),
@@ -48,23 +52,23 @@ class PartitionFacts:
 class NodeFacts:
     """One line of `scontrol show node --oneliner`."""
 
-    cpus: int | None = None  # that jobs can have, where cores are kept for the system
-    system_mib: int = 0  # kept for the system: MemSpecLimit
+    cpus: int | None = None  # available to jobs, if cores are reserved for the system
+    system_mib: int = 0  # reserved for the system: MemSpecLimit
     state: str = ""
-    reason: str = ""  # why it is down or drained, as somebody wrote it
+    reason: str = ""  # why it is down or drained, as entered by an administrator
 
     @property
     def is_out(self) -> bool:
-        """Whether it starts no jobs now."""
+        """Whether the node starts no jobs at present (down, drained, in maintenance)."""
         return bool(NODE_IS_OUT.search(self.state))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """An association of mine."""
+    """One of the user's associations in Slurm's accounting."""
 
     name: str
-    partition: str = ""  # empty: all of them
+    partition: str = ""  # empty: all partitions
     qos: tuple[str, ...] = ()
     default_qos: str = ""
     is_default: bool = False
@@ -72,15 +76,18 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFacts:
-    """All of it. ``accounts`` None: nobody could say."""
+    """Facts about partitions, nodes and accounts.
+
+    ``accounts`` is None if accounting could not be queried.
+    """
 
     partitions: Mapping[str, PartitionFacts] = field(default_factory=dict)
     nodes: Mapping[str, NodeFacts] = field(default_factory=dict)
     accounts: tuple[Account, ...] | None = None
-    enforces_accounts: bool = False  # a job of an account that is not its user's is refused
+    enforces_accounts: bool = False  # Slurm refuses jobs under accounts that the user does not have
 
     def out(self, hosts: Iterable[str]) -> dict[str, str]:
-        """Those of the hosts that start no jobs: name → ``DRAIN: bad fan``."""
+        """Selects the hosts that start no jobs: name → ``DRAIN: bad fan``."""
         found = ((host, self.nodes.get(host)) for host in hosts)
         return {
             host: f"{node.state}{node.reason and f': {node.reason}'}"
@@ -90,31 +97,31 @@ class SiteFacts:
 
     @property
     def default_account(self) -> Account | None:
-        """The one that a job without --account has; None: none, or not known."""
+        """The account of jobs submitted without --account; None if there is none or it is unknown."""
         mine = [a for a in self.accounts or () if a.is_default and not a.partition]
         return mine[0] if mine else None
 
 
 def ask_facts(user: str, *, accounting: bool) -> SiteFacts:
-    """From the programs on PATH; what they don't tell is left out.
+    """Queries the Slurm programs on PATH; facts they do not report are left out.
 
     Raises:
         ClusterError: the controller does not answer.
     """
-    partitions = said_by(["scontrol", "show", "partition", "--oneliner"])
-    nodes = said_by(["scontrol", "show", "node", "--oneliner"])
+    partitions = slurm_output(["scontrol", "show", "partition", "--oneliner"])
+    nodes = slurm_output(["scontrol", "show", "node", "--oneliner"])
     accounts = None
     if accounting:
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "user", user, "withassoc"]
         try:
-            accounts = said_by([*argv, f"format={','.join(_ACCOUNT_FIELDS)}"])
-        except ClusterError:  # slurmdbd is away, or tells us nothing: its own check says so
+            accounts = slurm_output([*argv, f"format={','.join(_ACCOUNT_FIELDS)}"])
+        except ClusterError:  # slurmdbd is unreachable or refuses; the accounting check reports it
             accounts = None
     return site_facts(partitions, nodes, accounts)
 
 
 def site_facts(partitions: str, nodes: str, accounts: str | None) -> SiteFacts:
-    """From what the three programs print."""
+    """Parses the output of the three programs (pure)."""
     of_nodes = map(one_line, nodes.splitlines())
     of_partitions = map(one_line, partitions.splitlines())
     return SiteFacts(
@@ -127,7 +134,7 @@ def site_facts(partitions: str, nodes: str, accounts: str | None) -> SiteFacts:
 
 
 def hosts_of(nodelist: str) -> tuple[str, ...]:
-    """Its names; none of a list that can't be read."""
+    """Expands a host list; empty if it cannot be parsed."""
     try:
         return expand(nodelist)
     except ConfigError:
@@ -180,13 +187,13 @@ def _number(line: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def said_by(argv: list[str]) -> str:
-    """What a program prints. Raises ClusterError when it fails."""
+def slurm_output(argv: list[str]) -> str:
+    """Runs a Slurm program and returns its output. Raises ClusterError if it fails."""
     done = run_slurm(argv, timeout_s=20)
     if done.returncode != 0:
         raise ClusterError(
-            f"{argv[0]} fails: {said(done.stderr) or done.returncode}",
+            f"{argv[0]} failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",
             where=" ".join(argv),
-            fix="try it in this shell; then ask the site's administrators",
+            fix="run it in this shell; if it still fails, ask the site's administrators",
         )
     return done.stdout

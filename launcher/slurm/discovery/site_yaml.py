@@ -1,4 +1,4 @@
-"""A discovered site as a commented YAML file, for people to finish (pure)."""
+"""Writes a discovered site as a commented YAML file for the user to complete (pure)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,28 @@ _WORDS = (
     "off",
     "none",
     "null",
-)  # that would be read as no text
-_MOST_NODES = 5  # named as down or drained
-_MOST_NAMES = 12  # of accounts or QOS
-_MAX_FEATURES = 30  # some sites have one for each node
+)  # YAML would not read these as text
+_MOST_NODES = 5  # down or drained nodes listed by name
+_MOST_NAMES = 12  # accounts or QOS listed by name
+_MAX_FEATURES = 30  # some sites define a feature per node
 
 
 def site_yaml(found: Discovered) -> str:
-    """The whole file. Reading it gives ``found.spec`` back, features beyond a page apart."""
+    """Renders the whole file.
+
+    Reading it back gives ``found.spec``, except features beyond _MAX_FEATURES.
+    """
     return "\n".join(_lines(found)) + "\n"
 
 
 def _lines(found: Discovered) -> Iterator[str]:
     spec = found.spec
-    yield f"# {spec.name}: written by `realsys clusters init` from what Slurm {found.version} says."
+    yield f"# {spec.name}: written by `realsys clusters init` from Slurm {found.version}'s configuration."
     yield f"# Check the lines marked EDIT, then: realsys doctor --cluster {spec.name}"
     yield f"name: {scalar(spec.name)}"
     yield "scheduler: slurm"
     yield ""
-    yield "# EDIT: a folder that login and compute nodes share; all trials are kept there."
+    yield "# EDIT: a folder shared by login and compute nodes; all trials are stored there."
     yield f"file_root: {scalar(spec.file_root)}"
     yield ""
     yield from _software(spec.container.runtime)
@@ -47,11 +50,11 @@ def _lines(found: Discovered) -> Iterator[str]:
     yield "slurm:"
     yield f"  partition: {scalar(spec.slurm.partition)}"
     yield from _mine(found.facts)
-    yield "  # time_limit: 1-00:00:00     # some sites refuse jobs without one; realsys doctor tells"
+    yield "  # time_limit: 1-00:00:00     # some sites refuse jobs without one; realsys doctor checks"
     if spec.slurm.accounting is not None:
         yield f"  accounting: {scalar(spec.slurm.accounting)}"
     yield ""
-    yield "# What one node of a partition has. Plans are checked and packed by it."
+    yield "# Resources of one node of each partition. Plans are checked against them."
     if not spec.partitions:
         yield "partitions: {}"
     else:
@@ -59,19 +62,19 @@ def _lines(found: Discovered) -> Iterator[str]:
         for name, partition in spec.partitions.items():
             yield from _partition(name, partition, found.kinds[name], found.facts)
     yield ""
-    yield "# interface: ib0             # or a subnet, 10.1.0.0/16; without it: the host's address"
-    yield "# port_range: 20000-29999    # where a firewall lets no others through"
-    yield "# secrets: [WANDB_API_KEY]   # names; the values are taken from the launching shell"
+    yield "# interface: ib0             # or a subnet, 10.1.0.0/16; default: the host's address"
+    yield "# port_range: 20000-29999    # if a firewall blocks other ports"
+    yield "# secrets: [WANDB_API_KEY]   # names; values are taken from the launching shell"
 
 
 def _software(runtime: str) -> Iterator[str]:
     if runtime == "none":
-        yield "# EDIT: where realsys is installed, for all nodes; or a container runtime and images."
+        yield "# EDIT: where realsys is installed on all nodes; or a container runtime and images."
         yield "# modules: [python/3.11]"
         yield "# venv: /shared/venv"
         return
     ending = ".sqsh" if runtime == "pyxis" else ".sif"
-    yield f"# EDIT: images with realsys inside; realsys image pull SOURCE keeps one as {ending}."
+    yield f"# EDIT: images that contain realsys; realsys image pull SOURCE stores one as {ending}."
     yield f"# cpu_image: /shared/images/realsys{ending}"
     yield f"# gpu_image: /shared/images/realsys{ending}"
     yield "container:"
@@ -80,9 +83,9 @@ def _software(runtime: str) -> Iterator[str]:
 
 
 def _mine(facts: SiteFacts) -> Iterator[str]:
-    """Accounts and QOS to choose from."""
+    """Yields the comment lines that list the user's accounts and QOS."""
     if not facts.accounts:
-        yield "  # account: EDIT, where the site wants one: sacctmgr show assoc user=$USER"
+        yield "  # account: EDIT if the site requires one: sacctmgr show assoc user=$USER"
         yield "  # qos:"
         return
     names = [a.name + " (default)" * a.is_default for a in facts.accounts]
@@ -94,9 +97,9 @@ def _mine(facts: SiteFacts) -> Iterator[str]:
 def _about(
     facts: PartitionFacts, kinds: tuple[NodeKind, ...], out: dict[str, str]
 ) -> Iterator[str]:
-    """What a job there must know besides shapes."""
+    """Yields what a job in this partition must know besides node shapes."""
     if facts.state != "UP":
-        yield f"its state is {facts.state}: it starts no jobs now"
+        yield f"its state is {facts.state}: it starts no jobs at present"
     for word, names in (
         ("only accounts", facts.allow_accounts),
         ("not accounts", facts.deny_accounts),
@@ -106,13 +109,13 @@ def _about(
         if names:
             yield f"{word} {_few(names)}"
     if facts.max_mib_per_node is not None:
-        yield f"MaxMemPerNode: a job can have {facts.max_mib_per_node} MiB of a node"
+        yield f"MaxMemPerNode: a job can use at most {facts.max_mib_per_node} MiB per node"
     if facts.max_mib_per_cpu is not None:
-        yield f"MaxMemPerCPU: a job that wants more than {facts.max_mib_per_cpu} MiB a CPU gets more CPUs"
+        yield f"MaxMemPerCPU: a job with more than {facts.max_mib_per_cpu} MiB per CPU gets more CPUs"
     if system := max(kind.system_mib for kind in kinds):
-        yield f"MemSpecLimit: {system} MiB of a node are the system's and not counted below"
+        yield f"MemSpecLimit: {system} MiB per node are reserved for the system and not counted below"
     if (threads := max(kind.threads_per_core for kind in kinds)) > 1:
-        yield f"{threads} threads a core; Slurm gives whole cores"
+        yield f"{threads} threads per core; Slurm allocates whole cores"
     for node, why in list(out.items())[:_MOST_NODES]:
         yield f"{node} is {why}"
     if len(out) > _MOST_NODES:
@@ -135,7 +138,7 @@ def _partition(
     shapes = {kind.shape for kind in kinds}
     if len(shapes) > 1:
         used = described_kinds(kinds)
-        yield "    # Its nodes differ. Described is what each of those has that are marked *:"
+        yield "    # Its nodes differ. The values below hold for every node marked *:"
         for kind in kinds:
             yield f"    # {'*' if kind in used else ' '} {_words(kind)}"
     for option in ("nodes", "cpus", "threads_per_core", "memory_mib"):
@@ -160,7 +163,7 @@ def _words(kind: NodeKind) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A value as YAML that realsys/config/settings.py reads back."""
+    """Renders a value as YAML that realsys/config/settings.py reads back."""
     if value is None:
         return "none"
     if isinstance(value, bool):

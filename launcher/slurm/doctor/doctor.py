@@ -1,9 +1,8 @@
-"""`realsys doctor`: is the site as its file says, and can a trial run there?
+"""Runs `realsys doctor`: verifies that the site matches its file and that a trial can run there.
 
-Checks of this host for every site; for Slurm also what the login node can ask (login_checks.py) and
-what one small job sees on a compute node (node_job.py, node_checks.py), and where asked what whole nodes'
-GPUs do (gpu_job.py). It changes nothing
-(but makes the file root), and every check has a deadline.
+Checks the local host for every site; on Slurm also what the login node can query (login_checks.py), what
+one small job sees on a compute node (node_job.py, node_checks.py) and, on request, the GPUs of whole
+nodes (gpu_job.py). Changes nothing except creating the file root; every check has a deadline.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from launcher.sites.clusters import check_store, check_writable
 from launcher.sites.site_problems import IMAGES, missing_secrets
 from launcher.slurm.doctor.findings import Finding, of_error, unchecked
 from launcher.slurm.doctor.folder_checks import folder_findings
-from launcher.slurm.doctor.gpu_job import GPU_NODES, GpuQuestion, gpu_findings
-from launcher.slurm.doctor.kernel_checks import kernel_here
+from launcher.slurm.doctor.gpu_job import GPU_NODES, GpuProbeRequest, gpu_findings
+from launcher.slurm.doctor.kernel_checks import local_kernel_findings
 from launcher.slurm.doctor.login_checks import slurm_findings
-from launcher.slurm.doctor.node_checks import NEEDED, node_findings, not_looked, python_here
-from launcher.slurm.doctor.node_job import QUEUE_S, NodeJob, NodeReport, look, node_job
-from launcher.slurm.doctor.store_checks import store_finding
+from launcher.slurm.doctor.node_checks import NEEDED, local_python, node_findings, unchecked_node
+from launcher.slurm.doctor.node_job import QUEUE_S, NodeJob, NodeReport, node_job, run_node_job
+from launcher.slurm.doctor.store_checks import local_store_finding
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.containers import image_warnings, missing_files
@@ -33,18 +32,18 @@ LEAST_FREE_GIB = 5.0  # a checkpoint or two of a small model
 
 
 def examine(
-    spec: ClusterSpec, *, partition: str | None = None, gpu: GpuQuestion | None = None
+    spec: ClusterSpec, *, partition: str | None = None, gpu: GpuProbeRequest | None = None
 ) -> Iterator[Finding]:
-    """Every finding, as it is made.
+    """Yields every finding as soon as it is made.
 
     Args:
-        partition: of the small job, and of that which measures GPUs; else the site's default.
-        gpu: what is to be measured of GPUs; None: nothing.
+        partition: where the small job and the GPU job run; None: the site's default.
+        gpu: which GPU measurements to make; None: none.
     """
-    yield from here_findings(spec)
+    yield from local_findings(spec)
     if spec.scheduler != "slurm":
         yield packages_finding()
-        yield from kernel_here()
+        yield from local_kernel_findings()
         if gpu is not None:
             yield from gpu_findings(spec, partition, gpu)
         return
@@ -61,21 +60,21 @@ def examine(
     yield from _there(job, asked)
     if gpu is not None:
         if _refused(asked):
-            why = "Slurm would take no job"
+            why = "Slurm refuses such a job"
             yield from unchecked([GPU_NODES], why, "see slurm and submission")
         else:
             yield from gpu_findings(spec, partition, gpu)
 
 
-def here_findings(spec: ClusterSpec) -> Iterator[Finding]:
-    """Of the host that launches."""
+def local_findings(spec: ClusterSpec) -> Iterator[Finding]:
+    """Checks the launching host: file root, folders, disk space, name resolution and secrets."""
     try:
         check_writable(spec.file_root)
         yield Finding("file root", True, f"{spec.file_root} can be written")
         yield from folder_findings(spec.file_root)
         yield space_finding(spec.file_root)
         check_store(spec)
-        yield store_finding(spec)
+        yield local_store_finding(spec)
     except ClusterError as error:
         yield of_error("file root", error)
     for problem in missing_secrets(spec, os.environ):
@@ -83,7 +82,7 @@ def here_findings(spec: ClusterSpec) -> Iterator[Finding]:
 
 
 def space_finding(root: str) -> Finding:
-    """Whether the file system has room for a run."""
+    """Checks that the file system has enough free space for a run."""
     existing = next(path for path in (Path(root), *Path(root).parents) if path.exists())
     free = shutil.disk_usage(existing).free / 2**30
     fix = "make room, or set REALSYS_FILE_ROOT to a folder on a larger disk"
@@ -91,17 +90,17 @@ def space_finding(root: str) -> Finding:
 
 
 def packages_finding() -> Finding:
-    """Whether the packages of a worker are installed here."""
+    """Checks that the packages a worker needs are installed on this host."""
     found = {name: _version(name) for name in NEEDED}
     lacks = [name for name, version in found.items() if version is None]
     if lacks:
         fix = "to run workers on this machine: pip install 'realsys[train]'"
         return Finding("packages", False, f"not installed: {', '.join(lacks)}", fix)
-    return Finding("packages", True, f"Python {python_here()}, torch {found['torch']}")
+    return Finding("packages", True, f"Python {local_python()}, torch {found['torch']}")
 
 
 def image_findings(spec: ClusterSpec) -> Iterator[Finding]:
-    """Whether images that are files are there, and names that will not stay what they are."""
+    """Checks that image files exist, and warns of image names that can change their content."""
     for where in IMAGES:
         image = getattr(spec, where)
         problems = missing_files(spec.container, image, where=where, exists=os.path.exists)
@@ -114,22 +113,22 @@ def image_findings(spec: ClusterSpec) -> Iterator[Finding]:
 
 
 def _there(job: NodeJob, asked: list[Finding]) -> Iterator[Finding]:
-    """What the job sees; none is asked for where Slurm has refused it already."""
+    """Runs the node job and yields its findings; skipped if Slurm already refused such a job."""
     if refused := _refused(asked):
         error = ClusterError(refused[0].what, where=refused[0].name, fix=refused[0].fix)
-        yield from not_looked(job, error)
+        yield from unchecked_node(job, error)
         return
     try:
-        seen = look(job)
+        seen = run_node_job(job)
     except ClusterError as error:
-        yield from not_looked(job, _no_node(error))
+        yield from unchecked_node(job, _no_node(error))
     except OSError as error:
         problem = ClusterError(
             f"the file root can't be written: {error}", where=job.spec.file_root, fix=""
         )
-        yield from not_looked(job, problem)
+        yield from unchecked_node(job, problem)
     else:
-        yield from node_findings(job, with_answer(job, seen))
+        yield from node_findings(job, with_write_visibility(job, seen))
 
 
 def _refused(asked: list[Finding]) -> list[Finding]:
@@ -137,7 +136,7 @@ def _refused(asked: list[Finding]) -> list[Finding]:
 
 
 def _no_node(error: ClusterError) -> ClusterError:
-    """Slurm took the job a moment ago, so what went wrong now is that no node was free in time."""
+    """Explains a failed salloc: Slurm accepted the job moments ago, so no node became free in time."""
     return ClusterError(
         f"no node was free within {QUEUE_S} s ({error.what})",
         where=error.where,
@@ -145,9 +144,9 @@ def _no_node(error: ClusterError) -> ClusterError:
     )
 
 
-def with_answer(job: NodeJob, seen: dict[str, NodeReport]) -> dict[str, NodeReport]:
-    """The reports, with whether the file that the node wrote is seen here; removes it."""
-    answer = Path(job.spec.file_root, f"{job.canary}.node")
+def with_write_visibility(job: NodeJob, seen: dict[str, NodeReport]) -> dict[str, NodeReport]:
+    """Adds to the reports whether the file written by the node is visible here, and removes that file."""
+    answer = Path(job.spec.file_root, f"{job.probe_file}.node")
     try:
         seen_back = answer.read_text(encoding="utf-8") == job.token[::-1]
         answer.unlink()

@@ -1,6 +1,6 @@
-"""What `realsys doctor` found out: one record a check.
+"""Results of `realsys doctor`: one record per check.
 
-A check that could not be made is ``None``, never True: "nobody looked" is not "it works".
+A check that could not be made is ``None``, never True: "not checked" must not read as "works".
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Finding:
 
     Attributes:
         ok: None if the check could not be made.
-        what: what is so, in a sentence.
-        fix: what to do; empty only where ``ok``.
+        what: the observed state, as a sentence.
+        fix: what to do; may be empty only if ``ok``.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Finding:
 
 
 def of_error(name: str, error: RealsysError) -> Finding:
-    """A check that ended in an error of ours."""
+    """Makes a failed finding from a realsys error."""
     return Finding(name, False, error.what, error.fix)
 
 
 def unchecked(names: Iterable[str], why: str, fix: str) -> list[Finding]:
-    """Checks that could not be made, for one reason."""
+    """Makes findings for checks that could not be made, all for one reason."""
     return [Finding(name, None, f"not checked: {why}", fix) for name in names]

@@ -1,7 +1,7 @@
-"""What `realsys doctor` says of the folders that trials lie in: who could exchange or write them.
+"""Checks of `realsys doctor` on trial folders: which other users could replace or write them.
 
-A launch refuses what is wrong from its file root down to its own folder; here all of a user's trials are
-looked at, and the folders above the file root, which no launch judges. Nothing is changed.
+A launch checks the path from its file root to its own folder; these checks cover all of a user's trials
+and the folders above the file root, which no launch checks. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from realsys.trial.folders import above, check_trial, top_of
 from realsys.trial.records import TrialFiles
 
 NAME, ABOVE = "folders", "folders above"
-MOST = 1000  # trials looked at
+MOST = 1000  # trials examined
 
 
 def folder_findings(root: str) -> Iterator[Finding]:
-    """Of the trials of this user under ``root``, and of what ``root`` lies in."""
+    """Checks this user's trials under ``root`` and the folders that contain ``root``."""
     own, user = Path(root), places.user_name()
-    wrong: dict[str, ClusterError] = {}  # by folder: many trials lie in the same
+    wrong: dict[str, ClusterError] = {}  # by folder: many trials share one
     for plan in islice((own / "runs" / user).glob("*/*/plan.json"), MOST):
         try:
             check_trial(TrialFiles(plan.parent))
@@ -34,15 +34,15 @@ def folder_findings(root: str) -> Iterator[Finding]:
         more = f" (and {len(rest)} more folders)" if rest else ""
         yield Finding(NAME, False, first.what + more, first.fix)
     else:
-        yield Finding(NAME, True, "nobody else can exchange or write your trials' folders")
+        yield Finding(NAME, True, "no other user can replace or write your trials' folders")
     yield from _above(top_of(own))
 
 
 def _above(top: Path) -> Iterator[Finding]:
-    told = above(top)
-    if any(severe for _, severe in told):
-        what = next(sentence for sentence, severe in told if severe)
+    problems = above(top)
+    if any(severe for _, severe in problems):
+        what = next(sentence for sentence, severe in problems if severe)
         fix = "ask its owner for chmod +t, or use a file root elsewhere (REALSYS_FILE_ROOT)"
         yield Finding(ABOVE, False, what, fix)
-    elif told:
-        yield Finding(ABOVE, True, "; ".join(sentence for sentence, _ in told))
+    elif problems:
+        yield Finding(ABOVE, True, "; ".join(sentence for sentence, _ in problems))

@@ -1,8 +1,8 @@
-"""The job with which `realsys doctor --gpu` measures whole nodes: all their GPUs, and the network between.
+"""Measures all GPUs of whole nodes, and the network between them, for `realsys doctor --gpu`.
 
-One allocation, in which realsys/slurm/preflight/drive.py runs on the login node and starts the steps; on a
-machine without Slurm the same program runs here. What it saw is judged in
-realsys/slurm/preflight/node_verdicts.py.
+Makes one allocation, in which realsys/slurm/preflight/drive.py runs on the login node and starts the
+steps; on a machine without Slurm the same program runs locally. realsys/slurm/preflight/node_verdicts.py
+evaluates the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import realsys
 from launcher.slurm.doctor.findings import Finding
 from launcher.slurm.doctor.node_job import QUEUE_S, site_request
-from launcher.slurm.slurm_commands import run_slurm, said
+from launcher.slurm.slurm_commands import last_error_line, run_slurm
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import compress, expand
@@ -32,20 +32,20 @@ from realsys.slurm.preflight.rounds import Wanted
 from realsys.trial.folders import make_folders
 from realsys.worker.machine_gpus import machine_gpus
 
-GPU_NODES = "GPU nodes"  # the finding where there is no other
-MIB_A_PROCESS = 4096  # of host memory: torch, CUDA's context, NCCL's buffers
-CPU_PROCESSES = 2  # a node, where GPUs are not used
-SETTLES_S = 90.0  # for Slurm to grant and take back, beside what the steps take
+GPU_NODES = "GPU nodes"  # the finding's name if nothing could be measured
+MIB_PER_PROCESS = 4096  # of host memory: torch, CUDA's context, NCCL's buffers
+CPU_PROCESSES = 2  # per node, if GPUs are not used
+ALLOCATION_S = 90.0  # for Slurm to grant and release the job, in addition to the steps' time
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuQuestion:
-    """What `realsys doctor --gpu` was asked.
+class GpuProbeRequest:
+    """The GPU measurements requested with `realsys doctor --gpu`.
 
     Attributes:
-        nodes: how many; None: two, or one where there are no two.
-        nodelist: these nodes.
-        gloo: measure on CPUs.
+        nodes: number of nodes; None: two, or one if the partition has one.
+        nodelist: measure these nodes.
+        gloo: measure on CPUs with gloo.
     """
 
     nodes: int | None = None
@@ -53,8 +53,10 @@ class GpuQuestion:
     gloo: bool = False
 
 
-def gpu_findings(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> Iterator[Finding]:
-    """Everything about GPUs; runs the job."""
+def gpu_findings(
+    spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest
+) -> Iterator[Finding]:
+    """Runs the GPU job and yields its findings."""
     try:
         wanted, seen = _look(spec, partition, asked)
     except (ClusterError, ConfigError) as error:
@@ -68,31 +70,33 @@ def gpu_findings(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -
 
 
 def outliers(checks: list[Check], wanted: Wanted) -> Finding:
-    """Which nodes to leave out, as an option (pure)."""
-    told = to_leave_out(checks, wanted.nodes)
-    if told:
-        hosts = compress(sorted(told))
-        why = "; ".join(f"{node} ({why})" for node, why in sorted(told.items()))
+    """Names the nodes to leave out, as an --exclude option (pure)."""
+    outlying = to_leave_out(checks, wanted.nodes)
+    if outlying:
+        hosts = compress(sorted(outlying))
+        why = "; ".join(f"{node} ({why})" for node, why in sorted(outlying.items()))
         return Finding(
-            "outliers", False, why, f"leave them out until they are well: --exclude {hosts}"
+            "outliers", False, why, f"leave them out until they are repaired: --exclude {hosts}"
         )
     if any(check.ok is False for check in checks):
-        fix = "the lines above say what to do"
-        return Finding("outliers", None, "no node differs from the others: it is the site", fix)
+        fix = "see the fixes of the lines above"
+        return Finding(
+            "outliers", None, "no node differs from the others: the cause is the whole site", fix
+        )
     return Finding("outliers", True, f"none of {len(wanted.nodes)}")
 
 
-def longest_s(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> float:
-    """How long it may take, without the wait for nodes."""
+def max_gpu_probe_s(spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest) -> float:
+    """Returns the longest time the measurement may take in seconds, without the wait for nodes."""
     return _wanted(spec, partition, asked, lock="").longest_s
 
 
-def gpu_request(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) -> list[str]:
-    """salloc's options of the job: whole nodes' GPUs (pure)."""
+def gpu_request(spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest) -> list[str]:
+    """Builds salloc's options of the GPU job: all GPUs of each node (pure)."""
     described = _described(spec, partition)
     wanted = _wanted(spec, partition, asked, lock="")
     cpus = min(described.cpus, 2 * wanted.processes)
-    memory = min(described.memory_mib, MIB_A_PROCESS * wanted.processes)
+    memory = min(described.memory_mib, MIB_PER_PROCESS * wanted.processes)
     found = site_request(spec, partition)
     found += [f"--nodes={len(wanted.nodes)}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
     found += [f"--mem={memory}M", f"--time={int(wanted.longest_s // 60) + 2}"]
@@ -105,7 +109,7 @@ def gpu_request(spec: ClusterSpec, partition: str | None, asked: GpuQuestion) ->
 
 
 def _look(
-    spec: ClusterSpec, partition: str | None, asked: GpuQuestion
+    spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest
 ) -> tuple[Wanted, ProbeRecords]:
     root = Path(spec.file_root)
     lock = root / f".realsys-doctor-{secrets.token_hex(8)}.lock"
@@ -129,10 +133,14 @@ def _look(
 
 
 def _in_job(wanted: Wanted, place: ProbeTarget, request: list[str]) -> tuple[Wanted, ProbeRecords]:
-    """Raises ClusterError: no nodes in time, or Slurm refused; nothing is left in the queue."""
+    """Runs the measurement in one allocation.
+
+    Raises:
+        ClusterError: no nodes became free in time, or Slurm refused; the queue is left without the job.
+    """
     name = f"realsys-doctor-{secrets.token_hex(8)}"
     argv = ["salloc", "--quiet", *request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
-    limit_s = QUEUE_S + wanted.longest_s + SETTLES_S
+    limit_s = QUEUE_S + wanted.longest_s + ALLOCATION_S
     try:
         done = run_slurm([*argv, "sh", "-c", _driver(wanted, place)], timeout_s=limit_s)
     except BaseException:
@@ -142,29 +150,31 @@ def _in_job(wanted: Wanted, place: ProbeTarget, request: list[str]) -> tuple[Wan
     if not lines:
         raise ClusterError(
             f"{len(wanted.nodes)} nodes were not free within {QUEUE_S} s, or nothing ran on them "
-            f"({said(done.stderr) or f'salloc ended with {done.returncode}'})",
+            f"({last_error_line(done.stderr) or f'salloc ended with {done.returncode}'})",
             where="salloc",
             fix="try again later, with fewer --nodes, or on another --partition",
         )
-    told: dict[str, Any] = json.loads(lines[-1])
+    result: dict[str, Any] = json.loads(lines[-1])
     steps = tuple(
         StepSeen(**{**step, "nodes": tuple(step["nodes"]), "said": tuple(step["said"])})
-        for step in told["steps"]
+        for step in result["steps"]
     )
-    seen = ProbeRecords(records=tuple(told["records"]), steps=steps)
-    return replace(wanted, nodes=tuple(told["nodes"])), seen
+    seen = ProbeRecords(records=tuple(result["records"]), steps=steps)
+    return replace(wanted, nodes=tuple(result["nodes"])), seen
 
 
 def _driver(wanted: Wanted, place: ProbeTarget) -> str:
-    """A shell's line that runs drive.py from this code, wherever it lies."""
+    """Builds the shell command that runs drive.py from this installation's code."""
     code = Path(realsys.__file__).parent.parent
     start = f"import sys; sys.path.insert(0, {str(code)!r}); from realsys.slurm.preflight.drive import main"
-    told = json.dumps({"wanted": asdict(wanted), "place": asdict(place)})
-    return shlex.join([sys.executable, "-c", f"{start}; sys.exit(main())", told])
+    arguments = json.dumps({"wanted": asdict(wanted), "place": asdict(place)})
+    return shlex.join([sys.executable, "-c", f"{start}; sys.exit(main())", arguments])
 
 
-def _wanted(spec: ClusterSpec, partition: str | None, asked: GpuQuestion, *, lock: str) -> Wanted:
-    """What is measured; before the job runs its nodes have no names."""
+def _wanted(
+    spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest, *, lock: str
+) -> Wanted:
+    """Describes the measurement; node names are ``?`` until Slurm has granted the job."""
     low, _, high = (spec.port_range or "").partition("-")
     is_slurm = spec.scheduler == "slurm"
     described = _described(spec, partition)

@@ -1,7 +1,7 @@
-"""Whether a kernel can hold a process by a descriptor, as every worker's heartbeat does.
+"""Checks that a kernel supports pidfd_open(2), which every worker's heartbeat process needs.
 
-For doctor.py (this host, where tasks run here) and node_checks.py (a compute node, by node_probe.py's
-report). Says something only where it can't.
+For doctor.py (this host, if tasks run here) and node_checks.py (a compute node, from node_probe.py's
+report). Reports a finding only if the call is missing.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from realsys.api.errors import ClusterError
 from realsys.runtime.linux import pidfd_open
 
 
-def kernel_here() -> Iterator[Finding]:
-    """Of this host."""
+def local_kernel_findings() -> Iterator[Finding]:
+    """Checks this host's kernel."""
     try:
         os.close(pidfd_open(os.getpid()))
     except ClusterError:
         yield _lacking("kernel", platform.release())
 
 
-def kernel_there(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the node's report says of it (pure)."""
+def node_kernel_findings(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Checks the kernel in a compute node's report (pure)."""
     if report.get("pidfd") is False:
         yield _lacking("kernel there", str(report.get("kernel", "?")))
 

@@ -1,4 +1,4 @@
-"""What can be found out from the login node: Slurm, its accounting, partitions, and our place in it."""
+"""Checks of Slurm from the login node: version, accounting, accounts, partitions, runtime, submission."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from launcher.job.time_spec import parse_time_limit
-from launcher.slurm.discovery.discover import Discovered, ask
+from launcher.slurm.discovery.discover import Discovered, discover_site
 from launcher.slurm.discovery.site_facts import PartitionFacts, hosts_of
 from launcher.slurm.doctor.findings import Finding, of_error, unchecked
 from launcher.slurm.images.image_pull import PROGRAMS
 from launcher.slurm.sbatch_refusals import refusal
-from launcher.slurm.slurm_commands import run_slurm, said
+from launcher.slurm.slurm_commands import last_error_line, run_slurm
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ClusterError
 from realsys.config.problems import collected
@@ -25,13 +25,13 @@ NAMES = ("accounting", "partitions", "container runtime", "submission")
 
 
 def slurm_findings(spec: ClusterSpec, request: list[str]) -> Iterator[Finding]:
-    """All of them; if Slurm does not answer, the others as not checked.
+    """Yields all checks from the login node; if Slurm does not answer, the rest as not checked.
 
     Args:
-        request: options of a small job, as the site's jobs would have them.
+        request: sbatch options of a small job with the site's partition, account and QOS.
     """
     try:
-        site = ask(spec.name)
+        site = discover_site(spec.name)
     except ClusterError as error:
         yield of_error("slurm", error)
         yield from unchecked(NAMES, "Slurm does not answer", error.fix)
@@ -46,7 +46,7 @@ def slurm_findings(spec: ClusterSpec, request: list[str]) -> Iterator[Finding]:
 
 
 def version_finding(version: str) -> Finding:
-    """Whether this Slurm is new enough."""
+    """Checks that Slurm is at least version 22.05."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found and (int(found[1]), int(found[2])) < OLDEST:
         return Finding("slurm", False, f"Slurm {version} answers", "realsys needs 22.05 or later")
@@ -54,11 +54,11 @@ def version_finding(version: str) -> Finding:
 
 
 def accounting_finding(spec: ClusterSpec, site: Discovered) -> Finding:
-    """Whether sacct works, and whether the site file says so."""
-    said_so, is_so = spec.slurm.accounting, site.spec.slurm.accounting
+    """Checks that sacct works, and that the site file agrees."""
+    configured, actual = spec.slurm.accounting, site.spec.slurm.accounting
     name = "accounting"
-    if not is_so:
-        if said_so:
+    if not actual:
+        if configured:
             return Finding(name, False, "Slurm keeps no accounting", "set slurm.accounting: false")
         return Finding(name, True, "none; states come from squeue and the trials' own records")
     try:
@@ -72,33 +72,35 @@ def accounting_finding(spec: ClusterSpec, site: Discovered) -> Finding:
         return Finding(
             name,
             False,
-            f"sacct fails: {said(done.stderr)}",
+            f"sacct failed: {last_error_line(done.stderr)}",
             "set slurm.accounting: false, or ask the site",
         )
-    if said_so is False:
+    if configured is False:
         return Finding(name, True, "sacct works; the site file says not to use it")
     return Finding(name, True, "sacct works")
 
 
 def account_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
-    """Whether account and QOS of the site file are mine; nothing where Slurm keeps no accounts (pure)."""
+    """Checks that the user has the site file's account and QOS; yields nothing if Slurm keeps no accounts
+    (pure).
+    """
     mine = site.facts.accounts
     if mine is None or not (mine or site.facts.enforces_accounts):
         return
     names = list(dict.fromkeys(a.name for a in mine))
     default = site.facts.default_account
     wanted = spec.slurm.account or (default.name if default else None)
-    told = f"yours: {', '.join(names)}" + (f" (default {default.name})" if default else "")
+    available = f"yours: {', '.join(names)}" + (f" (default {default.name})" if default else "")
     if not names or (spec.slurm.account not in (None, *names) and site.facts.enforces_accounts):
         fix = f"set slurm.account to one of {', '.join(names)}" if names else _ASK_FOR_ACCOUNT
         what = (
-            f"slurm.account is {spec.slurm.account}, which is not yours"
+            f"slurm.account is {spec.slurm.account}, which you do not have"
             if names
-            else "none is yours"
+            else "you have no account"
         )
         yield Finding("account", False, what, fix)
         return
-    yield Finding("account", True, told)
+    yield Finding("account", True, available)
     qos = {q for a in mine if wanted in (None, a.name) for q in a.qos}
     if spec.slurm.qos and qos and spec.slurm.qos not in qos:
         yield Finding(
@@ -110,7 +112,7 @@ def account_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
 
 
 def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
-    """Whether the partitions of the site file are there and have what it promises (pure)."""
+    """Checks that the site file's partitions exist and have the resources it states (pure)."""
     there = site.spec.partitions
     wanted = spec.slurm.partition
     if wanted and wanted not in {*spec.partitions, *there}:
@@ -150,7 +152,7 @@ def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]
 
 
 def _shut(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
-    """Why no job of ours starts there."""
+    """Yields the reasons why none of this user's jobs starts in the partition."""
     facts = site.facts.partitions.get(name, PartitionFacts())
     if facts.state != "UP":
         yield f"its state is {facts.state}: Slurm starts no jobs there"
@@ -165,24 +167,24 @@ def _shut(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
 
 
 def _without(out: Mapping[str, str]) -> str:
-    """``; down or drained: n3 (DRAIN: bad fan)``."""
-    told = [f"{node} ({why})" for node, why in list(out.items())[:_MOST_NODES]]
+    """Renders ``; down or drained: n3 (DRAIN: bad fan)``; empty if all nodes are up."""
+    named = [f"{node} ({why})" for node, why in list(out.items())[:_MOST_NODES]]
     more = f" and {len(out) - _MOST_NODES} more" if len(out) > _MOST_NODES else ""
-    return f"; down or drained: {', '.join(told)}{more}" if told else ""
+    return f"; down or drained: {', '.join(named)}{more}" if named else ""
 
 
-def _lacks(said_so: PartitionSpec, is_so: PartitionSpec) -> Iterator[str]:
+def _lacks(configured: PartitionSpec, actual: PartitionSpec) -> Iterator[str]:
     for option in ("nodes", "cpus", "memory_mib", "gpus"):
-        promised, found = getattr(said_so, option), getattr(is_so, option)
+        promised, found = getattr(configured, option), getattr(actual, option)
         if promised is not None and found is not None and promised > found:
-            yield f"{option} is {promised} in the site file, Slurm says {found}"
-    if is_so.default_time and not _same_time(said_so.default_time, is_so.default_time):
+            yield f"{option} is {promised} in the site file, Slurm reports {found}"
+    if actual.default_time and not _same_time(configured.default_time, actual.default_time):
         yield (
-            f"a job without a time limit gets {is_so.default_time} (DefaultTime), the site file says "
-            f"{said_so.default_time or 'nothing of it'}: default_time"
+            f"a job without a time limit gets {actual.default_time} (DefaultTime); default_time in the "
+            f"site file is {configured.default_time or 'not set'}"
         )
-    if said_so.gpu_type and is_so.gpu_type and said_so.gpu_type != is_so.gpu_type:
-        yield f"gpu_type is {said_so.gpu_type} in the site file, Slurm says {is_so.gpu_type}"
+    if configured.gpu_type and actual.gpu_type and configured.gpu_type != actual.gpu_type:
+        yield f"gpu_type is {configured.gpu_type} in the site file, Slurm reports {actual.gpu_type}"
 
 
 def _same_time(one: str | None, other: str) -> bool:
@@ -198,7 +200,7 @@ def _has(spec: PartitionSpec) -> str:
 
 
 def runtime_finding(spec: ClusterSpec, site: Discovered) -> Finding:
-    """Whether jobs can be given images from here."""
+    """Checks that jobs can be started in container images."""
     runtime, name = spec.container.runtime, "container runtime"
     program = PROGRAMS[runtime]
     here = f"{program} is on PATH here"
@@ -218,7 +220,7 @@ def runtime_finding(spec: ClusterSpec, site: Discovered) -> Finding:
 
 
 def submission_findings(spec: ClusterSpec, request: list[str]) -> Iterator[Finding]:
-    """Whether Slurm would take a job of ours; then one with the time limit that a launch would ask for."""
+    """Checks that Slurm accepts a small job, then one with the time limit that a launch would request."""
     first = submission_finding(request)
     yield first
     if first.ok:
@@ -227,12 +229,12 @@ def submission_findings(spec: ClusterSpec, request: list[str]) -> Iterator[Findi
         second = submission_finding([*as_launched, *limit])
         if not second.ok:
             asks = f"with --time={spec.slurm.time_limit}" if limit else "without --time"
-            what = f"a job {asks}, as a launch has it, is refused: {second.what}"
+            what = f"a job {asks}, as a launch submits it, is refused: {second.what}"
             yield replace(second, name="time limit", what=what)
 
 
 def submission_finding(request: list[str]) -> Finding:
-    """Whether Slurm would take a job of ours: account, QOS, partition, limits."""
+    """Checks with `sbatch --test-only` that Slurm accepts a job: account, QOS, partition, limits."""
     try:
         done = run_slurm(["sbatch", "--test-only", *request, "--wrap=true"], timeout_s=30)
     except ClusterError as error:

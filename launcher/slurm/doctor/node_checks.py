@@ -1,4 +1,4 @@
-"""What the reports from a compute node mean (pure): node_job.py brings them."""
+"""Evaluates the reports from a compute node (pure); node_job.py obtains them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.slurm.doctor.findings import Finding, unchecked
-from launcher.slurm.doctor.kernel_checks import kernel_there
+from launcher.slurm.doctor.kernel_checks import node_kernel_findings
 from launcher.slurm.doctor.node_job import NodeJob, NodeReport
-from launcher.slurm.doctor.store_checks import there_finding
+from launcher.slurm.doctor.store_checks import node_store_finding
 from launcher.slurm.images.image_pull import PROGRAMS
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import RealsysError
@@ -20,8 +20,8 @@ MOST_SKEW_S = 2.0
 NEEDED = ("torch", "transformers", "safetensors", "numpy", "pyzmq", "msgspec")
 
 
-def names(job: NodeJob) -> list[str]:
-    """Every check of this module that the site needs."""
+def check_names(job: NodeJob) -> list[str]:
+    """Names every check of this module that the site needs."""
     return ["compute node", *_of_host(job), *_insides(job), *(["GPU"] if job.gpu else [])]
 
 
@@ -33,15 +33,15 @@ def _of_host(job: NodeJob) -> list[str]:
 
 
 def _insides(job: NodeJob) -> dict[str, str]:
-    """Check → step: where tasks run, an image or the node itself."""
+    """Maps each check to the step in which tasks run: an image, or the node itself."""
     if not job.images:
         return {"Python there": "host"}
     return {f"inside {option}": option for option in job.images}
 
 
-def not_looked(job: NodeJob, error: RealsysError) -> list[Finding]:
-    """No step ran: nothing is known."""
-    first, *rest = names(job)
+def unchecked_node(job: NodeJob, error: RealsysError) -> list[Finding]:
+    """Makes the findings if no step ran: nothing was checked."""
+    first, *rest = check_names(job)
     fix = "try again when a node is free, or look at another partition: --partition"
     return [
         Finding(first, None, f"not checked: {error.what}", error.fix or fix),
@@ -50,7 +50,7 @@ def not_looked(job: NodeJob, error: RealsysError) -> list[Finding]:
 
 
 def node_findings(job: NodeJob, seen: Mapping[str, NodeReport]) -> Iterator[Finding]:
-    """One for each of ``names``."""
+    """Yields one finding for each of ``check_names``."""
     host = seen.get("host")
     if host is None or host.report is None:
         yield _no_report("compute node", host)
@@ -71,9 +71,9 @@ def _host_findings(
     yield _shared(job, report["shared"])
     if job.spec.rendezvous == "file":
         yield _locks(report["shared"].get("locks", ""))
-    yield there_finding(job.spec, report["store"])
+    yield node_store_finding(job.spec, report["store"])
     yield _clock(seen["host"], report)
-    yield from kernel_there(report)
+    yield from node_kernel_findings(report)
     yield _ports(job.spec, report["ports"])
     if job.spec.interface:
         yield _interface(job.spec.interface, report["addresses"])
@@ -86,47 +86,57 @@ def _where(report: Mapping[str, Any]) -> str:
 
 
 def _no_report(name: str, seen: NodeReport | None) -> Finding:
-    """A step that gave no report, with what was printed instead."""
+    """Explains a step that printed no report by what it printed instead."""
     if seen is None:
-        return Finding(name, None, "not checked: the job ended before", "try again")
+        return Finding(name, None, "not checked: the job ended before this step", "try again")
     if seen.returncode == 124:
-        took = f"it was not done after {seen.ended - seen.begun:.0f} s"
-        fix = "an image from a registry is slow to fetch: realsys image pull keeps it as a file"
-        return Finding(name, False, f"{took}: {seen.said}" if seen.said else took, fix)
-    said = seen.said or f"exit status {seen.returncode}"
-    fix = "the words are srun's, the container runtime's or Python's; is this Python there too?"
-    return Finding(name, False, f"the program did not run: {said}", fix)
+        took = f"it did not finish within {seen.ended - seen.begun:.0f} s"
+        fix = "an image from a registry is slow to fetch: realsys image pull stores it as a file"
+        return Finding(name, False, f"{took}: {seen.output}" if seen.output else took, fix)
+    output = seen.output or f"exit status {seen.returncode}"
+    fix = (
+        "the message is from srun, the container runtime or Python; is this Python on the node too?"
+    )
+    return Finding(name, False, f"the program did not run: {output}", fix)
 
 
 def _shared(job: NodeJob, shared: Mapping[str, Any]) -> Finding:
     name, root = "shared file root", job.spec.file_root
-    fix = "set file_root to a folder that login and compute nodes share, and that you can write"
+    fix = "set file_root to a folder shared by login and compute nodes that you can write"
     if shared["read"] is None:
         return Finding(name, False, f"the node does not see {root}: {shared['error']}", fix)
     if shared["read"] != job.token:
-        return Finding(name, False, f"the node sees another file than we wrote in {root}", fix)
+        return Finding(
+            name, False, f"the node sees a different file than was written in {root}", fix
+        )
     if not shared["wrote"]:
         return Finding(name, False, f"the node can't write: {shared['error']}", fix)
     if not shared.get("seen_back"):
-        return Finding(name, False, f"what the node wrote in {root} is not seen here", fix)
+        return Finding(
+            name, False, f"the file that the node wrote in {root} is not visible here", fix
+        )
     return Finding(name, True, f"{root}: each side sees what the other writes")
 
 
 def _locks(found: str) -> Finding:
-    """Of a lock that this host held meanwhile (flock): model workers meet by a file that they lock."""
+    """Evaluates the probe of a flock held by this host: model workers rendezvous through a locked file."""
     if found == "kept":
-        return Finding("locks", True, "a lock of this host holds on the node")
+        return Finding("locks", True, "a lock held on this host is respected on the node")
     if not found:
-        return Finding("locks", None, "not checked: the file was not seen", "see shared file root")
+        return Finding(
+            "locks", None, "not checked: the file was not visible", "see shared file root"
+        )
     what = (
-        "a lock of this host does not hold on the node" if found == "free" else f"no locks: {found}"
+        "a lock held on this host is not respected on the node"
+        if found == "free"
+        else f"locking failed: {found}"
     )
     fix = "mount the file root with flock (Lustre: flock, not localflock), or set rendezvous: tcp"
     return Finding("locks", False, what, fix)
 
 
 def _clock(host: NodeReport, report: Mapping[str, Any]) -> Finding:
-    """The node's times must lie between ours around its run; beyond that, its clock is off."""
+    """Compares the node's clock with this host's: its times must lie between those taken around its run."""
     behind, ahead = host.begun - report["begin"], report["end"] - host.ended
     if max(behind, ahead) > MOST_SKEW_S:
         side = "behind" if behind > ahead else "ahead"
@@ -134,10 +144,10 @@ def _clock(host: NodeReport, report: Mapping[str, Any]) -> Finding:
             "clock",
             False,
             f"the node's clock is at least {max(behind, ahead):.1f} s {side} of this one",
-            "ask the site to check NTP; until then times in logs and events of nodes do not agree",
+            "ask the site to check NTP; until then, times in logs and events of different nodes disagree",
         )
     within = host.ended - host.begun + max(0.0, behind, ahead)
-    return Finding("clock", True, f"agrees with this one, as far as {within:.1f} s tell")
+    return Finding("clock", True, f"agrees with this host's to within {within:.1f} s")
 
 
 def _ports(spec: ClusterSpec, ports: list[int]) -> Finding:
@@ -147,10 +157,10 @@ def _ports(spec: ClusterSpec, ports: list[int]) -> Finding:
         return Finding(
             "ports",
             False,
-            f"{wanted}: {bound} of {tried} tried can be used",
+            f"{wanted}: {bound} of {tried} ports tried can be used",
             "choose another port_range, below the node's own (/proc/sys/net/ipv4/ip_local_port_range)",
         )
-    return Finding("ports", True, f"{wanted}: {bound} of {tried} tried can be used")
+    return Finding("ports", True, f"{wanted}: {bound} of {tried} ports tried can be used")
 
 
 def _interface(wanted: str, addresses: list[list[str]]) -> Finding:
@@ -166,7 +176,9 @@ def _within(address: str, subnet: str) -> bool:
 
 
 def _runtime(job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, NodeReport]) -> Finding:
-    """An image that ran is the proof; pyxis looks for enroot on slurmd's PATH, not on a task's."""
+    """Checks the container runtime; an image that ran is proof. pyxis looks for enroot on slurmd's PATH,
+    not on a task's.
+    """
     name, program = "runtime there", PROGRAMS[job.spec.container.runtime]
     ran = [option for option in job.images if option in seen and seen[option].report]
     if ran:
@@ -178,7 +190,7 @@ def _runtime(job: NodeJob, report: Mapping[str, Any], seen: Mapping[str, NodeRep
 
 
 def _inside(name: str, seen: NodeReport | None) -> Finding:
-    """Python and its packages, in an image or on the host."""
+    """Checks Python and its packages, in an image or on the host."""
     if seen is None or seen.report is None:
         return _no_report(name, seen)
     report = seen.report
@@ -187,13 +199,13 @@ def _inside(name: str, seen: NodeReport | None) -> Finding:
     has = f"Python {report['python']}, torch {packages['torch']}, realsys {packages['realsys']}"
     where = f" ({report['executable']})"
     if tuple(map(int, report["python"].split(".")[:2])) < OLDEST_PYTHON:
-        return Finding(name, False, has + where, "realsys needs Python 3.11 or later in there")
+        return Finding(name, False, has + where, "realsys needs Python 3.11 or later there")
     if lacks:
         fix = f"install there: {' '.join(lacks)}; or name another Python (container.python, venv)"
         return Finding(name, False, f"lacks {', '.join(lacks)}{where}", fix)
     if report["procid"] is None or report["localid"] is None:
-        fix = "the container runtime must pass Slurm's variables on: ask the site"
-        return Finding(name, False, "SLURM_PROCID does not reach the inside", fix)
+        fix = "the container runtime must pass on Slurm's variables: ask the site"
+        return Finding(name, False, "SLURM_PROCID is not set inside", fix)
     if packages["realsys"] is None:
         has = has.replace("realsys None", "no realsys: a trial brings its own copy of the code")
     return Finding(name, True, has)
@@ -205,14 +217,12 @@ def _gpu(seen: NodeReport | None) -> Finding:
     visible, gpus = seen.report["visible"], seen.report["gpus"]
     if not visible:
         fix = "check GresTypes and gres.conf, and gpu_type in the site file: ask the site"
-        return Finding("GPU", False, "Slurm gave none: CUDA_VISIBLE_DEVICES is not set", fix)
+        return Finding("GPU", False, "Slurm assigned none: CUDA_VISIBLE_DEVICES is not set", fix)
     number = len(visible.split(","))
     given = f"{number} GPU{'s' * (number > 1)} (index {visible})"
     if gpus is None:
-        fix = (
-            "if there should be: is the driver on the node, and in the image (--nv, NVIDIA's hook)?"
-        )
-        what = f"not checked: Slurm gave {given}, and no nvidia-smi is there to ask"
+        fix = "if the node has a driver: is it also in the image (--nv, NVIDIA's hook)?"
+        what = f"not checked: Slurm gave {given}, but there is no nvidia-smi to query them"
         return Finding("GPU", None, what, fix)
     seen_there, text = gpus
     if not seen_there:
@@ -220,6 +230,6 @@ def _gpu(seen: NodeReport | None) -> Finding:
     return Finding("GPU", True, f"Slurm gave {given}; {text.splitlines()[0]}")
 
 
-def python_here() -> str:
-    """Of this process, as reports write it."""
+def local_python() -> str:
+    """Returns this process's Python version, in the reports' format."""
     return ".".join(map(str, sys.version_info[:3]))

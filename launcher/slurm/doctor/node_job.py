@@ -1,7 +1,7 @@
-"""The small job with which `realsys doctor` looks at a compute node.
+"""Runs the small job with which `realsys doctor` examines a compute node.
 
-One allocation, and in it one srun for the host and one for each image, so that images run exactly as a
-trial's tasks do. Everything has a deadline; a job that was not done by then is cancelled.
+Makes one allocation with one srun for the host and one for each image, so that images run exactly as a
+trial's tasks do. Every part has a deadline; a job that is not done by then is cancelled.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.slurm.doctor import node_probe
-from launcher.slurm.doctor.store_checks import asked_there
-from launcher.slurm.slurm_commands import run_slurm, said
+from launcher.slurm.doctor.store_checks import node_store_probe
+from launcher.slurm.slurm_commands import last_error_line, run_slurm
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
 from realsys.slurm.containers import wrap
@@ -33,33 +33,33 @@ PACKAGES = (
     "submitit", "math-verify", "tensorboard",
 )  # fmt: skip
 _BEGIN, _END = "@@ realsys begin", "@@ realsys end"
-_EPHEMERAL = (49152, 65535)  # where no range is configured: whether anything can be bound at all
+_EPHEMERAL = (49152, 65535)  # if no range is configured: tests whether any port can be bound
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What one srun told.
+    """The result of one srun.
 
     Attributes:
-        begun, ended: on the login node's clock, around the srun.
-        report: see canary.look; None if it did not get that far.
-        said: what else it printed: errors of srun, of the runtime, of Python.
+        begun, ended: seconds since 1970 on the login node's clock, around the srun.
+        report: see node_probe.look; None if the probe did not run.
+        output: last lines of its other output: errors of srun, of the runtime, of Python.
     """
 
     begun: float
     ended: float
     returncode: int
     report: Mapping[str, Any] | None
-    said: str
+    output: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeJob:
-    """What is asked of the compute node.
+    """What the compute node is to be examined for.
 
     Attributes:
-        images: option of the spec → image, each different one once.
-        token: the content of the login node's canary file.
+        images: option of the spec → image, each distinct image once.
+        token: the content of the login node's probe file.
     """
 
     spec: ClusterSpec
@@ -69,13 +69,13 @@ class NodeJob:
     token: str
 
     @property
-    def canary(self) -> str:
-        """Stem of the two files under the file root."""
+    def probe_file(self) -> str:
+        """Stem of the names of the two probe files under the file root."""
         return f".realsys-doctor-{self.token}"
 
 
 def site_request(spec: ClusterSpec, partition: str | None) -> list[str]:
-    """sbatch's and salloc's options that the site's jobs have."""
+    """Builds the options of sbatch and salloc common to all of the site's jobs."""
     options = {
         "partition": partition or spec.slurm.partition,
         "account": spec.slurm.account,
@@ -87,7 +87,7 @@ def site_request(spec: ClusterSpec, partition: str | None) -> list[str]:
 
 
 def small_request(spec: ClusterSpec, partition: str | None) -> list[str]:
-    """Those of a job of one task, with a GPU where the partition has some."""
+    """Builds the options of a job of one task, with one GPU if the partition has any."""
     described = spec.partitions.get(partition or spec.slurm.partition or "")
     found = site_request(spec, partition)
     found += ["--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=1024M"]
@@ -98,7 +98,7 @@ def small_request(spec: ClusterSpec, partition: str | None) -> list[str]:
 
 
 def node_job(spec: ClusterSpec, partition: str | None) -> NodeJob:
-    """The job for a site. Raises ConfigError where a mount can't be expressed."""
+    """Describes the job for a site. Raises ConfigError if a mount can't be expressed."""
     images: dict[str, str] = {}
     for option in ("gpu_image", "cpu_image", "gpu_infer_image"):
         image = getattr(spec, option)
@@ -115,16 +115,16 @@ def node_job(spec: ClusterSpec, partition: str | None) -> NodeJob:
     )
 
 
-def look(job: NodeJob) -> dict[str, NodeReport]:
-    """What each step saw: ``host``, and the images by the name of their option.
+def run_node_job(job: NodeJob) -> dict[str, NodeReport]:
+    """Runs the job and returns each step's report: ``host``, and the images by the name of their option.
 
     Raises:
-        ClusterError: no node in time, or Slurm refused; nothing is left in the queue.
-        OSError: nothing can be written under the file root.
+        ClusterError: no node became free in time, or Slurm refused; the queue is left without the job.
+        OSError: the file root can't be written.
     """
     root = Path(job.spec.file_root)
     make_folders(root, root=root)
-    login = root / f"{job.canary}.login"
+    login = root / f"{job.probe_file}.login"
     login.write_text(job.token, encoding="utf-8")
     name = f"realsys-doctor-{job.token}"
     argv = ["salloc", "--quiet", *job.request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
@@ -133,9 +133,7 @@ def look(job: NodeJob) -> dict[str, NodeReport]:
     try:
         with login.open("r+") as held:
             try:
-                fcntl.flock(
-                    held, fcntl.LOCK_EX
-                )  # the node finds it locked, or locks do not reach it
+                fcntl.flock(held, fcntl.LOCK_EX)  # the node tests whether it sees this lock
             except OSError as error:
                 refused = f"on this host: {error}"
             done = run_slurm([*argv, "sh", "-c", script(job)], timeout_s=limit)
@@ -149,7 +147,7 @@ def look(job: NodeJob) -> dict[str, NodeReport]:
         host.report["shared"]["locks"] = refused
     if not seen:
         raise ClusterError(
-            said(done.stderr) or f"salloc ended with {done.returncode}",
+            last_error_line(done.stderr) or f"salloc ended with {done.returncode}",
             where="salloc",
             fix="see what `sinfo` and `realsys doctor`'s other lines say",
         )
@@ -157,7 +155,7 @@ def look(job: NodeJob) -> dict[str, NodeReport]:
 
 
 def script(job: NodeJob) -> str:
-    """What runs on the login node inside the allocation: the sruns, one after another (pure)."""
+    """Builds the script that runs on the login node inside the allocation: the sruns in sequence (pure)."""
     lines = []
     for step, argv, limit_s in _steps(job):
         command = shlex.join(["timeout", "-k", "5", str(limit_s), *argv])
@@ -170,7 +168,7 @@ def script(job: NodeJob) -> str:
 
 
 def parse(output: str) -> dict[str, NodeReport]:
-    """The steps in the script's output; one that was cut off is left out (pure)."""
+    """Parses the steps from the script's output; a step that was cut off is left out (pure)."""
     pattern = rf"^{_BEGIN} (\S+) ([\d.]+)\n(.*?)^{_END} \1 (\d+) ([\d.]+)$"
     found = {}
     for match in re.finditer(pattern, output, re.M | re.S):
@@ -183,13 +181,13 @@ def parse(output: str) -> dict[str, NodeReport]:
             ended=float(ended),
             returncode=int(code),
             report=json.loads(reports[0].removeprefix(node_probe.MARK)) if reports else None,
-            said="\n".join(rest[-5:]),
+            output="\n".join(rest[-5:]),
         )
     return found
 
 
 def _steps(job: NodeJob) -> Iterator[tuple[str, list[str], int]]:
-    """(name, argv, seconds) of each srun."""
+    """Yields (name, argv, time limit in seconds) of each srun."""
     spec = job.spec
     program = ["-c", Path(node_probe.__file__).read_text(encoding="utf-8"), _wanted(job)]
     srun = ["srun", "--ntasks=1", "--nodes=1", "--export=ALL", "--input=none"]
@@ -211,8 +209,8 @@ def _wanted(job: NodeJob) -> str:
     return json.dumps(
         {
             "file_root": job.spec.file_root,
-            "canary": job.canary,
-            "store": asked_there(job.spec),
+            "probe_file": job.probe_file,
+            "store": node_store_probe(job.spec),
             "ports": [int(low), int(high)] if high else list(_EPHEMERAL),
             "packages": PACKAGES,
         }

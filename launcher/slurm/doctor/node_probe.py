@@ -1,9 +1,9 @@
-"""What `realsys doctor` runs on a compute node: looks, and prints one line of JSON.
+"""The program that `realsys doctor` runs on a compute node: examines it and prints one line of JSON.
 
-It is not imported there: its text goes to whichever Python is found, on the host or in an image, which
-may lack realsys. So it uses the standard library only, of Python 3.7 and later, and raises nothing.
-Its one argument is a JSON object: file_root, canary (a name), store (see store_checks.py), ports,
-packages.
+It is not imported there: its source text is passed to whichever Python is found, on the host or in an
+image, and realsys may be missing. So it uses only the standard library of Python 3.7 and later, and
+raises nothing. Its one argument is a JSON object: file_root, probe_file (a stem), store (see
+store_checks.py), ports, packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONNECT_S = 5.0
 
 
 def look(wanted: dict[str, Any]) -> dict[str, Any]:
-    """All findings of this node, by name."""
+    """Collects all findings about this node, by name."""
     begin = time.time()
     found: dict[str, Any] = {
         "host": socket.gethostname(),
@@ -37,7 +37,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
         "programs": [
             p for p in ("apptainer", "enroot", "nvidia-smi", "rocm-smi") if shutil.which(p)
         ],
-        "shared": shared(wanted["file_root"], wanted["canary"]),
+        "shared": shared(wanted["file_root"], wanted["probe_file"]),
         "store": store(wanted["store"]),
         "packages": {name: version(name) for name in wanted["packages"]},
         "ports": ports(wanted["ports"]),
@@ -51,7 +51,7 @@ def look(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared(root: str, name: str) -> dict[str, Any]:
-    """What the login node's file says, and whether we could write ours; an error's text if not."""
+    """Reads the login node's file and writes this node's own; "error" has the text if that failed."""
     found: dict[str, Any] = {"read": None, "wrote": False, "error": "", "locks": ""}
     try:
         with open(os.path.join(root, name + ".login")) as file:
@@ -66,7 +66,7 @@ def shared(root: str, name: str) -> dict[str, Any]:
 
 
 def locks(path: str) -> str:
-    """What becomes of a lock that the login node holds: "kept", "free", or an error's text."""
+    """Tests a lock that the login node holds: "kept", "free", or an error's text."""
     import fcntl
 
     try:
@@ -80,7 +80,7 @@ def locks(path: str) -> str:
 
 
 def store(wanted: dict[str, Any]) -> list[str]:
-    """What keeps a task from using it, in sentences."""
+    """Lists what keeps tasks on this node from using the store, as sentences."""
     found = []
     if wanted["folder"] is not None and not writable(wanted["folder"]):
         found.append("it can't be written there")
@@ -103,14 +103,16 @@ def store(wanted: dict[str, Any]) -> list[str]:
 
 
 def writable(folder: str) -> bool:
-    """Whether it can be written, or made."""
+    """Whether the folder can be written, or created."""
     while not os.path.exists(folder) and folder not in ("", "/"):
         folder = os.path.dirname(folder)
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def version(name: str) -> str | None:
-    """Of an installed package; "?" if it can be imported without metadata, None if not at all."""
+    """Returns an installed package's version; "?" if it can be imported but has no metadata, None if not
+    installed.
+    """
     try:
         from importlib import metadata, util
 
@@ -118,12 +120,12 @@ def version(name: str) -> str | None:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             return "?" if util.find_spec(name) else None
-    except Exception:  # whatever is broken in there: the package can't be used
+    except Exception:  # any failure means that the package can't be used
         return None
 
 
 def ports(wanted: list[int]) -> list[int]:
-    """[tried, bound] of a sample of the range."""
+    """Binds a sample of the port range and returns [tried, bound]."""
     low, high = wanted
     step = max(1, (high - low) // PORTS_TRIED)
     tried = range(low, high + 1, step)[:PORTS_TRIED]
@@ -139,7 +141,7 @@ def ports(wanted: list[int]) -> list[int]:
 
 
 def addresses() -> list[list[str]]:
-    """[name, address] of every interface that has one: IPv4, see netdevice(7), then IPv6."""
+    """Lists [name, address] of every interface that has one: IPv4, see netdevice(7), then IPv6."""
     import fcntl
     import struct
 
@@ -159,13 +161,13 @@ def addresses() -> list[list[str]]:
     except OSError:
         lines = []
     for address, _, _, scope, _, name in lines:
-        if scope == "00":  # counts beyond one cable
+        if scope == "00":  # global scope: valid beyond one link
             found.append([name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))])
     return found
 
 
 def gpus() -> list[Any] | None:
-    """Names of the GPUs that the driver's program lists; None where there is no such program."""
+    """Queries the driver's program for [count, output]; None if there is no such program."""
     for argv in (["nvidia-smi", "-L"], ["rocm-smi", "--showproductname", "--csv"]):
         if shutil.which(argv[0]):
             try:
@@ -181,7 +183,7 @@ def gpus() -> list[Any] | None:
 
 
 def pidfd() -> bool | None:
-    """Whether the kernel has pidfd_open(2); None if it can't be asked."""
+    """Tests whether the kernel has pidfd_open(2); None if that can't be determined."""
     import ctypes
     import errno
 

@@ -1,7 +1,7 @@
-"""Whether the site's name-resolution store can be used: from here, and what a compute node is asked.
+"""Checks that the site's name-resolution store can be used, from this host and from a compute node.
 
-For doctor.py, node_job.py and node_checks.py. Nothing is written, in an etcd neither: a transaction that
-can't succeed is refused for want of permission just as one that can.
+For doctor.py, node_job.py and node_checks.py. Nothing is written, not even to an etcd: a transaction
+whose condition can't hold is still refused if the permission is missing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ETCD, JOB_ETCD = "etcd://", "etcd+job://"
 PROGRAM = "etcd"
 
 
-def store_finding(spec: ClusterSpec) -> Finding:
-    """Whether the store answers here, and lets us in."""
+def local_store_finding(spec: ClusterSpec) -> Finding:
+    """Checks that the store answers on this host and admits this user."""
     url = spec.name_resolve or ""
     if url == JOB_ETCD:
         return _job_etcd(spec)
@@ -36,8 +36,8 @@ def store_finding(spec: ClusterSpec) -> Finding:
     return _file_or_memory(url)
 
 
-def asked_there(spec: ClusterSpec) -> dict[str, Any]:
-    """What node_probe.py looks at on a compute node."""
+def node_store_probe(spec: ClusterSpec) -> dict[str, Any]:
+    """Lists what node_probe.py must test on a compute node: folder, endpoints, files, programs."""
     url = spec.name_resolve or ""
     asked: dict[str, Any] = {"folder": None, "endpoints": [], "files": [], "programs": []}
     if url.startswith("file://"):
@@ -52,8 +52,8 @@ def asked_there(spec: ClusterSpec) -> dict[str, Any]:
     return asked
 
 
-def there_finding(spec: ClusterSpec, problems: list[str]) -> Finding:
-    """What the node said (pure)."""
+def node_store_finding(spec: ClusterSpec, problems: list[str]) -> Finding:
+    """Makes the finding from the problems that the node reported (pure)."""
     url = spec.name_resolve or ""
     if not problems and url.startswith("file://"):
         return Finding(THERE, True, f"{url} can be written there")
@@ -64,19 +64,19 @@ def there_finding(spec: ClusterSpec, problems: list[str]) -> Finding:
 
 
 def _fix(url: str) -> str:
-    otherwise = "leave name_resolve out of the site file: a folder in the file root is used"
+    otherwise = "leave name_resolve out of the site file: then a folder in the file root is used"
     if url == JOB_ETCD:
         return f"install etcd 3.4 or later on the nodes, put it on PATH in `setup`, or {otherwise}"
     if url.startswith(ETCD):
         return (
-            "let the firewall pass compute nodes to etcd's port, put the files of the etcd section "
-            f"where nodes see them, or {otherwise}"
+            "open etcd's port to the compute nodes in the firewall, put the files of the etcd section "
+            f"where nodes can read them, or {otherwise}"
         )
     return otherwise
 
 
 def _files(spec: EtcdSpec) -> list[str]:
-    """The files that the section names."""
+    """Lists the files named in the site's etcd section."""
     named = (getattr(spec, f.name) for f in fields(spec) if f.name.endswith("_file"))
     return [str(Path(path).expanduser()) for path in named if path is not None]
 
@@ -86,7 +86,7 @@ def _file_or_memory(url: str) -> Finding:
 
     folder = Path(unquote(url.removeprefix("file://")))
     if url.startswith("file://") and not folder.exists():
-        return Finding(HERE, True, f"{url}: the first trial makes it")
+        return Finding(HERE, True, f"{url}: the first trial creates it")
     try:
         store = open_store(url)
         try:
@@ -99,7 +99,7 @@ def _file_or_memory(url: str) -> Finding:
 
 
 def _job_etcd(spec: ClusterSpec) -> Finding:
-    """On Slurm it runs on a node: the node's check looks for the program."""
+    """Checks the program etcd on this host; on Slurm it runs on a node, whose own check covers it."""
     if spec.scheduler == "slurm" or shutil.which(PROGRAM):
         return Finding(HERE, True, f"{JOB_ETCD}: each run starts an etcd of its own")
     fix = "install etcd 3.4 or later, or leave name_resolve out of the site file"
@@ -107,7 +107,7 @@ def _job_etcd(spec: ClusterSpec) -> Finding:
 
 
 def _etcd(spec: ClusterSpec, url: str) -> Finding:
-    """Reached, by TLS, logged in, and allowed to write our own keys."""
+    """Checks that etcd is reachable, by TLS, accepts the login, and permits writing this user's keys."""
     from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
     from realsys.name_resolve.key_table import TrialKeys
     from realsys.name_resolve.open import open_store
@@ -119,7 +119,7 @@ def _etcd(spec: ClusterSpec, url: str) -> Finding:
         access = EtcdAccess.from_spec(endpoints_of(url), spec.etcd)
         store = open_store(url, access=access)
         try:
-            never = Compare.at_revision(keys.stop, 1)  # etcd's first write is its own
+            never = Compare.at_revision(keys.stop, 1)  # never true: revision 1 is etcd's own
             store.transaction([never], puts=[Put(keys.stop, b"")])
             store.get_subtree(keys.root)
         finally:
@@ -129,12 +129,12 @@ def _etcd(spec: ClusterSpec, url: str) -> Finding:
     how = "by TLS" if access.is_encrypted else "without TLS"
     who = f"as {access.user}" if access.user else "without a user name"
     if soon := _ending_soon(access):
-        return Finding(HERE, False, soon, "renew it under the same name: runs read it anew")
-    return Finding(HERE, True, f"{url} answers {how}, {who}, and lets us write our keys")
+        return Finding(HERE, False, soon, "renew it under the same file name: runs read it again")
+    return Finding(HERE, True, f"{url} answers {how}, {who}, and permits writing your keys")
 
 
 def _ending_soon(access: EtcdAccess) -> str:
-    """The most urgent of what is to be said of certificates that end; "" when none does within a week."""
+    """Returns the most urgent warning of certificates that expire; "" if none does within a week."""
     from realsys.name_resolve.etcd.expiry import endings, warning_of
 
     now = datetime.datetime.now(datetime.UTC)

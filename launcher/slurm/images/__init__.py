@@ -1,1 +1,1 @@
-"""Container images as one file that all nodes of a site use: pull and build."""
+"""Container images as single files shared by all nodes of a site: pull and build."""

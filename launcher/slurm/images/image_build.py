@@ -1,8 +1,8 @@
-"""Makes the images of a site from `containers/`: `realsys image build`.
+"""Builds a site's images from `containers/`, for `realsys image build`.
 
-An image is named by what decides which packages are in it, definition and lock. So one that is there is not
-made again, and a changed lock makes another file beside it, which running trials don't notice. realsys'
-own code in it serves commands only: a trial brings its copy.
+An image is named after a digest of what decides its packages: the definition and the lock. An existing
+image is therefore not built again, and a changed lock gives a new file beside it without affecting
+running trials. The realsys code inside serves commands only: a trial brings its own copy.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.slurm.images.image_pull import ENDINGS, Pulled, made_file
+from launcher.slurm.images.image_pull import ENDINGS, ImageFile, ensure_image_file
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, did_you_mean
 from realsys.trial.snapshot import code_root
 
 DOCKERFILE, APPTAINER_FILE = "Dockerfile", "realsys.def"
-BUILDERS = ("docker", "podman")  # enroot makes no images, but takes theirs
+BUILDERS = ("docker", "podman")  # enroot cannot build images, but imports theirs
 URI = {"docker": "dockerd://", "podman": "podman://"}
 _MADE_FOR = re.compile(r"# Image \w+, Python ([0-9.]+),")  # a lock's first line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What an image is made from.
+    """The inputs of an image.
 
     Attributes:
-        root: the checkout: the folder that builders copy from.
-        python: version that the kind's lock was made for.
+        root: the checkout, which builders copy from.
+        python: the version that the kind's lock was resolved for.
     """
 
     kind: str
@@ -40,12 +40,12 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Of the image."""
+        """Name of the image: its kind and digest."""
         return f"realsys-{self.kind}-{self.digest}"
 
 
 def recipe_of(kind: str, root: Path | None = None) -> Recipe:
-    """How the image ``kind`` is made.
+    """Finds the inputs of the image ``kind``.
 
     Raises:
         ConfigError: there is no such kind, or no `containers/` beside this installation.
@@ -71,18 +71,18 @@ def recipe_of(kind: str, root: Path | None = None) -> Recipe:
     made_for = _MADE_FOR.match(locks[kind].read_text())
     if made_for is None:
         raise ConfigError(
-            "the first line does not say for which Python it was made",
+            "the lock's first line does not name its Python version",
             where=str(locks[kind]),
-            fix="make it anew: containers/lock",
+            fix="regenerate it: containers/lock",
         )
     return Recipe(kind=kind, root=root, python=made_for[1], digest=digest)
 
 
-def build(spec: ClusterSpec, recipe: Recipe, *, timeout_s: float) -> Pulled:
-    """Makes the image unless it is there. The programs' own words go to stderr.
+def build(spec: ClusterSpec, recipe: Recipe, *, timeout_s: float) -> ImageFile:
+    """Builds the image unless its file exists. The programs' output goes to stderr.
 
     Raises:
-        ConfigError: the site runs no images.
+        ConfigError: the site has no container runtime.
         ClusterError: a program failed, took too long, or is not on this host.
     """
     runtime = spec.container.runtime
@@ -97,11 +97,11 @@ def build(spec: ClusterSpec, recipe: Recipe, *, timeout_s: float) -> Pulled:
     def commands(part: Path) -> list[list[str]]:
         return build_argvs(runtime, recipe, part, builder=_builder(runtime))
 
-    return made_file(spec, target, commands, timeout_s=timeout_s, cwd=recipe.root)
+    return ensure_image_file(spec, target, commands, timeout_s=timeout_s, cwd=recipe.root)
 
 
 def build_argvs(runtime: str, recipe: Recipe, target: Path, *, builder: str) -> list[list[str]]:
-    """The commands that write the image to ``target``, in the checkout (pure)."""
+    """Builds the commands that write the image to ``target``, run in the checkout (pure)."""
     values = [f"KIND={recipe.kind}", f"PYTHON={recipe.python}"]
     arguments = [word for value in values for word in ("--build-arg", value)]
     if runtime == "apptainer":
@@ -112,7 +112,7 @@ def build_argvs(runtime: str, recipe: Recipe, target: Path, *, builder: str) -> 
 
 
 def _builder(runtime: str) -> str:
-    """The program that makes images for ``runtime``; raises ClusterError if none is here."""
+    """Finds the program that builds images for ``runtime``; raises ClusterError if there is none here."""
     wanted = ["apptainer"] if runtime == "apptainer" else list(BUILDERS)
     needed = [] if runtime == "apptainer" else ["enroot"]
     found = [name for name in wanted if shutil.which(name)]
@@ -121,6 +121,6 @@ def _builder(runtime: str) -> str:
         raise ClusterError(
             f"not on PATH here: {', '.join(missing or [' or '.join(wanted)])}",
             where="PATH",
-            fix="build where they are, as a machine of your own, and copy the file to the site",
+            fix="build on a machine that has them and copy the file to the site",
         )
     return found[0]

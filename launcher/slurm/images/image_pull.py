@@ -1,8 +1,8 @@
-"""Turns a container image from a registry into one file that all nodes use: `realsys image pull`.
+"""Fetches a container image from a registry into one file for all nodes, for `realsys image pull`.
 
-A thousand tasks that each fetch an image meet the registry's rate limit, and each node unpacks it anew.
-The file is written beside its place and put there in one step, so a pull that was cut off leaves no
-image, and two pulls at a time one.
+A thousand tasks that each fetch an image hit the registry's rate limit, and each node unpacks it again.
+The file is written beside its destination and linked into place atomically: an interrupted pull leaves no
+image, and two concurrent pulls leave one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ ENDINGS = {"pyxis": ".sqsh", "apptainer": ".sif"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulled:
-    """An image as a file."""
+class ImageFile:
+    """An image stored as a file."""
 
     path: Path
-    already: bool  # it was there; nothing was fetched
+    already: bool  # the file existed; nothing was fetched
 
 
 def image_file(spec: ClusterSpec, source: str) -> Path:
-    """Where the image ``source`` is kept.
+    """Returns where the image ``source`` is stored.
 
     Raises:
-        ConfigError: the site runs no images, or ``source`` is no name in a registry.
+        ConfigError: the site has no container runtime, or ``source`` is not a registry's image name.
     """
     if spec.container.runtime == "none":
         raise ConfigError(
@@ -47,20 +47,20 @@ def image_file(spec: ClusterSpec, source: str) -> Path:
     image = parse_image(source)
     if image.path or not image.name or any(c.isspace() for c in source):
         raise ConfigError(
-            f"{source!r} is no image in a registry",
+            f"{source!r} is not the name of an image in a registry",
             where="command line",
-            fix="give e.g. nvcr.io#nvidia/pytorch:25.05-py3; a file can be named in the spec as it is",
+            fix="give e.g. nvcr.io#nvidia/pytorch:25.05-py3; a file can be named in the cluster spec",
         )
     ending = ENDINGS[spec.container.runtime]
     return Path(spec.file_root, "images", file_stem(source) + ending)
 
 
-def pull(spec: ClusterSpec, source: str, *, timeout_s: float) -> Pulled:
-    """Fetches and converts the image unless it is there. The program's own words go to stderr.
+def pull(spec: ClusterSpec, source: str, *, timeout_s: float) -> ImageFile:
+    """Fetches and converts the image unless its file exists. The program's output goes to stderr.
 
     Raises:
-        ConfigError: see image_file. ClusterError: it failed, the runtime is not on this host, or another
-            user could exchange the image.
+        ConfigError: see image_file.
+        ClusterError: it failed, the runtime is not on this host, or another user could replace the image.
     """
     target, image = image_file(spec, source), parse_image(source)
     program = PROGRAMS[spec.container.runtime]
@@ -74,41 +74,41 @@ def pull(spec: ClusterSpec, source: str, *, timeout_s: float) -> Pulled:
             )
         return [pull_argv(spec.container.runtime, image, part)]
 
-    return made_file(spec, target, commands, timeout_s=timeout_s)
+    return ensure_image_file(spec, target, commands, timeout_s=timeout_s)
 
 
-def made_file(
+def ensure_image_file(
     spec: ClusterSpec,
     target: Path,
     commands: Callable[[Path], Sequence[Sequence[str]]],
     *,
     timeout_s: float,
     cwd: Path | None = None,
-) -> Pulled:
-    """``target``, by the commands that make the file they are asked for, unless it is there.
+) -> ImageFile:
+    """Creates ``target`` with the commands that write a given file, unless it exists.
 
     Args:
         timeout_s: of each command.
     Raises:
-        ClusterError: one failed, or another user could exchange the image.
+        ClusterError: a command failed, or another user could replace the image.
     """
     check_folders(
         target.parent, root=Path(spec.file_root)
-    )  # what runs in it is of who writes there
+    )  # whoever can write there controls what runs in the image
     if target.exists():
-        return Pulled(path=target, already=True)
+        return ImageFile(path=target, already=True)
     with _beside(target) as part:
         for argv in commands(part):
             _run(argv, timeout_s, cwd)
         try:
-            os.link(part, target)  # fails where somebody else was quicker: theirs is as good
+            os.link(part, target)  # fails if a concurrent pull finished first; its file is as good
         except FileExistsError:
-            return Pulled(path=target, already=True)
-    return Pulled(path=target, already=False)
+            return ImageFile(path=target, already=True)
+    return ImageFile(path=target, already=False)
 
 
 def pull_argv(runtime: str, image: Image, target: Path) -> list[str]:
-    """The command that writes ``image`` to ``target``, which is not there yet (pure)."""
+    """Builds the command that writes ``image`` to ``target``, which must not exist yet (pure)."""
     if runtime == "pyxis":
         return ["enroot", "import", "--output", str(target), enroot_source(image)]
     return ["apptainer", "pull", str(target), apptainer_source(image)]
@@ -116,7 +116,7 @@ def pull_argv(runtime: str, image: Image, target: Path) -> list[str]:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A path in the folder of ``target`` that is nobody else's, gone afterwards."""
+    """Provides a temporary path in the folder of ``target``, unique to this process; removed afterwards."""
     part = target.with_name(f".{os.uname().nodename}-{os.getpid()}.{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -139,13 +139,13 @@ def _run(argv: Sequence[str], timeout_s: float, cwd: Path | None) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise ClusterError(
-            f"{argv[0]} was not done after {timeout_s:g} s",
+            f"{argv[0]} did not finish within {timeout_s:g} s",
             where=" ".join(argv),
-            fix="give it longer: --timeout",
+            fix="allow more time: --timeout",
         ) from error
     if done.returncode != 0:
         raise ClusterError(
-            f"{argv[0]} failed with exit status {done.returncode}; its words are above",
+            f"{argv[0]} failed with exit status {done.returncode}; its output is above",
             where=" ".join(argv),
             fix="check the image's name; for private registries ~/.config/enroot/.credentials, or "
             "`apptainer registry login`",

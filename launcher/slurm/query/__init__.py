@@ -1,1 +1,1 @@
-"""What Slurm says of jobs: one batched question, its answer, and what states and reasons mean."""
+"""Job queries: one batched call to Slurm, parsing of its answer, and the meaning of states and reasons."""

@@ -1,7 +1,7 @@
-"""Slurm's last answer about all jobs of mine, in a file, so that several watches ask once.
+"""Caches Slurm's last answer about the user's jobs in a file, so that concurrent watchers query it once.
 
-A cache: whatever is wrong with the file or its folder, the caller asks Slurm itself. A failed answer
-is kept as well; a controller in trouble is not helped by more questions.
+A fault of the file or its folder is never an error: the caller then queries Slurm itself. A failed answer
+is cached as well, because further queries would only add load to a controller in trouble.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from launcher.sites import places
 from launcher.slurm.query.job_rows import JobInfo
 from launcher.slurm.query.states import JobState
 
-FORMAT = 1  # of the file; another one is asked anew
+FORMAT = 1  # of the file; a file of another format is ignored
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedAnswer:
-    """What Slurm said.
+    """Slurm's answer about a set of jobs.
 
     Attributes:
         jobs: by the ids asked for, and by the names of their parts.
         asked_at: seconds since 1970, this host's clock.
-        problems: sentences for people: who did not answer, what could not be read.
-        reached: the controller answered, and all of it could be read.
-        accounting_off: sacct said that the cluster keeps no accounts.
+        problems: sentences for the user: which program did not answer, what could not be read.
+        reached: the controller answered, and its whole answer could be read.
+        accounting_off: sacct reported that the cluster keeps no accounting.
     """
 
     jobs: Mapping[str, JobInfo] = field(default_factory=dict)
@@ -44,8 +44,11 @@ class CachedAnswer:
     accounting_off: bool = False
 
 
-def place(cluster: str = "") -> Path:
-    """The file of this cluster; without a name, of this host. Another slurm.conf has another file."""
+def cache_file(cluster: str = "") -> Path:
+    """Returns the cache file of this cluster, or of this host if ``cluster`` is empty.
+
+    Each slurm.conf has its own file.
+    """
     which = f"{os.environ.get('SLURM_CONF', '')}\0{os.environ.get('SLURM_CLUSTERS', '')}"
     name = re.sub(r"[^A-Za-z0-9.-]", "_", cluster or socket.gethostname()).lstrip(".") or "_"
     digest = hashlib.sha256(f"{os.geteuid()}\0{which}".encode(errors="replace")).hexdigest()[:8]
@@ -53,7 +56,7 @@ def place(cluster: str = "") -> Path:
 
 
 def load(path: Path, *, max_age_s: float) -> CachedAnswer | None:
-    """The kept answer, unless it is too old, from the future, or not one of ours."""
+    """Reads the cached answer; None if it is too old, from the future, or malformed."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.pop("format") != FORMAT or not 0 <= time.time() - raw["asked_at"] <= max_age_s:
@@ -65,7 +68,7 @@ def load(path: Path, *, max_age_s: float) -> CachedAnswer | None:
 
 
 def save(path: Path, answer: CachedAnswer) -> None:
-    """Keeps the answer; readers see it whole or not at all. Failing to is no error."""
+    """Writes the answer atomically. A failure to write is ignored."""
     text = json.dumps({"format": FORMAT, **asdict(answer)})
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
@@ -78,8 +81,8 @@ def save(path: Path, answer: CachedAnswer) -> None:
 
 
 @contextmanager
-def turn(path: Path, *, timeout_s: float) -> Iterator[None]:
-    """Waits until no other process of this user asks; goes on without where files can't be locked."""
+def query_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
+    """Waits until no other process of this user queries Slurm; proceeds if files can't be locked."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -90,7 +93,7 @@ def turn(path: Path, *, timeout_s: float) -> Iterator[None]:
         _wait_for(lock, time.monotonic() + timeout_s)
         yield
     finally:
-        os.close(lock)  # lets go of it, too
+        os.close(lock)  # also releases the lock
 
 
 def _wait_for(lock: int, deadline: float) -> None:

@@ -1,10 +1,10 @@
-"""What Slurm says of our jobs: asked once for all of them, and never an exception.
+"""Queries Slurm about the user's jobs: one batched call for all of them, and never an exception.
 
-One squeue; for what it does not know one sacct. ``squeue --states=all`` also knows jobs that ended
-less than MinJobAge (300 s) ago, with their exit codes: `scontrol show job` knows no more, and takes a
-single id. Several jobs are asked for as "all of mine", which costs the controller least (it sends all
-users' jobs to a client that names several); what is then neither mine nor in accounting is asked for
-by id, once. Reading is in job_rows.py, keeping in answer_cache.py.
+One squeue; then one sacct for the jobs that squeue does not know. ``squeue --states=all`` also lists jobs
+that ended less than MinJobAge (300 s) ago, with their exit codes; `scontrol show job` knows no more and
+takes a single id. Several jobs are queried as "all of mine", which costs the controller least (a query
+that names several ids makes it send all users' jobs); ids that are then in neither answer are queried by
+id, once. job_rows.py parses the output, answer_cache.py caches it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from launcher.slurm.query.job_rows import (
     read_squeue,
 )
 from launcher.slurm.query.states import JobState
-from launcher.slurm.slurm_commands import names_no_job, run_slurm, said
+from launcher.slurm.slurm_commands import is_unknown_job, last_error_line, run_slurm
 from realsys.api.errors import ClusterError
 
-__all__ = ["CachedAnswer", "JobInfo", "ask"]
+__all__ = ["CachedAnswer", "JobInfo", "query_jobs"]
 
 SQUEUE_FORMAT = ",".join(f"{name}:{FIELD_END}" for name in SQUEUE_FIELDS[:-1])
 SQUEUE_FORMAT += f",{SQUEUE_FIELDS[-1]}:{ROW_END}"
 SECONDS = {"SLURM_TIME_FORMAT": "%s"}
 
 _JOB_ID = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,4})?", re.ASCII)
-_LEFT = "Slurm no longer knows it; how it ended is not known"
-_LEFT_UNRECORDED = "the controller no longer knows it, and accounting never learned how it ended"
+_LEFT = "Slurm no longer knows the job; how it ended is unknown"
+_LEFT_UNRECORDED = "the controller no longer knows the job, and accounting has no record of its end"
 _DISABLED = "accounting storage is disabled"
 
 
-def ask(
+def query_jobs(
     job_ids: Iterable[str],
     *,
     accounting: bool | None,
@@ -51,7 +51,7 @@ def ask(
     cluster: str = "",
     timeout_s: float = 30.0,
 ) -> CachedAnswer:
-    """What Slurm says of these jobs; problems are in the answer, and make jobs UNKNOWN, never GONE.
+    """Queries these jobs. Problems are part of the answer and make jobs UNKNOWN, never GONE.
 
     Every id asked for is a key of the answer (``12``, ``12_3``, ``12+0``, or ``12;cluster`` as sbatch
     --parsable prints it); of an array or a heterogeneous job its parts are there too, and the id alone
@@ -59,10 +59,10 @@ def ask(
 
     Args:
         accounting: whether sacct works; None: try. Pass ``not answer.accounting_off`` next time.
-        max_age_s: an answer of that age will do, also one that another process got: for those who
-            ask again and again (at least 10 s, then).
-        cluster: names the kept answer; without it the host does.
-        timeout_s: of each program.
+        max_age_s: accept a cached answer up to this age, also one of another process: for repeated
+            queries (then at least 10 s).
+        cluster: names the cache file; the host does if empty.
+        timeout_s: per program.
     """
     names = list(dict.fromkeys(job_ids))
     ids = {name: name.strip().partition(";")[0] for name in names}
@@ -77,12 +77,12 @@ def ask(
 def _through_cache(
     ids: list[str], accounting: bool | None, max_age_s: float, cluster: str, timeout_s: float
 ) -> CachedAnswer:
-    path = answer_cache.place(cluster)
+    path = answer_cache.cache_file(cluster)
     kept = answer_cache.load(path, max_age_s=max_age_s)
     if kept and not _unknown_in(kept, ids):
         return kept
-    with answer_cache.turn(path, timeout_s=2 * timeout_s):
-        kept = answer_cache.load(path, max_age_s=max_age_s)  # somebody may have asked meanwhile
+    with answer_cache.query_lock(path, timeout_s=2 * timeout_s):
+        kept = answer_cache.load(path, max_age_s=max_age_s)  # another process may have queried
         mine = kept or _from_squeue(["--me"], timeout_s)
         answer = _completed(mine, ids, accounting, timeout_s, only_mine=True)
         answer_cache.save(path, answer)
@@ -106,7 +106,7 @@ def _completed(
     *,
     only_mine: bool = False,
 ) -> CachedAnswer:
-    """``seen`` with something about every id."""
+    """Adds an entry to ``seen`` for every id, from sacct or by id if needed."""
     if (missing := _unknown_in(seen, ids)) and accounting is not False and not seen.accounting_off:
         seen = _with_sacct(seen, missing, accounting, timeout_s)
     if only_mine and seen.reached and (missing := _not_over(seen, missing)):
@@ -117,12 +117,12 @@ def _completed(
             problems=(*seen.problems, *others.problems),
             reached=others.reached,
         )
-    last_word = {job_id: _unseen(seen, job_id) for job_id in _not_over(seen, missing)}
-    return replace(seen, jobs={**seen.jobs, **last_word})
+    unseen = {job_id: _unseen(seen, job_id) for job_id in _not_over(seen, missing)}
+    return replace(seen, jobs={**seen.jobs, **unseen})
 
 
 def _not_over(seen: CachedAnswer, ids: list[str]) -> list[str]:
-    """Those of ``ids`` that squeue did not show, and whose end accounting does not know either."""
+    """Selects the ids that squeue did not list and for which accounting has no end either."""
     return [
         job_id
         for job_id in ids
@@ -132,9 +132,9 @@ def _not_over(seen: CachedAnswer, ids: list[str]) -> list[str]:
 
 
 def _unseen(seen: CachedAnswer, job_id: str) -> JobInfo:
-    """The last word on a job that the controller did not show."""
+    """Decides the state of a job that the controller did not list."""
     recorded = seen.jobs.get(job_id)
-    if not seen.reached:  # what accounting says is then the best there is
+    if not seen.reached:  # accounting's record is then the best there is
         why = "Slurm could not be asked"
         return recorded or JobInfo(job_id=job_id, state=JobState.UNKNOWN, reason_words=why)
     if recorded:
@@ -149,12 +149,12 @@ def _from_squeue(which: list[str], timeout_s: float) -> CachedAnswer:
         done = run_slurm([*argv, f"--Format={SQUEUE_FORMAT}"], timeout_s=timeout_s, env=SECONDS)
     except ClusterError as error:
         return CachedAnswer(asked_at=asked_at, problems=(error.what,), reached=False)
-    if names_no_job(done):
+    if is_unknown_job(done):
         return CachedAnswer(asked_at=asked_at)
     rows = read_squeue(done.stdout)
     problems = _unreadable("squeue", rows)
     if done.returncode != 0:
-        problems += (f"squeue failed: {said(done.stderr) or f'exit {done.returncode}'}",)
+        problems += (f"squeue failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",)
     return CachedAnswer(
         jobs=dict(rows.jobs), asked_at=asked_at, problems=problems, reached=not problems
     )
@@ -170,13 +170,14 @@ def _with_sacct(
     except ClusterError as error:
         return replace(seen, problems=(*seen.problems, error.what))
     if done.returncode != 0 and _DISABLED in done.stderr:
-        told = () if accounting is None else ("sacct: Slurm accounting storage is disabled here",)
-        return replace(seen, problems=(*seen.problems, *told), accounting_off=True)
+        disabled = "sacct: Slurm accounting storage is disabled here"
+        problems = seen.problems if accounting is None else (*seen.problems, disabled)
+        return replace(seen, problems=problems, accounting_off=True)
     rows = read_sacct(done.stdout)
     problems = _unreadable("sacct", rows)
     if done.returncode != 0:
-        problems += (f"sacct failed: {said(done.stderr) or f'exit {done.returncode}'}",)
-    # Of an array that is half in the queue, squeue's word on the whole stands.
+        problems += (f"sacct failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",)
+    # For an array that is partly queued, squeue's entry for the whole takes precedence.
     return replace(seen, jobs={**rows.jobs, **seen.jobs}, problems=(*seen.problems, *problems))
 
 
@@ -195,7 +196,7 @@ def _by_id(ids: list[str]) -> list[str]:
 
 
 def _picked(answer: CachedAnswer, ids: dict[str, str]) -> CachedAnswer:
-    """The answer with the jobs asked for, and their parts, alone."""
+    """Restricts the answer to the jobs asked for and their parts."""
     jobs: dict[str, JobInfo] = {}
     problems = list(answer.problems)
     for name, job_id in ids.items():
@@ -204,5 +205,5 @@ def _picked(answer: CachedAnswer, ids: dict[str, str]) -> CachedAnswer:
             jobs.update(parts_of(job_id, answer.jobs))
         else:
             jobs[name] = JobInfo(job_id=name, state=JobState.UNKNOWN, reason_words="no job id")
-            problems.append(f"{name!r} is no Slurm job id")
+            problems.append(f"{name!r} is not a Slurm job id")
     return replace(answer, jobs=jobs, problems=tuple(problems))

@@ -1,8 +1,8 @@
-"""What squeue and sacct print, read into JobInfo: pure functions of text that never raise.
+"""Parses squeue's and sacct's output into JobInfo: pure functions of text that never raise.
 
-Both are asked for fields between characters that nobody types (a job's comment may hold "|" and line
-breaks), with SLURM_TIME_FORMAT=%s, so that times are seconds since 1970. Read against recorded output
-of 22.05 and the sources of 23.02 to 26.11 (tests/unit/slurm_outputs/).
+Both programs print fields between control characters, which users do not type (a job's comment may hold
+"|" and line breaks), with SLURM_TIME_FORMAT=%s, so that times are seconds since 1970. Tested against
+recorded output of 22.05 and the sources of 23.02 to 26.11 (tests/unit/slurm_outputs/).
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _BEFORE_START = frozenset({JobState.WAITING, JobState.HELD})
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """What Slurm says of one job, of a task of an array, or of a component of a heterogeneous job.
+    """Slurm's record of one job, of a task of an array, or of a component of a heterogeneous job.
 
     Attributes:
-        job_id: Slurm's name of it: ``12``, ``12_3``, ``12+0``.
-        slurm_state, reason: Slurm's own words; a reason that says nothing is empty.
-        fix: what to do about the reason, where more was found out than the reason says.
-        expected_start: when Slurm thinks it will start, or may at the earliest; only before the start.
-        submitted_at, started_at, ended_at: seconds since 1970 by the controller's clock. Of a requeued
-            job they are its present run's.
-        time_limit_s: None: unlimited, or not known.
+        job_id: Slurm's id: ``12``, ``12_3``, ``12+0``.
+        slurm_state, reason: Slurm's own words; a reason without information is empty.
+        fix: what to do about the reason, if more is known than the reason itself.
+        expected_start: Slurm's estimated or earliest start; only before the start.
+        submitted_at, started_at, ended_at: seconds since 1970 by the controller's clock; for a requeued
+            job, those of its present run.
+        time_limit_s: None: unlimited, or unknown.
         nodes: a hostlist; empty before the start.
-        restarts: how often it was requeued.
-        exit_code: 0 is believed of COMPLETED only.
-        source: ``squeue``, ``sacct``, or ``none`` where neither knows it.
+        restarts: number of requeues.
+        exit_code: 0 is accepted only with COMPLETED.
+        source: ``squeue``, ``sacct``, or ``none`` if neither knows the job.
     """
 
     job_id: str
@@ -76,7 +76,7 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class Rows:
-    """Jobs by each of their names, and how many rows could not be read, with the first of them."""
+    """Parsed jobs by each of their names, the number of unreadable rows and the first of those."""
 
     jobs: Mapping[str, JobInfo] = field(default_factory=dict)
     unreadable: int = 0
@@ -84,7 +84,7 @@ class Rows:
 
 
 def read_squeue(text: str) -> Rows:
-    """Of ``squeue -h -r -O`` with SQUEUE_FIELDS."""
+    """Parses the output of ``squeue -h -r -O`` with SQUEUE_FIELDS."""
     found: list[tuple[str, JobInfo]] = []
     bad: list[str] = []
     for row in text.split(ROW_END):
@@ -107,10 +107,10 @@ def read_squeue(text: str) -> Rows:
 
 
 def read_sacct(text: str) -> Rows:
-    """Of ``sacct -X -P -n -D`` with SACCT_FIELDS; of a job's rows the latest counts.
+    """Parses the output of ``sacct -X -P -n -D`` with SACCT_FIELDS; of a job's rows the latest counts.
 
-    A requeued job has a row a run (the earlier ones REQUEUED, PREEMPTED, NODE_FAIL …) and one that lost
-    a node and went on has a RESIZING row besides: only the former are restarts.
+    A requeued job has one row per run (the earlier ones REQUEUED, PREEMPTED, NODE_FAIL …). A job that
+    lost a node and continued has an additional RESIZING row, which is not counted as a restart.
     """
     runs: dict[str, list[JobInfo]] = defaultdict(list)
     raw_ids: dict[str, str] = {}
@@ -133,7 +133,7 @@ def read_sacct(text: str) -> Rows:
     for job_id, rows in runs.items():
         rows.sort(key=lambda row: (row.submitted_at or 0, row.started_at or float("inf")))
         over = [row.slurm_state != "RESIZING" for row in rows[:-1]]
-        restarts = sum(over) + (rows[-1].slurm_state == "REQUEUED")  # its next row is on the way
+        restarts = sum(over) + (rows[-1].slurm_state == "REQUEUED")  # its next row will follow
         latest.append((raw_ids[job_id], replace(rows[-1], restarts=restarts)))
     return Rows(_by_name(latest), len(bad), bad[0][:80] if bad else "")
 
@@ -147,7 +147,7 @@ def _info(
         state = JobState.HELD
     waits = state in _BEFORE_START
     if source == "sacct" and not waits:
-        reason = ""  # there it is why the job once waited
+        reason = ""  # sacct keeps the reason of an earlier wait
     ending = state.has_ended or state is JobState.FINISHING
     code, signal = status if status and ending else (0, 0)
     return JobInfo(
@@ -155,7 +155,7 @@ def _info(
         state=state,
         slurm_state=slurm_state,
         reason=_text(reason),
-        reason_words=reasons.words(reason, restarts=restarts or 0),
+        reason_words=reasons.reason_sentence(reason, restarts=restarts or 0),
         expected_start=_epoch(start) if state is JobState.WAITING else None,
         submitted_at=_epoch(submit),
         started_at=None if waits else _epoch(start),
@@ -171,10 +171,10 @@ def _info(
 
 
 def _by_name(found: Iterable[tuple[str, JobInfo]]) -> dict[str, JobInfo]:
-    """Each job by its own name, by its raw id, and a whole by its part that says most of it.
+    """Indexes each job by its own name and raw id, and a whole by its most significant part.
 
-    That is component 0 of a heterogeneous job, where the batch script runs; of an array a task that
-    runs, else one that waits.
+    For a heterogeneous job that is component 0, which runs the batch script; for an array a running
+    task, else a pending one.
     """
     jobs: dict[str, JobInfo] = {}
     wholes: dict[str, JobInfo] = {}
@@ -195,7 +195,7 @@ def _life(info: JobInfo) -> int:
 
 
 def parts_of(job_id: str, jobs: Mapping[str, JobInfo]) -> Iterator[tuple[str, JobInfo]]:
-    """The tasks of an array or the components of a heterogeneous job, by their own names."""
+    """Yields the tasks of an array or the components of a heterogeneous job, by their own names."""
     for name, info in jobs.items():
         if name.startswith((f"{job_id}_", f"{job_id}+")):
             yield name, info
@@ -210,7 +210,7 @@ def _number(value: str) -> int | None:
 
 
 def _epoch(value: str) -> float | None:
-    """Seconds since 1970, also of ``2026-09-21T12:31:28`` in local time."""
+    """Parses seconds since 1970, or a local time like ``2026-09-21T12:31:28``."""
     if re.fullmatch(r"\d{1,11}", value, re.ASCII):
         return float(value) or None
     try:
@@ -220,7 +220,7 @@ def _epoch(value: str) -> float | None:
 
 
 def _seconds(value: str) -> int | None:
-    """Of a limit as squeue prints it: ``1:00`` is a minute, ``1-02:03:04`` more than a day."""
+    """Parses a time limit as squeue prints it: ``1:00`` is a minute, ``1-02:03:04`` more than a day."""
     found = _TIME.fullmatch(value)
     if not found:
         return None
@@ -229,7 +229,7 @@ def _seconds(value: str) -> int | None:
 
 
 def _exit_status(value: str) -> tuple[int, int] | None:
-    """(code, signal) of ``3:0``, or of the wait status 768 that squeue printed before 23.02."""
+    """Parses (code, signal) from ``3:0``, or from the wait status 768 that squeue printed before 23.02."""
     if found := _EXIT.fullmatch(value):
         return int(found[1]), int(found[2])
     status = _number(value)

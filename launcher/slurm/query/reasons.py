@@ -1,8 +1,8 @@
-"""Why a job waits, or ended: Slurm's reasons (squeue %r) as a sentence, and what to do about it.
+"""Explains why a job waits or ended: Slurm's reasons (squeue %r) as sentences with a fix.
 
-Names are those of https://slurm.schedmd.com/job_reason_codes.html and job_state_reason.c, 22.05 to
-26.11; the controller may put a text of its own in their place (TEXTS). A reason that is in no table is
-handed on as Slurm's own word.
+Names are those of https://slurm.schedmd.com/job_reason_codes.html and job_state_reason.c, 22.05 to 26.11;
+the controller may print a text of its own in their place (TEXTS). A reason that is in no table is passed
+through unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WAIT = "wait"
 
 
 class Reason(NamedTuple):
-    """What a reason means and what the reader should do next."""
+    """The meaning of a reason, and what the user should do next."""
 
     words: str
     fix: str
@@ -24,38 +24,40 @@ class Reason(NamedTuple):
 
 REASONS: dict[str, Reason] = {
     # the queue works
-    "Priority": Reason("jobs of higher priority are before it", _WAIT),
-    "Resources": Reason("the nodes it needs are busy", f"{_WAIT}, or ask for less or shorter"),
+    "Priority": Reason("jobs of higher priority are ahead of it", _WAIT),
+    "Resources": Reason(
+        "the nodes it needs are busy", f"{_WAIT}, or request fewer resources or less time"
+    ),
     "Prolog": Reason("the site's prolog runs on its nodes", _WAIT),
     "Cleaning": Reason("its previous run is being cleaned up", _WAIT),
-    "SchedDefer": Reason("asked to start at once; this site starts jobs a little later", _WAIT),
+    "SchedDefer": Reason("it requested an immediate start; this site defers starts", _WAIT),
     "FedJobLock": Reason("the clusters of the federation agree on who runs it", _WAIT),
     "BurstBufferResources": Reason("the burst buffer is full", _WAIT),
     "BurstBufferStageIn": Reason("files are copied into the burst buffer", _WAIT),
-    "MaxPoweredUpNodes": Reason("as many nodes are switched on as the site allows", _WAIT),
+    "MaxPoweredUpNodes": Reason("the site's limit on powered-up nodes is reached", _WAIT),
     "MpiPortsBusy": Reason("the ports reserved for MPI are in use", _WAIT),
     "NvidiaImexChannels": Reason("all channels for memory sharing between nodes are in use", _WAIT),
     "Licenses": Reason("the licences it needs are in use", f"{_WAIT} (scontrol show licenses)"),
-    # what was asked for
+    # what the job requested
     "BeginTime": Reason(
         "its begin time has not come", f"{_WAIT}, or scontrol update StartTime=now"
     ),
     "Dependency": Reason(
-        "it waits for another job", "realsys status of that one says how far it is"
+        "it waits for another job", "realsys status of that trial shows its progress"
     ),
     "DependencyNeverSatisfied": Reason(
-        "the job it waits for did not end as it must", f"{_NEVER}out that dependency"
+        "the job it waits for did not end as required", f"{_NEVER}out that dependency"
     ),
     "DeadLine": Reason("it could not end before its deadline", f"{_NEVER} a later deadline"),
     "JobArrayTaskLimit": Reason("its array's limit on tasks at a time is reached", _WAIT),
     "BadConstraints": Reason(
-        "no node has what it asks for", f"{_NEVER} other constraint, GPUs, CPUs or memory"
+        "no node has what it requests", f"{_NEVER} other constraint, GPUs, CPUs or memory"
     ),
     "Constraints": Reason(
-        "no free node has the features it asks for", f"{_WAIT}, or ask for others"
+        "no free node has the features it requests", f"{_WAIT}, or request others"
     ),
     "MaxMemPerLimit": Reason(
-        "it asks for more memory a node or CPU than is allowed", f"{_NEVER} less memory"
+        "it requests more memory per node or CPU than is allowed", f"{_NEVER} less memory"
     ),
     # nodes, partition, reservation
     "ReqNodeNotAvail": Reason(
@@ -69,14 +71,14 @@ REASONS: dict[str, Reason] = {
         "its partition is inactive", f"{_ADMIN}, or choose another partition"
     ),
     "PartitionNodeLimit": Reason(
-        "it asks for more nodes than its partition gives, or some of them are down",
+        "it requests more nodes than its partition allows, or some of them are down",
         f"{_NEVER} fewer nodes, or choose another partition (sinfo)",
     ),
     "PartitionTimeLimit": Reason(
         "its time limit is over the partition's", f"{_NEVER} a shorter time limit"
     ),
     "PartitionConfig": Reason(
-        "its partition does not allow it", "scontrol show partition says what"
+        "its partition does not allow it", "scontrol show partition shows the limits"
     ),
     "Reservation": Reason("its reservation has not begun", f"{_WAIT} (scontrol show reservation)"),
     "ReservationDeleted": Reason("its reservation was deleted", f"{_NEVER} another reservation"),
@@ -86,7 +88,7 @@ REASONS: dict[str, Reason] = {
     "JobHeldAdmin": Reason("it is held by an administrator", _ADMIN),
     "JobHoldMaxRequeue": Reason(
         "it was requeued as often as the site allows",
-        "look into its logs; scontrol release the job",
+        "read its logs; then scontrol release the job",
     ),
     # account and quality of service
     "InvalidAccount": Reason(
@@ -99,29 +101,31 @@ REASONS: dict[str, Reason] = {
         "its QOS needs a better usage factor than yours", "use another qos"
     ),
     "AccountingPolicy": Reason("a limit of its account or QOS is reached", _ADMIN),
-    "AssociationJobLimit": Reason("your account has as many jobs as it may", _WAIT),
-    "AssociationResourceLimit": Reason("your account uses as much as it may", _WAIT),
+    "AssociationJobLimit": Reason("your account's limit on jobs is reached", _WAIT),
+    "AssociationResourceLimit": Reason("your account's limit on resources is reached", _WAIT),
     "AssociationTimeLimit": Reason("your account has used up its time", _ADMIN),
-    "QOSJobLimit": Reason("its QOS has as many jobs as it may", f"{_WAIT}, or use another qos"),
-    "QOSResourceLimit": Reason("its QOS uses as much as it may", f"{_WAIT}, or use another qos"),
+    "QOSJobLimit": Reason("its QOS's limit on jobs is reached", f"{_WAIT}, or use another qos"),
+    "QOSResourceLimit": Reason(
+        "its QOS's limit on resources is reached", f"{_WAIT}, or use another qos"
+    ),
     "QOSTimeLimit": Reason("its QOS has used up its time", f"{_ADMIN}, or use another qos"),
     # why it ended
     "BurstBufferOperation": Reason("the burst buffer failed", _ADMIN),
-    "SystemFailure": Reason("Slurm itself failed", f"realsys resume; if it stays so, {_ADMIN}"),
+    "SystemFailure": Reason("Slurm itself failed", f"realsys resume; if it fails again, {_ADMIN}"),
     "JobLaunchFailure": Reason(
         "it could not be started, or its batch process was killed",
-        "look into its logs; realsys resume",
+        "read its logs; realsys resume",
     ),
-    "NonZeroExitCode": Reason("it ended with an exit code other than 0", "look into its logs"),
-    "RaisedSignal": Reason("a signal ended it", "look into its logs"),
+    "NonZeroExitCode": Reason("it ended with an exit code other than 0", "read its logs"),
+    "RaisedSignal": Reason("a signal ended it", "read its logs"),
     "TimeLimit": Reason(
-        "it reached its time limit", "realsys resume goes on from the last checkpoint"
+        "it reached its time limit", "realsys resume continues from the last checkpoint"
     ),
     "InactiveLimit": Reason("the site ended it as inactive", _ADMIN),
-    "OutOfMemory": Reason("it used more memory than it had asked for", "launch with more memory"),
+    "OutOfMemory": Reason("it used more memory than it requested", "launch with more memory"),
 }
 
-# What the controller writes itself instead of a name; the detail behind it is kept.
+# Texts that the controller prints instead of a name; their detail is kept.
 TEXTS: tuple[tuple[re.Pattern[str], Reason], ...] = (
     (re.compile(r"ReqNodeNotAvail,\W*(?P<detail>.+)"), REASONS["ReqNodeNotAvail"]),
     (re.compile(r"Nodes required for job are DOWN.*"), REASONS["ReqNodeNotAvail"]),
@@ -135,7 +139,7 @@ TEXTS: tuple[tuple[re.Pattern[str], Reason], ...] = (
     ),
     (
         re.compile(r"Job is at or exceeds (?P<detail>.+)"),
-        Reason("a limit of its account or QOS is reached", f"{_WAIT}, or ask for less"),
+        Reason("a limit of its account or QOS is reached", f"{_WAIT}, or request less"),
     ),
     (
         re.compile(r"(?P<detail>Reservation \S+), which .*has ended.*"),
@@ -159,32 +163,30 @@ _THINGS = {
 }  # fmt: skip
 
 
-def words(reason: str, *, restarts: int = 0) -> str:
-    """The sentence for people; empty without a reason, Slurm's own word where no table has it."""
+def reason_sentence(reason: str, *, restarts: int = 0) -> str:
+    """Returns the sentence for users; empty without a reason, Slurm's own word if no table has it."""
     text = _plain(reason)
     if text.lower() in _NONE:
         return ""
     if text == "BeginTime" and restarts:
-        return (
-            "it was requeued; Slurm waits a while (two minutes by default) before it starts again"
-        )
+        return "it was requeued; Slurm waits (two minutes by default) before it starts again"
     known = _look_up(text)
     return known.words if known else text
 
 
-def fix(reason: str) -> str:
-    """What to do about it; empty where there is nothing to say."""
+def reason_fix(reason: str) -> str:
+    """Returns what to do about the reason; empty if nothing is known."""
     known = _look_up(_plain(reason))
     return known.fix if known else ""
 
 
 def is_hold(reason: str) -> bool:
-    """True when a pending job of this reason waits until somebody releases it."""
+    """Whether a pending job with this reason waits for a release by a person."""
     return bool(_HELD.fullmatch(_plain(reason)))
 
 
 def is_shared_limit(reason: str) -> bool:
-    """True of a limit on several jobs together, which one of them alone may exceed."""
+    """Whether the reason is a limit on several jobs together, which one job may exceed alone."""
     text = _plain(reason)
     found = None if text in REASONS else _LIMIT.fullmatch(text)
     if found is None or found["thing"] not in _THINGS or found["kind"] == "Min":
@@ -193,26 +195,26 @@ def is_shared_limit(reason: str) -> bool:
 
 
 def is_about_nodes(reason: str) -> bool:
-    """True where the job waits for nodes that are down, drained or reserved."""
+    """Whether the job waits for nodes that are down, drained or reserved."""
     text = _plain(reason)
     return text.startswith(("ReqNodeNotAvail", "NodeDown", "Nodes required for job are DOWN"))
 
 
-def thing_of(tres: str) -> str:
-    """``gres/gpu:h200`` → GPUs (h200), ``cpu`` → CPUs."""
+def resource_name(tres: str) -> str:
+    """Names a TRES for users: ``gres/gpu:h200`` → GPUs (h200), ``cpu`` → CPUs."""
     name, _, kind = tres.partition(":")
     known = {"cpu": "CPUs", "mem": "MiB of memory", "node": "nodes", "gres/gpu": "GPUs"}
     return known.get(name, name) + (f" ({kind})" if kind else "")
 
 
 def _is_own_limit(found: re.Match[str]) -> bool:
-    """Of one job or node: nobody else's end helps."""
+    """Whether the limit is per job or node, so that waiting for other jobs does not help."""
     per = (found["per"] or "").removeprefix("Per").lower()
     return found["kind"] == "Max" and (per in {"job", "node"} or found["thing"] == "WallDuration")
 
 
 def _plain(reason: str) -> str:
-    """Without what squeue's NODELIST(REASON) puts around it."""
+    """Strips the parentheses of squeue's NODELIST(REASON)."""
     text = reason.strip()
     return text[1:-1] if text.startswith("(") and text.endswith(")") and text != "(null)" else text
 
@@ -230,7 +232,7 @@ def _look_up(text: str) -> Reason | None:
 
 
 def _limit(found: re.Match[str], text: str) -> Reason:
-    """Of names like QOSMaxGRESPerUser: whose limit, on what, over what, and who has to give way."""
+    """Explains names like QOSMaxGRESPerUser: the limit's owner, resource and scope, and the fix."""
     thing = _THINGS[found["thing"]]
     budget = found["budget"] or ""
     per = (found["per"] or "").removeprefix("Per").lower()
@@ -238,24 +240,25 @@ def _limit(found: re.Match[str], text: str) -> Reason:
     name = f" ({text})"
     if found["kind"] == "Min":
         return Reason(
-            f"it asks for too little of {thing} for {owner}{name}", f"{_NEVER} more, or another qos"
+            f"it requests less {thing} than {owner} requires{name}",
+            f"{_NEVER} more, or another qos",
         )
     if _is_own_limit(found):
         of = f"{thing} of one {per or 'job'}" + (" times its time limit" if budget else "")
         return Reason(
-            f"it is over the limit of {owner} on {of}{name}", f"{_NEVER} less, or use another qos"
+            f"it exceeds the limit of {owner} on {of}{name}", f"{_NEVER} less, or use another qos"
         )
-    whose = (
+    limited_jobs = (
         "your jobs"
         if per == "user" or (found["kind"] == "Max" and per != "account")
         else f"all jobs of {owner}"
     )
     if budget == "Minutes":
         return Reason(
-            f"{whose} have used up their minutes of {thing}{name}",
+            f"{limited_jobs} have used up their minutes of {thing}{name}",
             f"{_ADMIN}, or use another account or qos",
         )
     of = f"{thing} times time left" if budget else thing
     return Reason(
-        f"{whose} together are at the limit on {of}{name}", f"{_WAIT} until some of them end"
+        f"{limited_jobs} together are at the limit on {of}{name}", f"{_WAIT} until some of them end"
     )

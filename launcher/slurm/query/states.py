@@ -1,7 +1,7 @@
-"""What Slurm's words for a job's state mean to us, as one table; docs print it.
+"""Maps Slurm's job states to ours, as one table that the docs print.
 
 Slurm shows one word, a flag before the base state, in the order of this table (job_state_string in
-src/common/slurm_protocol_defs.c, read from 22.05 to 26.11). Nothing here asks Slurm.
+src/common/slurm_protocol_defs.c, read from 22.05 to 26.11). Nothing here queries Slurm.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import NamedTuple
 
 
 class JobState(StrEnum):
-    """Where a job is, in the words of a person who waits for it."""
+    """A job's state, in terms of what its user has to do."""
 
-    WAITING = "waiting"  # Slurm will start it, or start it again, by itself
-    HELD = "held"  # somebody must release it
+    WAITING = "waiting"  # Slurm will start it, or restart it, without intervention
+    HELD = "held"  # must be released by a person
     RUNNING = "running"
-    FINISHING = "finishing"  # its end has begun; nodes are not free yet
+    FINISHING = "finishing"  # is ending; nodes are not free yet
     PAUSED = "paused"
-    INFRA_FAILURE = "infra_failure"  # ended by the site, not by itself: worth another try
+    INFRA_FAILURE = "infra_failure"  # ended by the site, not by its program: worth another try
     FAILED = "failed"
     STOPPED = "stopped"  # cancelled
     DONE = "done"  # exit 0; whether the run succeeded is in the trial's folder
-    GONE = "gone"  # Slurm no longer knows it; how it ended is not known
-    UNKNOWN = "unknown"  # Slurm could not be asked, or said a word that is not in the table
+    GONE = "gone"  # Slurm no longer knows it; how it ended is unknown
+    UNKNOWN = "unknown"  # Slurm could not be queried, or printed a word that is not in the table
 
     @property
     def has_ended(self) -> bool:
-        """True when the job runs no more and will not start again by itself."""
+        """Whether the job has stopped and Slurm will not start it again."""
         return self in _ENDED
 
 
@@ -44,9 +44,9 @@ _ENDED = frozenset(
 
 
 class SlurmState(NamedTuple):
-    """One row: what the word means."""
+    """One row of the table: the compact form, our state and the meaning."""
 
-    compact: str  # squeue %t; empty where Slurm has none
+    compact: str  # squeue %t; empty if Slurm has none
     state: JobState
     meaning: str
 
@@ -57,7 +57,7 @@ STATE_TABLE: dict[str, SlurmState] = {
     "COMPLETING":    SlurmState("CG", JobState.FINISHING, "processes are ending, the epilog runs"),
     "STAGE_OUT":     SlurmState("SO", JobState.FINISHING, "files are copied out of a burst buffer"),
     "CONFIGURING":   SlurmState("CF", JobState.WAITING, "nodes are assigned and being made ready"),
-    "POWER_UP_NODE": SlurmState("", JobState.WAITING, "assigned nodes are being switched on"),
+    "POWER_UP_NODE": SlurmState("", JobState.WAITING, "assigned nodes are being powered up"),
     "EXPEDITING":    SlurmState("", JobState.WAITING, "requeued, to start before others"),
     "RESIZING":      SlurmState("RS", JobState.RUNNING, "the running job changes its number of nodes"),
     "REQUEUED":      SlurmState("RQ", JobState.WAITING, "goes back to the queue"),
@@ -83,12 +83,12 @@ STATE_TABLE: dict[str, SlurmState] = {
     "BOOT_FAIL":     SlurmState("BF", JobState.INFRA_FAILURE, "a node did not boot"),
     "DEADLINE":      SlurmState("DL", JobState.FAILED, "could not end before its deadline"),
     "OUT_OF_MEMORY": SlurmState("OOM", JobState.FAILED, "used more memory than it had asked for"),
-    # says nothing of the job: only when it stands alone
+    # carries no information on the job: used only if it is the sole word
     "UPDATE_DB":     SlurmState("", JobState.UNKNOWN, "its start is being written to accounting"),
 }
 # fmt: on
 
-# Of a node, as sinfo or scontrol writes it (drained, IDLE+DRAIN, down*): it starts no jobs now.
+# A node's state as sinfo or scontrol prints it (drained, IDLE+DRAIN, down*): it starts no jobs at present.
 NODE_IS_OUT = re.compile(
     r"down|drain|fail|maint|not_responding|powered_down|powering_down|\*$", re.IGNORECASE
 )
@@ -97,11 +97,11 @@ _CANCELLED_BY = re.compile(r"CANCELLED BY \S+")
 
 
 def job_state(slurm_state: str) -> JobState:
-    """The meaning of a state as squeue, sacct, scontrol or their JSON write it; never raises.
+    """Maps a state as squeue, sacct, scontrol or their JSON print it; never raises.
 
-    Understands ``CANCELLED by 1000``, a cut ``OUT_OF_ME+``, a trailing ``*``, the compact form ``CG``
+    Accepts ``CANCELLED by 1000``, a truncated ``OUT_OF_ME+``, a trailing ``*``, the compact form ``CG``
     and the list ``["RUNNING", "COMPLETING"]``, of which the word that Slurm itself would show counts.
-    Whatever else it is given is UNKNOWN: keep the word beside it.
+    Anything else is UNKNOWN; callers should keep the original word beside it.
     """
     text = slurm_state.strip().upper()
     if text.startswith("["):

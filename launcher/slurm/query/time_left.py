@@ -1,7 +1,7 @@
-"""How long a trial's job may still run, and whether the run will be done by then (pure).
+"""Computes how long a trial's job may still run, and whether the run will finish in time (pure).
 
-What Slurm says of the running job counts, so a limit that nobody asked for is seen too. For status, watch
-and explain; what a plan expects is told by launcher/slurm/plan_lines.py.
+Uses Slurm's data on the running job, so a default limit counts too. For status, watch and explain; what a
+plan predicts is in launcher/slurm/plan_lines.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from realsys.api.plan import LaunchPlan
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLeft:
-    """Of the job whose batch step is the supervisor.
+    """Time limit and remaining time of the job whose batch step is the supervisor.
 
     Attributes:
         limit_s: the job's time limit.
-        left_s: until it comes; None before the job has started, or while it is suspended.
-        over_s: by how much the run, as fast as it goes now, will miss the moment at which it is told to
-            save and end; None where it won't, or nothing is known of its end.
-        requeue: the job then goes back to the queue, and the run goes on by itself.
+        left_s: time until the limit; None before the job has started, or while it is suspended.
+        over_s: by how much the run, at its present speed, will overrun the moment when Slurm signals it
+            to save and end; None if it will not, or its end can't be estimated.
+        requeue: the job is then requeued and the run continues automatically.
     """
 
     limit_s: int
@@ -35,10 +35,10 @@ class TimeLeft:
 def time_left(
     job: JobInfo | None, plan: LaunchPlan | None, *, eta_s: float | None, now: float
 ) -> TimeLeft | None:
-    """None where the job has no limit, is over, or Slurm was not asked.
+    """Computes the remaining time; None if the job has no limit, has ended, or Slurm was not queried.
 
     Args:
-        eta_s: how long the run needs from now on, if that is known.
+        eta_s: remaining run time from now on; None if unknown.
     """
     if job is None or not job.time_limit_s or job.state.has_ended:
         return None
@@ -58,20 +58,20 @@ def time_left(
 
 
 def time_words(left: TimeLeft) -> str:
-    """``9 min 50 s left of 10 min 00 s``; before the start the limit alone."""
+    """Renders ``9 min 50 s left of 10 min 00 s``; before the start only the limit."""
     if left.left_s is None:
         return f"limit {duration(left.limit_s)}"
     return f"{duration(left.left_s)} left of {duration(left.limit_s)}"
 
 
 def time_warning(left: TimeLeft | None, trial: str) -> str:
-    """That the run will not be done in time, and what comes of it; empty where it will."""
+    """Warns that the run will not finish in time, with the consequence; empty if it will."""
     if left is None or left.over_s is None:
         return ""
-    late = f"the run needs about {duration(left.over_s)} more than its job's time limit leaves it"
+    late = f"the run needs about {duration(left.over_s)} more than its job's time limit leaves"
     if left.requeue:
-        return f"{late}: it saves, the job is requeued, and the run goes on by itself"
+        return f"{late}: it saves, the job is requeued, and the run continues automatically"
     return (
-        f"{late}: it will save and stop; then go on with `realsys resume {trial} --time LIMIT`, or with "
-        "--requeue"
+        f"{late}: it will save and stop; then continue with `realsys resume {trial} --time LIMIT`, or "
+        "with --requeue"
     )

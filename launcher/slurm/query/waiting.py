@@ -1,10 +1,10 @@
-"""What lies behind Slurm's one word for why a job waits: numbers, nodes, times.
+"""Details behind Slurm's reason for a pending job: limits with numbers, nodes, reservation times.
 
-For a single trial that somebody looks at, not for lists of them: each answer costs Slurm one to three
-questions, asked once for a job and reason. Four things are looked up: a limit of a QOS or an account that
-the job exceeds all alone (then it never starts, whoever else ends), the reason for which nodes are drained
-or down, when a reservation begins, and which one stands in the way. Reading and deciding is pure; a
-question that fails only means that no more is known than before.
+For a single trial that a user examines, not for lists: each answer costs Slurm one to three queries, made
+once per job and reason. Four things are looked up: a limit of a QOS or an account that the job exceeds on
+its own (then it never starts), why nodes are drained or down, when a reservation begins, and which
+reservation holds the nodes. Parsing and deciding are pure; a failed query only means that no more is
+known than before.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from launcher.slurm.slurm_commands import run_slurm
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import expand
 
-MOST_TOLD = 3  # nodes or reservations
+MAX_DETAILS = 3  # nodes or reservations
 TIMEOUT_S = 20.0
 
-Ask = Callable[[Sequence[str]], str]
+RunQuery = Callable[[Sequence[str]], str]
 _LIMITS = ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRESPerJob", "MaxTRESMinsPerJob")
 _OF_QOS = (*_LIMITS, "MaxTRESPerUser", "MaxTRESPerAccount")
-_WHOSE = {
+_LIMITED = {
     "GrpTRES": "all its jobs together",
     "GrpTRESMins": "all its jobs together",
     "GrpTRESRunMins": "all its jobs together",
@@ -44,19 +44,19 @@ _MOST_PARENTS = 10
 
 @dataclass(frozen=True)
 class Detail:
-    """``words`` stand behind the reason's; with a ``fix`` both stand in the place of the reason's own."""
+    """``words`` are appended to the reason's; with a ``fix``, both replace the reason's own."""
 
     words: str
     fix: str = ""
 
 
-def with_detail(job: JobInfo, *, ask: Ask | None = None) -> JobInfo:
-    """The job, its reason told further where there is more to know; never raises."""
+def with_detail(job: JobInfo, *, ask: RunQuery | None = None) -> JobInfo:
+    """Returns the job with a more detailed reason if more can be found out; never raises."""
     if job.state not in (JobState.WAITING, JobState.HELD):
         return job
     found = None
     with suppress(ClusterError, ConfigError, ValueError, KeyError):
-        found = _detail(job, ask or _said)
+        found = _detail(job, ask or _output)
     if found is None:
         return job
     if found.fix:
@@ -64,7 +64,7 @@ def with_detail(job: JobInfo, *, ask: Ask | None = None) -> JobInfo:
     return replace(job, reason_words=f"{job.reason_words or job.reason}: {found.words}")
 
 
-def _detail(job: JobInfo, ask: Ask) -> Detail | None:
+def _detail(job: JobInfo, ask: RunQuery) -> Detail | None:
     if reasons.is_shared_limit(job.reason):
         return _never(job, ask)
     if job.reason == "Reservation":
@@ -77,26 +77,26 @@ def _detail(job: JobInfo, ask: Ask) -> Detail | None:
 # ---- limits that the job exceeds alone ------------------------------------------------------
 
 
-def _never(job: JobInfo, ask: Ask) -> Detail | None:
+def _never(job: JobInfo, ask: RunQuery) -> Detail | None:
     facts = _facts(job, ask)
     wanted = tres(facts.get("ReqTRES") or facts.get("TRES", ""))  # the former since 23.02
     minutes = parse_time_limit(facts.get("TimeLimit", "UNLIMITED")).minutes
     if job.reason.startswith("Assoc"):
-        rows, options = _associations(facts.get("Account", ""), ask), "account, or ask for less"
+        rows, options = _associations(facts.get("Account", ""), ask), "account, or request less"
     else:
-        rows, options = _qos(facts, ask), "qos, or ask for less"
+        rows, options = _qos(facts, ask), "qos, or request less"
     for name, row in rows:
         for limit, text in row.items():
             for words in exceeded(wanted, minutes, limit, tres(text)):
-                told = f"it never starts as it is: {words} ({limit} of {name})"
-                return Detail(told, f"cancel it and launch again with another {options}")
+                sentence = f"it can never start: {words} ({limit} of {name})"
+                return Detail(sentence, f"cancel it and launch again with another {options}")
     return None
 
 
 def exceeded(
     wanted: Mapping[str, float], minutes: int | None, limit: str, allowed: Mapping[str, float]
 ) -> Iterator[str]:
-    """What a job asks for beyond a limit that holds for it alone already (pure).
+    """Yields what a job requests beyond a limit that it exceeds on its own (pure).
 
     Args:
         wanted, allowed: TRES by name, memory in MiB.
@@ -104,17 +104,19 @@ def exceeded(
         limit: sacctmgr's name of the limit.
     """
     for name, most in allowed.items():
-        asked = wanted.get(name, 0.0)
-        thing = reasons.thing_of(name)
+        requested = wanted.get(name, 0.0)
+        thing = reasons.resource_name(name)
         if "Mins" in limit:
-            asked *= minutes or 0
+            requested *= minutes or 0
             thing = f"minutes of {thing}"
-        if asked > most:
-            yield f"it asks for {asked:g} {thing}, {_WHOSE[limit]} may have {most:g}"
+        if requested > most:
+            yield f"it requests {requested:g} {thing}, {_LIMITED[limit]} may have {most:g}"
 
 
 def tres(text: str) -> dict[str, float]:
-    """``cpu=4,mem=1.5G,gres/gpu=2`` → numbers, memory in MiB; an unset one (-1) is left out (pure)."""
+    """Parses ``cpu=4,mem=1.5G,gres/gpu=2`` into numbers, memory in MiB; unset ones (-1) are left out
+    (pure).
+    """
     found = {}
     for pair in text.split(","):
         name, _, value = pair.partition("=")
@@ -125,25 +127,25 @@ def tres(text: str) -> dict[str, float]:
     return found
 
 
-def _qos(facts: Mapping[str, str], ask: Ask) -> Iterator[tuple[str, dict[str, str]]]:
-    """(words, limits) of the job's QOS, then of its partition's."""
+def _qos(facts: Mapping[str, str], ask: RunQuery) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields (name, limits) of the job's QOS, then of its partition's."""
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos"]
     partition = one_line(ask(["scontrol", "show", "partition", "--oneliner", facts["Partition"]]))
     names = dict.fromkeys((facts.get("QOS", ""), partition.get("QoS", "")))
     for name in names:
         if name and name not in ("N/A", "(null)"):
-            said = ask([*argv, "where", f"name={name}", f"format={','.join(_OF_QOS)}"])
-            yield f"QOS {name}", _row(said, _OF_QOS)
+            output = ask([*argv, "where", f"name={name}", f"format={','.join(_OF_QOS)}"])
+            yield f"QOS {name}", _row(output, _OF_QOS)
 
 
-def _associations(account: str, ask: Ask) -> Iterator[tuple[str, dict[str, str]]]:
-    """(words, limits) of my association and of the accounts above it."""
+def _associations(account: str, ask: RunQuery) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields (name, limits) of the user's association and of the accounts above it."""
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where"]
     columns = ("Account", "User", "ParentName", *_LIMITS)
     for _ in range(_MOST_PARENTS):
-        said = ask([*argv, f"account={account}", f"format={','.join(columns)}"])
+        output = ask([*argv, f"account={account}", f"format={','.join(columns)}"])
         parent = ""
-        for line in said.splitlines():
+        for line in output.splitlines():
             row = _row(line, columns)
             if row:
                 parent = row.pop("ParentName", "") or parent
@@ -156,9 +158,9 @@ def _associations(account: str, ask: Ask) -> Iterator[tuple[str, dict[str, str]]
         account = parent
 
 
-def _row(said: str, columns: Sequence[str]) -> dict[str, str]:
-    """The set values of sacctmgr's first line."""
-    values = said.partition("\n")[0].split("|")
+def _row(output: str, columns: Sequence[str]) -> dict[str, str]:
+    """Parses the set values of sacctmgr's first line."""
+    values = output.partition("\n")[0].split("|")
     if len(values) != len(columns):
         return {}
     return {name: value for name, value in zip(columns, values, strict=True) if value}
@@ -173,23 +175,23 @@ def _me() -> str:
 # ---- nodes and reservations -----------------------------------------------------------------
 
 
-def _nodes(job: JobInfo, ask: Ask) -> Detail | None:
-    """Why the nodes that it waits for can't be had."""
+def _nodes(job: JobInfo, ask: RunQuery) -> Detail | None:
+    """Explains why the nodes that the job waits for are unavailable."""
     facts = _facts(job, ask)
     named = re.search(r"UnavailableNodes:\s*(\S+)", job.reason)
     wanted = named[1] if named else facts.get("ReqNodeList", "")
     where = [f"--nodes={wanted}"] if wanted not in ("", "(null)") else []
     where += [f"--partition={facts['Partition']}"]
-    said = ask(["sinfo", "--noheader", "--Node", "--format=%N|%T|%E|%H", *where])
-    told = list(dict.fromkeys(bad_nodes(said)))
-    if wanted not in ("", "(null)") or not told:
-        told += _in_the_way(wanted, ask)
-    return Detail(_few(told)) if told else None
+    output = ask(["sinfo", "--noheader", "--Node", "--format=%N|%T|%E|%H", *where])
+    found = list(dict.fromkeys(unavailable_nodes(output)))
+    if wanted not in ("", "(null)") or not found:
+        found += _conflicting_reservations(wanted, ask)
+    return Detail(_few(found)) if found else None
 
 
-def bad_nodes(said: str) -> Iterator[str]:
-    """``n3 is drained since 2026-11-23 03:05:20: bad fan``, of sinfo's lines (pure)."""
-    for line in said.splitlines():
+def unavailable_nodes(output: str) -> Iterator[str]:
+    """Yields ``n3 is drained since 2026-11-23 03:05:20: bad fan`` from sinfo's lines (pure)."""
+    for line in output.splitlines():
         name, state, reason, since = (line.split("|") + [""] * 3)[:4]
         if NODE_IS_OUT.search(state):
             when = f" since {since.replace('T', ' ')}" if since[:1].isdigit() else ""
@@ -198,18 +200,18 @@ def bad_nodes(said: str) -> Iterator[str]:
             yield f"{name} {answers}is {state}{when}{why}"
 
 
-def _in_the_way(wanted: str, ask: Ask) -> Iterator[str]:
-    """Reservations that hold the nodes asked for, or any where no node was named."""
+def _conflicting_reservations(wanted: str, ask: RunQuery) -> Iterator[str]:
+    """Yields reservations that hold the requested nodes, or all of them if no node was requested."""
     nodes = set(expand(wanted)) if wanted not in ("", "(null)") else set()
     for line in ask(["scontrol", "show", "reservation", "--oneliner"]).splitlines():
         facts = one_line(line)
         if "ReservationName" in facts and "Nodes" in facts:
             held = facts["Nodes"]
             if held != "(null)" and (not nodes or nodes & set(expand(held))):
-                yield f"reservation {facts['ReservationName']} takes {held}{_from_to(facts)}"
+                yield f"reservation {facts['ReservationName']} holds {held}{_from_to(facts)}"
 
 
-def _own_reservation(job: JobInfo, ask: Ask) -> Detail | None:
+def _own_reservation(job: JobInfo, ask: RunQuery) -> Detail | None:
     name = _facts(job, ask).get("Reservation", "(null)")
     if name == "(null)":
         return None
@@ -222,24 +224,26 @@ def _from_to(facts: Mapping[str, str]) -> str:
     return f" from {begin} to {end}"
 
 
-# ---- asking ---------------------------------------------------------------------------------
+# ---- queries --------------------------------------------------------------------------------
 
 
 def one_line(text: str) -> dict[str, str]:
-    """``Name=value`` pairs of the first of `scontrol --oneliner`'s lines; values may hold blanks (pure)."""
+    """Parses ``Name=value`` pairs of the first of `scontrol --oneliner`'s lines; values may hold blanks
+    (pure).
+    """
     pairs = re.split(r"\s+(?=[A-Za-z][\w/:]*=)", text.partition("\n")[0].strip())
     return {name: value for name, sign, value in (pair.partition("=") for pair in pairs) if sign}
 
 
-def _facts(job: JobInfo, ask: Ask) -> dict[str, str]:
+def _facts(job: JobInfo, ask: RunQuery) -> dict[str, str]:
     return one_line(ask(["scontrol", "show", "job", "--oneliner", job.job_id]))
 
 
-def _said(argv: Sequence[str]) -> str:
+def _output(argv: Sequence[str]) -> str:
     done = run_slurm(argv, timeout_s=TIMEOUT_S)
     return done.stdout if done.returncode == 0 else ""
 
 
-def _few(told: Sequence[str]) -> str:
-    more = len(told) - MOST_TOLD
-    return "; ".join(told[:MOST_TOLD]) + (f"; and {more} more" if more > 0 else "")
+def _few(sentences: Sequence[str]) -> str:
+    more = len(sentences) - MAX_DETAILS
+    return "; ".join(sentences[:MAX_DETAILS]) + (f"; and {more} more" if more > 0 else "")

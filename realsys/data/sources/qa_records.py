@@ -1,4 +1,4 @@
-"""Question-and-answer records from a JSONL file. No torch: the launcher checks files with it too.
+"""Reads question-and-answer records from a JSONL file. No torch: the launcher checks files with it too.
 
 JSONL is UTF-8 text, with or without a byte order mark, or such text packed by gzip. Only a newline ends a
 record: other separators of Unicode (U+2028, U+0085) may stand inside a JSON string.
@@ -11,11 +11,11 @@ are ignored.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import bounded_lines, open_regular, parse_json
 from realsys.api.errors import DataError, did_you_mean
 
 FINAL = "####"
@@ -23,21 +23,28 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_records(path: str | Path) -> list[dict[str, str]]:
-    """All records as ``{"prompt", "answer"}`` (the answer with its steps, as written).
+    """Reads all records as ``{"prompt", "answer"}`` (the answer with its steps, as written).
 
     Raises:
-        DataError: no such file, not JSON, no prompt or no answer (with the line number), no records.
+        DataError: the file is missing, is not JSON or has no records; or a line has no prompt or answer.
     """
     path = Path(path)
     try:
-        lines = _text(path.read_bytes()).split("\n")
+        with open_regular(path) as file:
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            lines = bounded_lines(gzip.GzipFile(fileobj=file) if packed else file, path)
+            records = [
+                _record(text, f"{path}:{n}")
+                for n, line in enumerate(lines, 1)
+                if (text := line.decode("utf-8-sig" if n == 1 else "utf-8")).strip()
+            ]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(
             f"the data set can't be read: {error}",
             where=str(path),
-            fix="give a JSONL file in UTF-8 (or that, packed by gzip) that this user may read",
+            fix="give a readable JSONL file in UTF-8, plain or gzip-compressed",
         ) from error
-    records = [_record(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not records:
         raise DataError(
             "the data set is empty", where=str(path), fix='add lines of {"prompt": …, "answer": …}'
@@ -46,20 +53,14 @@ def read_records(path: str | Path) -> list[dict[str, str]]:
 
 
 def final_answer(answer: str) -> str:
-    """What follows the last ``####``; the whole text when there is none."""
+    """Returns the text after the last ``####``, or the whole text if there is none."""
     return answer.rpartition(FINAL)[2].strip()
-
-
-def _text(data: bytes) -> str:
-    if data.startswith(_GZIP):
-        data = gzip.decompress(data)
-    return data.decode("utf-8-sig")
 
 
 def _record(line: str, where: str) -> dict[str, str]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise DataError(f"not JSON: {error}", where=where, fix="write one object a line") from error
     if not isinstance(record, dict):
         raise DataError(

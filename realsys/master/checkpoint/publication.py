@@ -53,7 +53,7 @@ class Publisher:
         """Goes on from ``found``, or from nothing; what others write beyond it counts no more."""
         files, phase = self._runner.attempt_files, self._runner.phase.name
         step, of = (found.step, found.attempt) if found else (0, 0)
-        self._fence.check_patiently(timeout_s=self._runner.patience_s)
+        self._fence.check_with_retry(timeout_s=self._runner.patience_s)
         record = Resumed(attempt=files.number, phase=phase, step=step, of_attempt=of)
         write_record(files.resumed(phase), record)
         told = read_resumed(self._runner.trial_files, phase)

@@ -101,10 +101,6 @@ class SequenceBufferCore:
                 if slot.missing[call] == 0 and call in slot.left:
                     heapq.heappush(self._ready[call], (slot.birth, name))
 
-    def num_ready(self, call: str) -> int:
-        """Datapoints that ``call`` could take now."""
-        return len(self._ready[call])
-
     def take(self, call: str) -> SequenceMeta | None:
         """The oldest batch for ``call``, with its input keys; None while there are too few."""
         ready = self._ready[call]

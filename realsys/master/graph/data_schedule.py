@@ -43,11 +43,6 @@ class DataSchedule:
         """Epoch of a step's last datapoint."""
         return ((step + 1) * self.batch_size - 1) // self.dataset_size
 
-    def ends_epoch(self, step: int) -> bool:
-        """True when an epoch's last record is in this step."""
-        size = self.batch_size
-        return (step + 1) * size // self.dataset_size > step * size // self.dataset_size
-
     def at(self, position: int) -> Datapoint:
         """The datapoint at this place of the run's endless order, from 0."""
         epoch, place = divmod(position, self.dataset_size)

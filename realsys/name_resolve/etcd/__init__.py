@@ -1,6 +1,6 @@
-"""The store on etcd: for a site's server, and for one that a job starts for itself.
+"""The name-resolution store on etcd: a site's server, or one that a job starts for itself.
 
-``store.py`` is the NameResolve, ``client.py`` the few calls it makes, ``channels.py`` the servers they
-go to, ``protocol.py`` the wire format. Imported by ``open.py`` when an address says etcd, and not
-before: gRPC is heavy and must not be loaded by what forks.
+``etcd_store.py`` is the NameResolve, ``etcd_client.py`` the RPCs it uses, ``channels.py`` the
+connections to the servers, ``protocol.py`` the wire format. Imported by ``open.py`` only for an
+etcd address: gRPC is heavy and must not be loaded in a process that forks.
 """

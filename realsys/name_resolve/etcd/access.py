@@ -1,7 +1,8 @@
-"""How an etcd is reached and entered: addresses, certificates, user and password.
+"""Addresses and credentials of an etcd: endpoints, certificates, user and password.
 
-Made from a site's files (``from_spec``) or by whoever starts an etcd for a job, who hands it on in a
-file that only its owner can read. Secrets are never shown, put in an environment or on a command line.
+Read from a site's files (``from_spec``), or created by the supervisor that starts an etcd for its
+job and passed on in a file that only its owner can read. Secrets are never printed, put in an
+environment or on a command line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdAccess:
-    """Everything a client needs. Certificates and keys are PEM text.
+    """Everything a client needs to connect. Certificates and keys are PEM text.
 
     Without ``ca_pem`` and ``cert_pem`` there is no TLS; with ``cert_pem`` alone the servers must be
     signed by an authority that this machine trusts.
@@ -36,12 +37,10 @@ class EtcdAccess:
     ca_pem: str | None = None
     cert_pem: str | None = None
     key_pem: str | None = field(default=None, repr=False)
-    server_name: str | None = (
-        None  # in the servers' certificate, where it isn't the endpoint's host
-    )
-    source: EtcdSpec | None = field(
-        default=None, repr=False, compare=False
-    )  # whose files it is from
+    # The name in the servers' certificate, if it differs from the endpoint's host.
+    server_name: str | None = None
+    # The section whose files this was read from.
+    source: EtcdSpec | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, partner in (("user", "password"), ("cert_pem", "key_pem")):
@@ -54,7 +53,7 @@ class EtcdAccess:
 
     @property
     def where(self) -> str:
-        """The address without anything secret, as errors and logs show it."""
+        """The address without secrets, for errors and logs."""
         return f"etcd://{','.join(self.endpoints)}"
 
     @property
@@ -62,7 +61,7 @@ class EtcdAccess:
         return self.ca_pem is not None or self.cert_pem is not None
 
     def to_file(self, path: Path) -> None:
-        """Writes a new file that only its owner can read; it is there whole or not at all."""
+        """Writes a new file, atomically, that only its owner can read."""
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -90,11 +89,11 @@ class EtcdAccess:
                 f"the etcd access can't be understood: {error}",
                 where=str(path),
                 fix="write it with EtcdAccess.to_file, by the same version of realsys",
-            ) from None  # the cause could show what stands in the file
+            ) from None  # the cause could show the file's secrets
 
     def reread(self) -> EtcdAccess:
-        """The same from its files as they are now; itself where there are none, or they can't be read
-        (they may just be replaced)."""
+        """Returns the access read again from its files; ``self`` if it has none or they can't be
+        read (they may be in the middle of being replaced)."""
         if self.source is None:
             return self
         try:
@@ -105,7 +104,7 @@ class EtcdAccess:
 
     @classmethod
     def from_spec(cls, endpoints: tuple[str, ...], spec: EtcdSpec) -> Self:
-        """Reads the files that a cluster's ``etcd`` section names."""
+        """Reads the files named in a cluster's ``etcd`` section."""
 
         def text(path: str | None, what: str, *, is_secret: bool = False) -> str | None:
             if path is None:
@@ -125,7 +124,7 @@ class EtcdAccess:
 
 
 def endpoints_of(url: str) -> tuple[str, ...]:
-    """The ``host:port`` of each server in ``etcd://host,host2:2379,[::1]:2379``."""
+    """Parses ``etcd://host,host2:2379,[::1]:2379`` into ``host:port`` for each server."""
     endpoints = []
     for server in url.removeprefix("etcd://").rstrip("/").split(","):
         try:
@@ -135,7 +134,7 @@ def endpoints_of(url: str) -> tuple[str, ...]:
             host, port = None, None
         if not host or parts.username or parts.path or parts.query or parts.fragment:
             raise ConfigError(
-                f"{server!r} in {url!r} is no host:port",
+                f"{server!r} in {url!r} is not host:port",
                 where="name_resolve address",
                 fix="write etcd://host:2379,host2:2379; an IPv6 address in brackets; a user and a "
                 "password stand in the cluster's etcd section",
@@ -154,7 +153,7 @@ def _read(path: Path, *, what: str, is_secret: bool) -> bytes:
         raise ConfigError(
             f"the file of the {what} can't be read: {error.strerror}",
             where=str(path),
-            fix="look at the cluster's etcd section, and at the file's owner and permissions",
+            fix="check the path in the cluster's etcd section and the file's owner and permissions",
         ) from error
     if is_secret and mode & 0o077:
         raise ConfigError(

@@ -1,9 +1,10 @@
-"""The way to the servers: connections, which server is asked next, logging in, trying again.
+"""Connections to etcd's servers: choice of server, login, retries.
 
-For etcd_client.py. One gRPC channel a server, shared by all threads; a call goes to the server that
-answered last and moves to the next when that one does not answer. Each try has a deadline of its own,
-so that a dead server costs a part of the call's time and not all of it. A channel whose calls time out
-is replaced: the connection may lead to a host that is gone without a goodbye. Knows no keys.
+For etcd_client.py. One gRPC channel per server, shared by all threads. A call goes to the server
+that answered last and moves to the next if that one does not answer. Each attempt has a deadline of
+its own, so a dead server costs only part of the call's time. A channel whose calls time out is
+replaced: its connection may lead to a host that disappeared without closing it. This module knows
+no keys.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from realsys.name_resolve.etcd.protocol import Method, grpc
 
 logger = logging.getLogger(__name__)
 
-PAUSES_S = (0.02, 0.05, 0.1, 0.2)  # after a round of all servers; the last one from then on
+PAUSES_S = (0.02, 0.05, 0.1, 0.2)  # after each round over all servers; then always the last
 SHORTEST_TRY_S = 0.5
-DENIED_S = 4.0  # after a refused login the next one is not tried sooner, unless the password is new
+DENIED_S = 4.0  # minimum time between a refused login and the next, unless the password changed
 MAX_LOGINS = 3  # within one call; a token that is refused right after login stays refused
 OPTIONS = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
-    "grpc.min_reconnect_backoff_ms": 5000,  # in spite of its name: how long one connect may take
-    "grpc.keepalive_time_ms": 10_000,  # etcd cuts off who pings more often than every 5 s
+    "grpc.min_reconnect_backoff_ms": 5000,  # despite its name: the time limit of one connect
+    "grpc.keepalive_time_ms": 10_000,  # etcd disconnects clients that ping more often than every 5 s
     "grpc.keepalive_timeout_ms": 4_000,
-    "grpc.http2.max_pings_without_data": 0,  # a silent watch must be checked, too
-    "grpc.use_local_subchannel_pool": 1,  # a replaced channel shall not get the old connection
-    "grpc.enable_http_proxy": 0,  # a site's web proxy is not for the cluster's inside
+    "grpc.http2.max_pings_without_data": 0,  # idle watches are checked, too
+    "grpc.use_local_subchannel_pool": 1,  # a replaced channel must not reuse the old connection
+    "grpc.enable_http_proxy": 0,  # a site's web proxy does not serve the cluster's own network
     "grpc.max_receive_message_length": -1,
     "grpc.max_send_message_length": -1,
 }
 
 
 class Unsure(Exception):
-    """A write was sent and not answered: it may have happened, or may yet. ``details`` say why."""
+    """Raised if a write was sent but not answered: it may have happened, or may still happen."""
 
     def __init__(self, details: str) -> None:
         super().__init__(details)
@@ -57,7 +58,7 @@ class Unsure(Exception):
 
 
 class Channels:
-    """The servers of one EtcdAccess. For all threads of the process that made it, and no other."""
+    """The servers of one EtcdAccess, shared by all threads of the process that created it."""
 
     def __init__(self, access: EtcdAccess) -> None:
         self.access = access
@@ -70,14 +71,14 @@ class Channels:
         self._denied_until_s = 0.0
 
     def call(self, method: Method, request: Any, *, deadline_s: float, resend: bool = True) -> Any:
-        """The reply of the first server that answers.
+        """Returns the reply of the first server that answers.
 
         Args:
             deadline_s: on ``time.monotonic()``.
-            resend: the request may reach etcd twice without harm.
+            resend: the request is idempotent and may reach etcd twice.
         Raises:
-            Unsure: without ``resend``, when it is not known whether it happened.
-            StoreUnavailable: nobody answered in time. StoreError, LeaseLost: etcd refused.
+            Unsure: without ``resend``, if it is unknown whether the write happened.
+            StoreUnavailable: no server answered in time. StoreError, LeaseLost: etcd refused.
         """
         began_s, tries, logins, details = time.monotonic(), 0, 0, ""
         while (left_s := deadline_s - time.monotonic()) > 0 or tries == 0:
@@ -116,7 +117,7 @@ class Channels:
         )
 
     def stream(self, method: Method, request: Any, *, deadline_s: float) -> Stream:
-        """Starts a call with many replies, on the server in turn; it is tried once."""
+        """Starts a streaming call on the current server, without retries."""
         channel, token = self._channel(), self._token
         if token is None and self.access.user is not None:
             token = self._log_in(None, deadline_s)
@@ -126,13 +127,13 @@ class Channels:
         with self._lock:
             self._closed = True
             channels, self._channels = self._channels, [None] * len(self._channels)
-        if os.getpid() == self._pid:  # in a forked child they are the parent's
+        if os.getpid() == self._pid:  # in a forked child the channels belong to the parent
             for channel in channels:
                 if channel is not None:
                     channel.grpc_channel.close()
 
     def move_on(self, channel: Channel, *, is_silent: bool) -> None:
-        """Takes the next server, unless another thread has done so already."""
+        """Switches to the next server, unless another thread has already done so."""
         with self._lock:
             index = channel.index
             if self._channels[index] is not channel:
@@ -143,7 +144,7 @@ class Channels:
                 return
             self._channels[index] = None
         logger.warning(
-            "etcd connection given up endpoint=%s reason=no answer", self.access.endpoints[index]
+            "etcd connection replaced endpoint=%s reason=no answer", self.access.endpoints[index]
         )
         channel.grpc_channel.close()
 
@@ -164,7 +165,8 @@ class Channels:
             return channel
 
     def _try_s(self, left_s: float, whole_s: float) -> float:
-        """A part of the call's time that leaves a second try, or one for each other server."""
+        """Returns the time limit of one attempt: a share of the call's time that leaves a second
+        attempt, or one for each other server."""
         part_s = whole_s / (len(self._channels) + 1)
         return max(0.001, min(left_s, max(part_s, SHORTEST_TRY_S)))
 
@@ -180,7 +182,7 @@ class Channels:
                 if self._read_files_again():
                     self._denied = None
                 elif self._denied is not None and time.monotonic() < self._denied_until_s:
-                    # Each try costs etcd a tenth of a second.
+                    # Each attempt costs etcd a tenth of a second.
                     raise self._denied.with_traceback(None)
                 request = protocol.AuthenticateRequest(
                     name=self.access.user, password=self.access.password
@@ -194,15 +196,15 @@ class Channels:
             return str(self._token)
 
     def _read_files_again(self) -> bool:
-        """Passwords and certificates are renewed under the same names while a run lives; whether they
-        are others than before. Connections are made anew then."""
+        """Rereads password and certificates, which are renewed under the same names during a run,
+        and drops the connections if they changed. Returns whether they did."""
         access = self.access.reread()
         with self._lock:
             if access == self.access or self._closed:
                 return False
             self.access = access
             old, self._channels = self._channels, [None] * len(self._channels)
-        logger.warning("etcd's password or certificates are others now where=%s", access.where)
+        logger.warning("etcd credentials reloaded where=%s", access.where)
         for channel in old:
             if channel is not None:
                 channel.grpc_channel.close()
@@ -236,7 +238,11 @@ class Channel:
         self._stubs: dict[str, Any] = {}
 
     def was_silent_since(self, try_s: float) -> bool:
-        """Whether it has worked, and nobody heard anything in a try that began then and was long enough.
+        """Returns whether a connection that has worked before received nothing since ``try_s``, for
+        long enough to count.
+
+        A connection that never worked is still being established, which takes a while on a busy
+        machine.
 
         One that never worked is still being connected; on a busy machine that takes its time.
         """
@@ -244,10 +250,10 @@ class Channel:
         return is_long and 0 < self.heard_s < try_s
 
     def stub(self, method: Method) -> Any:
-        """The call, as one request and one reply.
+        """Returns the call as one request and one reply.
 
-        That also serves a call that etcd defines as a stream of both, such as keep-alives: on the wire
-        they differ in nothing but who ends the stream, and no thread is needed to feed it.
+        This also serves calls that etcd defines as bidirectional streams, such as keep-alives: on the
+        wire they differ only in which side ends the stream, and no feeding thread is needed.
         """
         if (stub := self._stubs.get(method.path)) is None:
             stub = self.grpc_channel.unary_unary(method.path, method.to_bytes, method.from_bytes)
@@ -256,7 +262,7 @@ class Channel:
 
 
 class Stream:
-    """Replies of one call, until the connection breaks or somebody cancels it."""
+    """Replies of one streaming call, until the connection breaks or ``cancel`` is called."""
 
     def __init__(
         self, channels: Channels, channel: Channel, method: Method, request: Any, token: str | None
@@ -266,7 +272,7 @@ class Stream:
         self._call = start(request, metadata=_metadata(token))
 
     def __iter__(self) -> Iterator[Any]:
-        """Raises Unsure when it breaks, a StoreError when etcd refuses."""
+        """Yields replies. Raises Unsure if the connection breaks, StoreError if etcd refuses."""
         try:
             yield from self._call
         except _FAILURES as error:
@@ -281,7 +287,7 @@ class Stream:
             raise Unsure(details) from error
 
     def log_in_again(self) -> None:
-        """The next stream logs in first."""
+        """Makes the next stream log in first."""
         self._channels._forget_token(self._token)
 
     def cancel(self) -> None:
@@ -302,7 +308,7 @@ def _read(error: Any) -> tuple[str, str]:
 
 
 def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    # A member that has lost the others shall say so at once, and end its watches.
+    # A member that has lost its quorum must refuse at once and end its watches.
     needed = (("hasleader", "true"),)
     return needed if token is None else (*needed, ("token", token))
 

@@ -1,7 +1,7 @@
-"""Why a key ended: by somebody's deed, or because its lease ran out.
+"""Tells an explicit delete from a lease expiry; etcd reports both as DELETE.
 
-For etcd_watch.py. etcd tells no difference: both are deletions. But whoever deletes here signs the trial's
-marker in the same revision (transaction.py), and a lease that runs out does not.
+For etcd_watch.py. Every explicit delete also writes the trial's marker in the same revision
+(transaction.py); a lease that expires does not.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from realsys.name_resolve.etcd.etcd_keys import (
 from realsys.name_resolve.etcd.failures import Compacted
 from realsys.name_resolve.store import MAX_TXN_OPS, EventKind
 
-Marked = tuple[str, int]  # a marker, and the revision at which it is asked
+Marked = tuple[str, int]  # a marker key, and the revision at which it is read
 
 
 def ending_kinds(client: EtcdClient, changes: Sequence[Any]) -> dict[tuple[str, int], EventKind]:
-    """DELETE or EXPIRE for each (key, revision) of etcd's deletion events.
+    """Returns DELETE or EXPIRE for each (key, revision) of etcd's deletion events.
+
+    Deletions whose history has been compacted count as DELETE.
 
     What has been compacted meanwhile can't be told any more and counts as DELETE.
     """
@@ -42,7 +44,7 @@ def ending_kinds(client: EtcdClient, changes: Sequence[Any]) -> dict[tuple[str, 
 
 
 def _signed(client: EtcdClient, asked: Sequence[Marked]) -> dict[Marked, bool]:
-    """Whether each marker was written in its very revision."""
+    """Returns whether each marker was written in exactly its revision."""
     signed: dict[Marked, bool] = {}
     for start in range(0, len(asked), MAX_TXN_OPS):
         page = asked[start : start + MAX_TXN_OPS]

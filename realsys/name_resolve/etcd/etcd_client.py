@@ -1,8 +1,9 @@
-"""The calls that a store makes to etcd, each with a deadline: about ten, and no more are needed.
+"""The ten or so RPCs that the store makes to etcd, each with a deadline.
 
-For etcd_store.py, transaction.py, etcd_watch.py and etcd_lease.py. Requests and replies are etcd's own
-messages (protocol.py). Reads are tried again until the deadline; a transaction is not (transaction.py does,
-after it has looked what became of the first). Thread-safe; not to be used across a fork.
+For etcd_store.py, transaction.py, etcd_watch.py and etcd_lease.py. Requests and replies are etcd's
+own messages (protocol.py). Reads are retried until the deadline; a transaction is not
+(transaction.py retries it after it has checked what became of the first attempt). Thread-safe; not
+to be used across a fork.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ CALL_TIMEOUT_S = 5.0
 
 
 class EtcdClient:
-    """One etcd, of one or several members. ``call_timeout_s`` is for a whole call, all tries."""
+    """A client of one etcd of one or several members. ``call_timeout_s`` bounds a whole call with
+    all its attempts."""
 
     def __init__(self, access: EtcdAccess, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.access, self.where, self.call_timeout_s = access, access.where, call_timeout_s
@@ -29,7 +31,7 @@ class EtcdClient:
 
     @property
     def newest_revision(self) -> int:
-        """The highest revision that any reply has told."""
+        """The highest revision seen in any reply."""
         return self._newest
 
     def range(
@@ -43,7 +45,7 @@ class EtcdClient:
         count_only: bool = False,
         deadline_s: float | None = None,
     ) -> Any:
-        """One page of the keys from ``key`` to before ``end``; of ``key`` alone without an end."""
+        """Reads one page of the keys in [``key``, ``end``), or ``key`` alone without ``end``."""
         request = protocol.RangeRequest(
             key=key,
             range_end=end,
@@ -55,35 +57,35 @@ class EtcdClient:
         return self._call(protocol.RANGE, request, deadline_s=deadline_s)
 
     def read(self, operations: Sequence[Any], *, deadline_s: float | None = None) -> Any:
-        """Several reads at one revision: a transaction that writes nothing."""
+        """Runs several reads at one revision, as a transaction without writes."""
         request = protocol.TxnRequest(success=operations)
         return self._call(protocol.TXN, request, deadline_s=deadline_s)
 
     def transaction(self, request: Any, *, deadline_s: float) -> Any:
-        """Sends it once. Raises Unsure when there is no telling whether it happened."""
+        """Sends the transaction once. Raises Unsure if it is unknown whether it happened."""
         return self._call(protocol.TXN, request, deadline_s=deadline_s, resend=False)
 
     def grant(self, lease: int, ttl_s: int) -> Any:
-        """Raises LeaseExists, also after a first try of ours whose reply was lost."""
+        """Grants a lease. Raises LeaseExists, also if an earlier attempt's reply was lost."""
         return self._call(protocol.GRANT, protocol.LeaseGrantRequest(ID=lease, TTL=ttl_s))
 
     def keep_alive(self, lease: int, *, timeout_s: float) -> Any:
-        """The reply's TTL is 0 when there is no such lease (any more)."""
+        """Renews a lease. The reply's TTL is 0 if the lease does not exist (any more)."""
         deadline_s = time.monotonic() + timeout_s
         request = protocol.LeaseKeepAliveRequest(ID=lease)
         return self._call(protocol.KEEP_ALIVE, request, deadline_s=deadline_s)
 
     def revoke(self, lease: int) -> Any:
-        """Raises LeaseLost when there is no such lease."""
+        """Revokes a lease. Raises LeaseLost if it does not exist."""
         return self._call(protocol.REVOKE, protocol.LeaseRevokeRequest(ID=lease))
 
     def time_to_live(self, lease: int, *, keys: bool = False) -> Any:
-        """The reply's TTL is -1 when there is no such lease."""
+        """Reads a lease's remaining time. The reply's TTL is -1 if it does not exist."""
         request = protocol.LeaseTimeToLiveRequest(ID=lease, keys=keys)
         return self._call(protocol.TIME_TO_LIVE, request)
 
     def watch(self, key: bytes, end: bytes, *, from_revision: int) -> Stream:
-        """Starts it; nothing is known of its fate before its first reply."""
+        """Starts a watch; whether etcd accepted it is known with its first reply."""
         create = protocol.WatchCreateRequest(
             key=key, range_end=end, start_revision=from_revision, prev_kv=True
         )
@@ -91,14 +93,14 @@ class EtcdClient:
         return self._channels.stream(protocol.WATCH, request, deadline_s=self.deadline_s())
 
     def status(self) -> Any:
-        """Of the member that answers: version, database size, leader."""
+        """Returns version, database size and leader, as the answering member sees them."""
         return self._call(protocol.STATUS, protocol.StatusRequest())
 
     def members(self) -> Any:
         return self._call(protocol.MEMBERS, protocol.MemberListRequest())
 
     def deadline_s(self) -> float:
-        """On ``time.monotonic()``, for a call that begins now."""
+        """Returns the deadline of a call that begins now, on ``time.monotonic()``."""
         return time.monotonic() + self.call_timeout_s
 
     def close(self) -> None:

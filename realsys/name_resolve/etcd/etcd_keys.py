@@ -1,8 +1,8 @@
-"""Which keys a store's keys are in etcd, and how etcd's messages are made of them and read.
+"""Translation between the store's keys and etcd's, and between its operations and etcd's messages.
 
-A key is "/" + key there. A subtree is the key itself and the range from key + "/" to key + "0", the
-character after "/". Beside the keys of each trial stands a marker, a key with a NUL in it, which no key
-of ours can have: transactions write there who they are (transaction.py), and nobody lists it.
+A key is stored as "/" + key. A subtree is the key itself and the range from key + "/" to key + "0",
+the character after "/". Each trial also has a marker, a key with a NUL in it, which the store's own
+keys can't contain: transactions write their identity there (transaction.py), and listings skip it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def from_etcd(key: bytes) -> str:
 
 
 def below(key: str) -> tuple[bytes, bytes]:
-    """The range of everything below ``key``, without itself."""
+    """Returns the range of all keys below ``key``, without ``key`` itself."""
     return to_etcd(key) + b"/", to_etcd(key) + b"0"
 
 
 def is_below_any(key: str, prefixes: frozenset[str]) -> bool:
-    """Whether ``key`` is one of the prefixes, or below one. Quick also for a thousand of them."""
+    """Returns whether ``key`` is one of the prefixes or below one. Fast for thousands of prefixes."""
     while key not in prefixes:
         key, slash, _ = key.rpartition("/")
         if not slash:
@@ -50,12 +50,12 @@ def is_marker(key: bytes) -> bool:
 
 
 def marker_of(key: str) -> str:
-    """The marker of the trial that ``key`` is of; for a shorter key, one of its own."""
+    """Returns the marker of the trial that ``key`` belongs to; a shorter key has its own."""
     return "/".join(key.split("/")[:MIN_CLEAR_SEGMENTS]) + MARKER
 
 
 def entry(found: Any) -> Entry:
-    """Args: ``found`` is etcd's KeyValue."""
+    """Converts etcd's KeyValue ``found``."""
     return Entry(
         key=from_etcd(found.key),
         value=found.value,
@@ -70,7 +70,7 @@ def lease_text(lease: int) -> str:
 
 
 def lease_number(lease_id: str) -> int:
-    """0 for what can't be a lease of etcd's, which no lease has."""
+    """Parses a lease id; returns 0, which no lease has, for text that is not one."""
     if not re.fullmatch(r"[0-9a-f]{1,16}", lease_id):
         return 0
     number = int(lease_id, 16)
@@ -81,7 +81,7 @@ def compare(condition: Compare) -> Any:
     key = to_etcd(condition.key)
     if condition.value is not None:
         return protocol.Compare(key=key, target=_VALUE, result=_EQUAL, value=condition.value)
-    # A key that is not there has the revision 0 for etcd as for us.
+    # An absent key has revision 0, in etcd as in this store.
     revision = condition.revision
     return protocol.Compare(key=key, target=_MOD, result=_EQUAL, mod_revision=revision)
 
@@ -115,6 +115,6 @@ def read_operation(
 
 
 def found_by(reply: Any) -> list[Any]:
-    """What each read of a transaction of reads has found; None where nothing is."""
+    """Returns what each read of a read transaction found; None for an absent key."""
     pages: Sequence[Any] = [response.response_range.kvs for response in reply.responses]
     return [page[0] if page else None for page in pages]

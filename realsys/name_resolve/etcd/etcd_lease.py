@@ -1,8 +1,9 @@
-"""A lease of etcd's: granted and judged by the server alone.
+"""A lease on etcd, granted and expired by the server alone.
 
-For etcd_store.py. No clock of ours ends it: a server that was away gives every lease its whole time anew,
-so that a late renewal may well be in time. When to stop without an answer is the holder's business
-(lease_keeper.py). etcd knows leases of whole seconds, and none shorter than about two election timeouts.
+For etcd_store.py. No local clock ends it: a server that was unavailable restarts every lease's full
+time, so a late renewal may still be in time. When to stop without an answer is the holder's
+decision (lease_renewer.py). etcd's leases have whole seconds, and none is shorter than about two
+election timeouts.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MAX_REVOKE_ROUNDS = 100
 
 
 class EtcdLease:
-    """A Lease of an EtcdStore. Costs nothing but its entry in etcd: thousands share one client."""
+    """A Lease of an EtcdStore. It costs only its entry in etcd: thousands share one client."""
 
     def __init__(self, client: EtcdClient, number: int, ttl_s: int) -> None:
         self._client, self._number, self._ttl_s = client, number, ttl_s
         self._id = lease_text(number)
-        # Two more tries must fit into the ttl after one that got no answer.
+        # Two more attempts must fit into the TTL after one that got no answer.
         self._timeout_s = min(client.call_timeout_s, max(1.0, ttl_s / 3))
 
     @property
@@ -51,7 +52,7 @@ class EtcdLease:
             )
 
     def revoke(self) -> None:
-        # Its keys go first, by a transaction: one that says to watchers that this is a goodbye.
+        # Keys are deleted first, by a transaction, so that watchers see DELETE and not EXPIRE.
         for _ in range(MAX_REVOKE_ROUNDS):
             keys = self._client.time_to_live(self._number, keys=True).keys
             if not keys:
@@ -63,17 +64,17 @@ class EtcdLease:
             pass
 
     def _delete(self, keys: Sequence[bytes]) -> None:
-        # Not those that somebody has taken over from us in this moment.
+        # Excludes keys that another process has just taken over.
         ours = [is_under_lease(key, self._number) for key in keys]
         delete_keys(self._client, [from_etcd(key) for key in keys], ours)
 
 
 def grant(client: EtcdClient, ttl_s: float) -> EtcdLease:
-    """A new lease, of at least ``ttl_s`` seconds."""
+    """Grants a new lease of at least ``ttl_s`` seconds."""
     number = secrets.randbits(62) + 1
     try:
         return EtcdLease(client, number, client.grant(number, math.ceil(ttl_s)).TTL)
-    except LeaseExists:  # granted by a first try whose reply was lost
+    except LeaseExists:  # granted by an earlier attempt whose reply was lost
         reply = client.time_to_live(number)
         if reply.TTL <= 0:
             raise StoreUnavailable(
@@ -85,6 +86,7 @@ def grant(client: EtcdClient, ttl_s: float) -> EtcdLease:
 
 
 def renewed_ago_s(client: EtcdClient, lease_id: str) -> float | None:
-    """How long ago a lease was renewed, to the second, by the server's clock; None if it has ended."""
+    """Returns how long ago a lease was renewed, in whole seconds of the server's clock; None if it
+    has ended."""
     reply = client.time_to_live(lease_number(lease_id))
     return None if reply.TTL < 0 else float(max(0, reply.grantedTTL - reply.TTL))

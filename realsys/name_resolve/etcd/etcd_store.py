@@ -1,8 +1,9 @@
-"""The store on etcd: the calls of NameResolve, made of etcd's transactions, leases and watches.
+"""The name-resolution store on etcd: NameResolve built from etcd's transactions, leases and
+watches.
 
-Everything is judged by the server: there is no copy of the contents here, and no clock. Each call has
-the client's deadline; when etcd is away it raises StoreUnavailable, and the next call works as soon as
-etcd is back. Thread-safe; thousands of leases share the one connection. Open it after a fork.
+The server decides everything: there is no local copy of the contents and no local clock. Each call
+has the client's deadline; while etcd is unavailable it raises StoreUnavailable, and works again as
+soon as etcd is back. Thread-safe; thousands of leases share one connection. Open it after a fork.
 """
 
 from __future__ import annotations
@@ -39,26 +40,27 @@ from realsys.name_resolve.store import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LOOK_EVERY_S = 1.0  # a waiter looks this often whether its time is over
+LOOK_EVERY_S = 1.0  # how often ``wait`` checks its time limit
 
 
 class EtcdStore:
-    """A NameResolve on etcd. ``open`` makes one that answers; ``close`` also closes the client."""
+    """A NameResolve on etcd. ``open`` returns one that answers; ``close`` also closes the client."""
 
     def __init__(self, client: EtcdClient) -> None:
         self.client, self.where = client, client.where
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
-        self._readable: str | None = None  # a key that we may read, for revision()
+        self._readable: str | None = None  # a key with read permission, for revision()
         self._closed = False
 
     @classmethod
     def open(cls, access: EtcdAccess, *, call_timeout_s: float = CALL_TIMEOUT_S) -> Self:
-        """Raises StoreUnavailable when nobody answers there, StoreError when we may not enter."""
+        """Opens the store. Raises StoreUnavailable if no server answers, StoreError if the login is
+        refused."""
         store = cls(EtcdClient(access, call_timeout_s=call_timeout_s))
-        # All workers of a node connect at the same time, and load their libraries meanwhile.
+        # All workers of a node connect at the same time while they load their libraries.
         deadline_s = time.monotonic() + 2 * call_timeout_s
         try:
-            store.client.read([], deadline_s=deadline_s)  # asks for no key: every user may
+            store.client.read([], deadline_s=deadline_s)  # reads no key: needs no permission
         except BaseException:
             store.close()
             raise
@@ -73,8 +75,8 @@ class EtcdStore:
     def revision(self) -> int:
         self._check_open()
         if self._readable is None:
-            # Nobody has told us a key yet, and on most we may have no permission. A member that lags
-            # behind may answer this one; the newest that we know of is never undercut.
+            # No readable key is known yet, and most keys may be forbidden. A lagging member may answer
+            # this read; the result is never below the newest revision seen.
             self.client.read([])
             return self.client.newest_revision
         reply = self.client.range(etcd_keys.to_etcd(self._readable), count_only=True)
@@ -151,19 +153,21 @@ class EtcdStore:
         keys = [canonical(key) for key in keys]
         wanted = frozenset(keys)
         began_s = announced_s = time.monotonic()
-        found, revision = self._sit_out(
+        found, revision = self._retry_until(
             lambda: self._values_of(sorted(wanted)), began_s + timeout_s
         )
         if len(found) == len(wanted):
             return found
         begin = partial(self.watch, *wanted, from_revision=revision + 1)
-        with self._sit_out(begin, began_s + timeout_s) as watch:
+        with self._retry_until(begin, began_s + timeout_s) as watch:
             while True:
                 now_s = time.monotonic()
                 missing = [key for key in keys if key not in found]
                 left_s = began_s + timeout_s - now_s
                 if left_s <= 0 and not watch.is_connected:
-                    self.client.read([])  # raises StoreUnavailable: nobody is missing, it is away
+                    self.client.read(
+                        []
+                    )  # raises StoreUnavailable: the store is away, no key missing
                 if left_s <= 0:
                     raise store_refusals.timed_out(
                         missing,
@@ -177,7 +181,7 @@ class EtcdStore:
                     store_refusals.announce(missing, keys, timeout_s=timeout_s)
                 for event in watch.poll(min(left_s, LOOK_EVERY_S)):
                     if event.key not in wanted:
-                        continue  # it is below a key that is waited for
+                        continue  # below an awaited key
                     if event.kind is EventKind.PUT:
                         found[event.key] = event.value
                     else:
@@ -234,8 +238,8 @@ class EtcdStore:
         entries, revision = entries_of(self.client, keys)
         return {key: found.value for key, found in entries.items()}, revision
 
-    def _sit_out(self, call: Callable[[], T], deadline_s: float) -> T:
-        """The call's result; an outage until the deadline is waited for."""
+    def _retry_until(self, call: Callable[[], T], deadline_s: float) -> T:
+        """Returns the call's result; retries through an outage until the deadline."""
         while True:
             self._check_open()
             try:
@@ -245,10 +249,10 @@ class EtcdStore:
                     raise
 
     def _forget_marker(self, trial: str) -> None:
-        """Of a trial that is cleared nothing shall stay. Watchers read the marker in etcd's history."""
+        """Deletes the marker of a cleared trial. Watchers read it in etcd's history."""
         marker = etcd_keys.to_etcd(etcd_keys.marker_of(trial))
         request = protocol.TxnRequest(success=[etcd_keys.delete_operation(marker)])
         try:
             self.client.transaction(request, deadline_s=self.client.deadline_s())
         except (Unsure, StoreUnavailable):
-            logger.warning("a trial's marker stays in etcd trial=%s", trial)
+            logger.warning("marker deletion failed trial=%s", trial)

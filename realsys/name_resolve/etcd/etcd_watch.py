@@ -1,14 +1,14 @@
-"""A watch that outlives its connection: begun anew where it broke, told of everything exactly once.
+"""A watch that survives lost connections: it resumes where it broke and delivers each event once.
 
-For etcd_store.py. A thread reads etcd's stream and queues events; ``poll`` takes them. When the stream
-breaks, it is opened again, on the next server if need be, from the revision after the last one queued. When
-that revision is no longer kept (compaction), and when a server comes back with older data than we have
-seen, the keys are listed and compared with those known: one PUT for each changed key and a DELETE without
-value for each that went away.
+For etcd_store.py. A thread reads etcd's stream and queues events; ``poll`` returns them. When the
+stream breaks, it is reopened, on the next server if necessary, from the revision after the last
+queued one. If that revision has been compacted, or a server comes back with older data than already
+seen, the keys are listed and compared with the known ones: one PUT for each changed key and a
+DELETE without value for each missing one.
 
-Several prefixes are one watch of etcd's, over the range from the first to the last of them, of which
-the rest is left out here: only within one such watch does etcd keep the order. So name prefixes that stand
-near each other, and not two that have a thousand busy keys between them.
+Several prefixes are one etcd watch over the range from the first to the last, filtered here: etcd
+keeps the order only within one watch. So name prefixes that are close together in key order, not
+two with a thousand busy keys between them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ PAUSES_S = (
     0.1,
     0.25,
     0.5,
-)  # before each next try to connect; the last one from then on
-MAX_DENIALS = 3  # an expired login is denied once; a user without permission always
+)  # before each reconnect; then always the last
+MAX_DENIALS = 3  # an expired login is denied once, a user without permission every time
 _DELETE = 1  # etcd's Event.EventType
 
 
 class EtcdWatch:
-    """A Watch of an EtcdStore. ``poll`` is for one thread; ``close`` may come from another."""
+    """A Watch of an EtcdStore. ``poll`` is for one thread; ``close`` is safe from another."""
 
     def __init__(
         self, client: EtcdClient, prefixes: Sequence[str], from_revision: int | None
@@ -57,7 +57,7 @@ class EtcdWatch:
         self._failure: RealsysError | None = None
         self._closed = self._connected = self._has_begun = False
         self._num_failed = self._num_denied = 0
-        self._known, self._next = self._first_look(from_revision)
+        self._known, self._next = self._initial_state(from_revision)
         self._thread = threading.Thread(
             target=self._run, name=f"etcd-watch {self._prefixes[0]}", daemon=True
         )
@@ -65,7 +65,7 @@ class EtcdWatch:
 
     @property
     def is_connected(self) -> bool:
-        """False while events may be waiting at a server that does not answer us."""
+        """False while events may be queued at a server that does not answer."""
         return self._connected
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -91,7 +91,7 @@ class EtcdWatch:
             stream.cancel()
 
     def end(self, failure: RealsysError) -> None:
-        """Makes ``poll`` raise, after it has returned what had come."""
+        """Makes ``poll`` raise once the queued events have been returned."""
         with self._changed:
             self._failure = self._failure or failure
             self._connected = False
@@ -110,8 +110,9 @@ class EtcdWatch:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _first_look(self, from_revision: int | None) -> tuple[dict[str, int], int]:
-        """Which keys there are when the watch begins, and its first revision."""
+    def _initial_state(self, from_revision: int | None) -> tuple[dict[str, int], int]:
+        """Returns the revisions of the keys that exist when the watch begins, and its first
+        revision."""
         if from_revision is None:
             known, revision = revisions_under(self._client, self._prefixes)
             return known, revision + 1
@@ -121,7 +122,7 @@ class EtcdWatch:
                 return {}, max(1, from_revision)
             known, _ = revisions_under(self._client, self._prefixes, revision=before)
         except Compacted:
-            return {}, from_revision  # the stream will say so too, and all there is is news
+            return {}, from_revision  # the stream reports it as well; every key then counts as new
         except FutureRevision:
             known, _ = revisions_under(self._client, self._prefixes)
         return known, from_revision
@@ -136,14 +137,14 @@ class EtcdWatch:
                 self._follow()
             except StoreDenied as error:
                 if not self._has_begun:
-                    self.end(error)  # it was never allowed
+                    self.end(error)  # never permitted
                     return
-                self._note_break(error.what)  # it was, and will be again
+                self._note_break(error.what)  # permitted before: an expired login
             except (Unsure, StoreUnavailable) as error:
                 self._note_break(str(error).partition("\n")[0])
             except RealsysError as error:
                 self.end(error)
-            except Exception as error:  # a thread that died silently would leave its poller waiting
+            except Exception as error:  # without this the poller would wait for a dead thread
                 logger.exception("watch failed prefix=%s", self._prefixes[0])
                 self.end(
                     StoreError(
@@ -165,7 +166,7 @@ class EtcdWatch:
             self._changed.wait_for(lambda: self._is_over, timeout=pause_s)
 
     def _follow(self) -> None:
-        """Reads one stream until it breaks, which it says by raising Unsure."""
+        """Reads one stream until it breaks, then raises Unsure."""
         stream = self._client.watch(*self._range, from_revision=self._next)
         with self._changed:
             self._stream = stream
@@ -189,7 +190,7 @@ class EtcdWatch:
 
     def _begun(self, revision: int) -> None:
         if revision < self._next - 1:
-            # Older than what we have seen. A member that lags behind, or a store that lost data?
+            # Older than what was already seen: a member that lags behind, or a store that lost data.
             self._relist(only_if_before=self._next - 1)
         if self._num_failed:
             logger.info("watch resumed prefix=%s from_revision=%d", self._prefixes[0], self._next)
@@ -199,7 +200,7 @@ class EtcdWatch:
     def _cancelled(self, stream: Stream, reply: Any) -> None:
         if reply.compact_revision:
             logger.warning(
-                "watch fell behind compaction prefix=%s revision=%d going_on=by difference",
+                "watch fell behind compaction prefix=%s revision=%d recovery=relist",
                 self._prefixes[0],
                 self._next,
             )
@@ -210,7 +211,7 @@ class EtcdWatch:
             stream.log_in_again()
             raise Unsure(reply.cancel_reason or "cancelled")
         raise StoreDenied(
-            f"etcd refuses to let us watch: {reply.cancel_reason or 'permission denied'}",
+            f"etcd refused the watch: {reply.cancel_reason or 'permission denied'}",
             where=f"{self._prefixes} in {self._client.where}",
             fix="give the user read on its whole prefix: `realsys etcd roles` prints the commands",
         )
@@ -249,5 +250,5 @@ class EtcdWatch:
             self._events.extend(events)
             self._next = next_revision
             self._changed.notify_all()
-            # A poller that is slow is waited for; meanwhile etcd keeps what comes.
+            # Backpressure: while the poller is slow, etcd buffers the events.
             self._changed.wait_for(lambda: len(self._events) < MAX_HISTORY_EVENTS or self._is_over)

@@ -1,7 +1,7 @@
-"""When the certificates of an etcd end: ours, the authority's, the servers'; and what to say of it.
+"""Expiry dates of an etcd's certificates (client, authority, servers), and the warnings for them.
 
-For the supervisor, which looks each hour (job_store.py), and for `realsys doctor`. What is said is pure;
-the servers are asked for theirs by a handshake.
+For the supervisor, which checks every hour (job_store.py), and for `realsys doctor`. The warnings
+are pure; the servers' certificates are read by a TLS handshake.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HANDSHAKE_S = 5.0
 
 @dataclass(frozen=True)
 class Ending:
-    """A certificate's last moment.
+    """When a certificate expires.
 
     Attributes:
         what: the certificate, for people, e.g. ``our certificate (cert_file)``.
@@ -31,22 +31,23 @@ class Ending:
 
 
 def warning_of(ending: Ending, now: datetime.datetime) -> tuple[int, str]:
-    """How urgent it is, and the sentence. 0 and "" for more than a week, then 1, in the last day 2, and
-    3 when it is over."""
+    """Returns the severity and text of a certificate's warning: 0 and "" with more than a week
+    left, then 1, on the last day 2, and 3 after expiry."""
     left = ending.at - now
     if left > WEEK:
         return 0, ""
     at = ending.at.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    then = "nobody connects to etcd with it after that: renew it"
+    then = "connections to etcd fail after that: renew it"
     if left <= datetime.timedelta(0):
-        return 3, f"{ending.what} ended at {at}: nobody connects to etcd any more; renew it"
+        return 3, f"{ending.what} expired at {at}: connections to etcd fail; renew it"
     if left <= DAY:
-        return 2, f"{ending.what} ends in {left.total_seconds() / 3600:.0f} h, at {at}; {then}"
-    return 1, f"{ending.what} ends in {left.days} days, at {at}; {then}"
+        hours = left.total_seconds() / 3600
+        return 2, f"{ending.what} expires in {hours:.0f} h, at {at}; {then}"
+    return 1, f"{ending.what} expires in {left.days} days, at {at}; {then}"
 
 
 def endings(access: EtcdAccess) -> list[Ending]:
-    """Of all certificates that matter, as far as they can be read."""
+    """Returns the expiry of every certificate that can be read."""
     if not access.is_encrypted:
         return []
     found = [
@@ -65,14 +66,14 @@ def _of_pem(what: str, pem: str | None) -> Iterator[Ending]:
         return
     try:
         read = x509.load_pem_x509_certificates(pem.encode())
-    except ValueError:  # gRPC says so when it connects
+    except ValueError:  # gRPC reports it on connecting
         return
-    if read:  # of a bundle: the last one that is good
+    if read:  # of a bundle: the one that is valid longest
         yield Ending(what, max(_end(certificate) for certificate in read))
 
 
 def _of_server(endpoint: str, access: EtcdAccess) -> list[Ending]:
-    """Its certificate is taken as it is: whether it may be trusted is gRPC's to say."""
+    """Reads the server's certificate without verifying it; gRPC verifies trust when it connects."""
     from cryptography import x509
 
     host, _, port = endpoint.rpartition(":")
@@ -85,7 +86,7 @@ def _of_server(endpoint: str, access: EtcdAccess) -> list[Ending]:
             context.wrap_socket(plain, server_hostname=name) as secure,
         ):
             data = secure.getpeercert(binary_form=True)
-    except (OSError, ValueError):  # away, or it wants our certificate first
+    except (OSError, ValueError):  # unreachable, or it requires a client certificate
         return []
     if data is None:
         return []

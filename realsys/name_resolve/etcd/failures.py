@@ -1,6 +1,7 @@
-"""What a failed call means: which errors of etcd and gRPC are worth another try, which are final.
+"""Classification of failed calls: which errors of etcd and gRPC are retried and which are final.
 
-Pure; for channels.py and etcd_client.py. etcd tells its errors apart by their text, gRPC by a code.
+Pure; for channels.py and etcd_client.py. etcd's errors are distinguished by their text, gRPC's by a
+code.
 """
 
 from __future__ import annotations
@@ -11,31 +12,33 @@ from realsys.api.errors import ConfigError, LeaseLost, StoreDenied, StoreError, 
 
 
 class FailureVerdict(StrEnum):
+    """Whether a failed call may have taken effect, and whether a retry makes sense."""
+
     NEVER_SENT = "never sent"  # no connection: it can't have happened
-    UNSURE = "unsure"  # it may have happened, or may yet
+    UNSURE = "unsure"  # it may have happened, or may still happen
     LOG_IN = "log in"  # the token is not known (any more): nothing happened
-    FINAL = "final"  # etcd has answered, or nobody will
+    FINAL = "final"  # etcd has refused, or a retry can't succeed
 
 
 class Compacted(StoreError):
-    """The revision asked for is no longer kept."""
+    """Raised if the requested revision has been compacted."""
 
 
 class FutureRevision(StoreError):
-    """The revision asked for has not been written yet."""
+    """Raised if the requested revision has not been written yet."""
 
 
 class LeaseExists(StoreError):
-    """A lease of that number was granted already."""
+    """Raised if a lease of that number has already been granted."""
 
 
 _NO_LOGIN = ("invalid auth token", "revision of auth store is old", "auth: revision in header")
-# The certificate or its key is wrong. It will be wrong on the next try as well.
+# The certificate or its key is wrong: a retry would fail the same way.
 _TLS = ("andshake", "CERTIFICATE", "SSL", "certificate", "Verification", "TSI_")
 
 
 def judge(code: str, details: str) -> FailureVerdict:
-    """Args: ``code`` is the name of a gRPC status; ``details`` the text that came with it."""
+    """Classifies a failure. ``code`` is the name of a gRPC status, ``details`` the text with it."""
     if any(text in details for text in _NO_LOGIN) or code == "UNAUTHENTICATED":
         return FailureVerdict.LOG_IN
     if code == "UNAVAILABLE":
@@ -54,7 +57,7 @@ def judge(code: str, details: str) -> FailureVerdict:
 def final_error(
     code: str, details: str, *, where: str, user: str | None
 ) -> StoreError | ConfigError:
-    """What to raise for an answer that no other try will change."""
+    """Returns the exception for an answer that no retry will change."""
     if "requested lease not found" in details:
         return LeaseLost(
             "the lease has ended",
@@ -63,9 +66,9 @@ def final_error(
         )
     if "database space exceeded" in details:
         return StoreUnavailable(
-            "etcd is full (alarm NOSPACE): it reads and deletes, and takes no writes",
+            "etcd is full (alarm NOSPACE): it serves reads and deletes but accepts no writes",
             where=where,
-            fix="its administrator compacts, defragments and disarms: etcdctl compact <revision>; "
+            fix="its administrator must compact, defragment and disarm: etcdctl compact <revision>; "
             "etcdctl defrag; etcdctl alarm disarm. See also --quota-backend-bytes, "
             "--auto-compaction-retention",
         )
@@ -85,7 +88,7 @@ def final_error(
 def unavailable(
     details: str, *, waited_s: float, where: str, is_encrypted: bool
 ) -> StoreUnavailable:
-    """What to raise when no try was answered in time."""
+    """Returns the exception for a call that got no answer in time."""
     last = f"; last error: {details}" if details else ""
     if _is_tls(details):
         fix = (
@@ -101,7 +104,7 @@ def unavailable(
 
 
 def is_hopeless(details: str) -> bool:
-    """Whether waiting for this server is in vain: it is there, and TLS does not come about."""
+    """Returns whether waiting for this server is pointless: it is reachable, but TLS fails."""
     return _is_tls(details)
 
 

@@ -1,6 +1,6 @@
-"""Gives a new etcd its first user, and makes it ask everybody who they are from then on.
+"""Creates the first user of a new etcd and turns on authentication.
 
-For job_etcd/private_etcd.py, which has just started one that nobody else can enter yet.
+For job_etcd/private_etcd.py, which has just started an etcd that no other process can reach yet.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from realsys.name_resolve.etcd.access import EtcdAccess
 
 ADMINISTRATOR = "root"  # etcd's name for the user and the role that may do everything
 OPTIONS = (
-    ("grpc.enable_http_proxy", 0),  # to our own node
-    ("grpc.initial_reconnect_backoff_ms", 50),  # it has been started just now
+    ("grpc.enable_http_proxy", 0),  # the server is on this node
+    ("grpc.initial_reconnect_backoff_ms", 50),  # it has just been started
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),
 )
@@ -27,14 +27,14 @@ CALL_TIMEOUT_S = 20.0  # each is a write: a busy disk may take its time
 def make_administrator(
     access: EtcdAccess, *, timeout_s: float, still_there: Callable[[], None]
 ) -> None:
-    """Makes ``root`` with the password of ``access`` and switches authentication on.
+    """Creates the user ``root`` with the password of ``access`` and turns on authentication.
 
     Args:
-        timeout_s: of the connection.
-        still_there: called while it does not come about; raises to give up.
+        timeout_s: for connecting.
+        still_there: called while connecting; raises to give up.
     Raises:
-        StoreUnavailable: no answer in time, or by somebody whose certificate is of another authority.
-        StoreError: etcd refuses; it is not new.
+        StoreUnavailable: no answer in time, or from a server with another authority's certificate.
+        StoreError: etcd refused, because it is not new.
     """
     assert access.user == ADMINISTRATOR, access.user
     grpc = protocol.grpc

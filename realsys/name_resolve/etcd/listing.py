@@ -1,7 +1,7 @@
-"""Reading many keys as they were at one revision, page by page.
+"""Reads many keys at one revision, page by page.
 
-For etcd_store.py and etcd_watch.py. A page is of up to 500 keys, so that no single request holds etcd for
-long; all pages of a listing are of the revision of the first.
+For etcd_store.py and etcd_watch.py. A page has up to 500 keys, so that no single request blocks
+etcd for long; all pages of a listing have the revision of the first.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class _ReadOptions(TypedDict):
 def entries_under(
     client: EtcdClient, prefixes: Sequence[str], *, revision: int = 0
 ) -> tuple[list[Entry], int]:
-    """The entries at and below the prefixes, sorted by key, and the revision they are of.
+    """Returns the entries at and below the prefixes, sorted by key, and the revision they were read
+    at.
 
     Args:
-        revision: of then; 0 is now. Raises Compacted, FutureRevision.
+        revision: to read at; 0 is the newest. Raises Compacted, FutureRevision.
     """
     found, revision = _under(client, prefixes, revision=revision, keys_only=False)
     return sorted((entry(kv) for kv in found), key=lambda e: e.key), revision
@@ -46,13 +47,13 @@ def entries_under(
 def revisions_under(
     client: EtcdClient, prefixes: Sequence[str], *, revision: int = 0
 ) -> tuple[dict[str, int], int]:
-    """The keys of ``entries_under`` with the revision of each, without the values."""
+    """Returns the keys of ``entries_under`` with their revisions, without the values."""
     found, revision = _under(client, prefixes, revision=revision, keys_only=True)
     return {from_etcd(kv.key): kv.mod_revision for kv in found}, revision
 
 
 def entries_of(client: EtcdClient, keys: Sequence[str]) -> tuple[dict[str, Entry], int]:
-    """Those of the keys that are there, and the revision at which they are."""
+    """Returns those of the keys that exist, and the revision they were read at."""
     found: dict[str, Entry] = {}
     revision = 0
     for start in range(0, len(keys), MAX_TXN_OPS):
@@ -68,7 +69,7 @@ def _under(
 ) -> tuple[list[Any], int]:
     found: list[Any] = []
     wanted = frozenset(prefixes)
-    # What is below another one would be listed twice.
+    # A prefix below another would be listed twice.
     tops = [p for p in sorted(wanted) if not is_below_any(p.rpartition("/")[0], wanted)]
     for first in range(0, len(tops), PREFIXES_AT_ONCE):
         ranges = [below(prefix) for prefix in tops[first : first + PREFIXES_AT_ONCE]]

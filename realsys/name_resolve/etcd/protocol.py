@@ -1,10 +1,10 @@
-"""etcd's messages and calls, as the package etcd3 carries them, on whatever protobuf is installed.
+"""etcd's messages and RPCs, taken from the package etcd3 for any installed protobuf.
 
-etcd3 0.12.0 was generated in 2020 and does not import with protobuf 4 and later ("Descriptors cannot
-be created directly"). Its generated files hold the compiled ``.proto`` files as text, though, and those
-are valid for ever: they are taken out here and given to protobuf in a pool of their own, because their
-names (``rpc.proto``) are not etcd's alone. etcd3 itself is never imported; see
-docs/decisions/0001-etcd-client.md. The only module that knows of gRPC's Python package by name.
+etcd3 0.12.0 was generated in 2020 and does not import with protobuf 4 and later ("Descriptors
+cannot be created directly"). Its generated files contain the compiled ``.proto`` files as text,
+which stay valid: they are extracted here and loaded into a descriptor pool of their own, because
+their names (``rpc.proto``) are not unique to etcd. etcd3 itself is never imported; see
+docs/decisions/0001-etcd-client.md. The only module that imports gRPC's Python package by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pool, message_factory
 
 from realsys.api.errors import ConfigError
 
-# Every failure comes back as an error; without this gRPC also writes each one to stderr, in its own form.
+# Failures are raised as errors; without this gRPC also prints each one to stderr.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc as grpc  # reads the variable
 
@@ -29,7 +29,7 @@ _COMPILED = re.compile(r"^\s*serialized_pb=_b\((?P<literal>.*)\)$", re.MULTILINE
 
 
 class Method(NamedTuple):
-    """One remote call: where it is and how its messages become bytes."""
+    """One RPC: its path and how its messages are serialised."""
 
     path: str
     to_bytes: Any  # of the request
@@ -37,7 +37,7 @@ class Method(NamedTuple):
 
 
 def _load() -> descriptor_pool.DescriptorPool:
-    spec = find_spec(PACKAGE)  # of a top-level package: looks for it and does not import it
+    spec = find_spec(PACKAGE)  # does not import a top-level package
     pool = descriptor_pool.DescriptorPool()
     try:
         if spec is None or spec.origin is None:

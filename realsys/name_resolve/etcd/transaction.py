@@ -1,12 +1,14 @@
-"""A write that happens once: sent, and when no reply comes, looked for before it is sent again.
+"""Applies a write exactly once: if no reply arrives, checks whether it happened before resending
+it.
 
-For etcd_store.py and etcd_lease.py. A transaction is known by what it wrote: the value and the lease of its
-first put. Where that could be another process's as well (a deletion, or a condition and no lease), it
-writes its own random name to the trial's marker (etcd_keys.py) in the same revision. Its traces are looked
-for in the key's history, back to the revision that was the newest before it was sent.
+For etcd_store.py and etcd_lease.py. A transaction is identified by what it wrote: the value and the
+lease of its first put. If another process could have written the same (a deletion, or a condition
+without a lease), it also writes a random name of its own to the trial's marker (etcd_keys.py) in
+the same revision. It is searched for in the key's history, back to the newest revision before it
+was sent.
 
-The marker has a second reader: etcd_watch.py asks it whether a key's end was somebody's deed or its
-lease's.
+The marker has a second reader: deletion_cause.py checks it to tell an explicit delete from a lease
+expiry.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ from realsys.name_resolve.etcd.etcd_keys import (
 from realsys.name_resolve.etcd.failures import Compacted
 from realsys.name_resolve.store import Put
 
-MAX_LOOKS_BACK = 64  # values of one key since the first try
+MAX_LOOKS_BACK = 64  # values of one key searched since the first attempt
 RESEND_AFTER_S = 0.05
 
 
 class TransactionOutcome(NamedTuple):
-    """``responses`` is None where the reply was lost and the writes were found."""
+    """The result of a transaction. ``responses`` is None if the reply was lost and the writes were
+    found."""
 
     happened: bool
     revision: int
@@ -46,9 +49,9 @@ class Transaction:
 
     Args:
         conditions: etcd's Compares.
-        ranges: deleted, as (key, end); an empty end for a single key.
-        deletes_of: keys, one of each trial in which something is deleted.
-        otherwise: reads that are answered when a condition does not hold.
+        ranges: to delete, as (key, end); an empty end for a single key.
+        deletes_of: one key of each trial in which something is deleted.
+        otherwise: reads to answer if a condition does not hold.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Transaction:
         )
 
     def run(self) -> TransactionOutcome:
-        """Raises StoreUnavailable when nobody answers, and when it can't be told whether it happened."""
+        """Runs it. Raises StoreUnavailable if no server answers or the outcome can't be determined."""
         client, deadline_s = self._client, self._client.deadline_s()
         before, was_lost = client.newest_revision, False
         while True:
@@ -99,15 +102,15 @@ class Transaction:
                 if was_lost:
                     raise self._unknown(error.what) from error
                 raise
-            # A condition that fails now may fail because the first try made it so.
+            # A condition may fail now because the first attempt succeeded.
             if was_lost and not reply.succeeded and (found := self._find(before, deadline_s)):
                 return TransactionOutcome(True, found, None)
             return TransactionOutcome(reply.succeeded, reply.header.revision, reply.responses)
 
     def _find(self, before: int, deadline_s: float) -> int | None:
-        """The revision in which our writes stand, None if they are nowhere after ``before``."""
+        """Returns the revision of this transaction's writes; None if it is not after ``before``."""
         if self._trace is None:
-            return None  # nothing is written: it can be sent again
+            return None  # nothing is written: resending is safe
         key, revision = self._trace.key, 0
         try:
             for _ in range(MAX_LOOKS_BACK):
@@ -142,6 +145,6 @@ class Transaction:
 def delete_keys(
     client: EtcdClient, keys: Sequence[str], conditions: Sequence[Any]
 ) -> TransactionOutcome:
-    """Deletes keys if the conditions hold, as somebody's deed."""
+    """Deletes keys if the conditions hold, marked as an explicit delete."""
     ranges = [(to_etcd(key), b"") for key in keys]
     return Transaction(client, conditions=conditions, ranges=ranges, deletes_of=keys).run()

@@ -1,1 +1,2 @@
-"""A store in a shared folder: no server to run, for one machine or a cluster's file system."""
+"""The name-resolution store in a shared folder, without a server: for one machine or a cluster's
+file system."""

@@ -1,20 +1,20 @@
-"""The files of a file store: a log with one file per write, and snapshots of it.
+"""The files of a file store: a log with one file per revision, and snapshots of it.
 
 ::
 
-    <root>/FORMAT                    says that this folder is a store, and of which layout
-           lock                      held (flock) by whoever is writing
+    <root>/FORMAT                    marks the folder as a store and names its format
+           lock                      held (flock) by the writing process
            log/0000000000000042      the operations of revision 42
            snapshots/0000000000001024  all contents at revision 1024; the last two are kept
            leases/<id>               a counter, bumped in place by the lease's holder
            tmp/                      files being written
 
-For file_store.py. A write is a whole file first and gets its number by link(2), which exactly one process
-can do: there is no moment at which half a value, or half a transaction, is visible, wherever the
-writer is killed. Keys are inside the files and never become file names, so no key can leave the
-folder. The folders are held open and entries are never followed as symbolic links. Nothing is
-fsynced: contents are worth as much as the processes that wrote them, and after a power cut both are
-gone. Knows nothing of keys, leases or waiting.
+For file_store.py. A write is first a complete file and then gets its revision number by link(2), which
+succeeds for exactly one process: half a value or half a transaction is never visible, wherever the
+writer is killed. Keys are inside the files and never become file names, so no key can escape the
+folder. The folders are kept open, and symbolic links in them are never followed. Nothing is fsynced:
+the contents are only as durable as the processes that wrote them, and a power cut ends both. This
+module does not interpret keys, leases or waiting.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 FORMAT = b"realsys name-resolution store, layout 1\n"
 FOLDERS = ("log", "snapshots", "leases", "tmp")
 LOCK_TIMEOUT_S = 10.0
-# So long a commit stays in the log after a snapshot that holds it: a reader asks now and then only whether
-# the log was cut behind him (SURE_S in file_store.py).
+# How long a commit stays in the log after a snapshot contains it: a reader checks only from time to time
+# whether the log was truncated behind its position (SURE_S in file_store.py).
 KEEP_S = 60.0
 NFS = ("nfs", "nfs4")
 _PIECE = 1 << 16
@@ -49,9 +49,9 @@ _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 class CommitLog:
-    """The folder of a store, opened. Its owner serialises calls within the process.
+    """The open folder of a store. Its owner serialises calls within the process.
 
-    Raises StoreUnavailable from every call when the file system refuses.
+    Every call raises StoreUnavailable if the file system refuses.
     """
 
     def __init__(self, root: Path, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
@@ -62,7 +62,7 @@ class CommitLog:
         self.file_system, self.changes = "", FolderChanges(-1, "")
 
     def open(self, empty_snapshot: bytes) -> None:
-        """Opens the store, and makes it first if the folder is empty or not there."""
+        """Opens the store; creates it if the folder is empty or missing."""
         try:
             self._open(empty_snapshot)
         except BaseException:
@@ -72,10 +72,10 @@ class CommitLog:
     def _open(self, empty_snapshot: bytes) -> None:
         with self._reported():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            strangers = set(os.listdir(self.root)) - {"FORMAT", "lock", *FOLDERS}
-            if strangers:
+            foreign = set(os.listdir(self.root)) - {"FORMAT", "lock", *FOLDERS}
+            if foreign:
                 raise ConfigError(
-                    f"the folder holds other files, e.g. {sorted(strangers)[0]!r}",
+                    f"the folder holds other files, e.g. {sorted(foreign)[0]!r}",
                     where=str(self.root),
                     fix="give name resolution an empty folder of its own",
                 )
@@ -97,9 +97,9 @@ class CommitLog:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Holds the store's lock. The kernel frees it when the holder dies, however it dies."""
+        """Holds the store's lock. The kernel releases it if the holder dies."""
         with self._reported():
-            if self._lock_pid != os.getpid():  # a forked child shares its parent's lock: its own
+            if self._lock_pid != os.getpid():  # a forked child would share its parent's lock
                 self._lock_fd = os.open(
                     self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
                 )
@@ -112,8 +112,8 @@ class CommitLog:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def has_changed(self, known: int) -> bool:
-        """Whether processes of this host have written revisions after ``known``, or removed any, since
-        the last call. Asks the kernel, not the file system."""
+        """Returns whether processes of this host have added revisions after ``known``, or removed
+        any, since the last call. Uses inotify and makes no request to the file system."""
         changes = self.changes.take()
         return changes.others or changes.newest > _name(known)
 
@@ -121,22 +121,24 @@ class CommitLog:
         return os.access(_name(revision), os.F_OK, dir_fd=self._folders["log"])
 
     def read(self, revision: int) -> bytes | None:
-        """The commit of ``revision``, or None if there is none (yet, or any more)."""
+        """Reads the commit of ``revision``; None if there is none (yet, or any more)."""
         return self._read("log", _name(revision))
 
     def append(self, revision: int, commit: bytes) -> bool:
-        """Makes ``commit`` the one of ``revision``; False if that is taken."""
+        """Writes ``commit`` as ``revision``; returns False if that revision is taken."""
         with self._reported():
             return self._publish(commit, "log", _name(revision))
 
     def refresh(self) -> None:
-        """Makes the next look at the log a fresh one: see ``fresh`` in realsys/trial/records.py."""
+        """Makes the next read of the log bypass the client's cache: see ``fresh`` in
+        realsys/trial/records.py."""
         if self.file_system in NFS:
             with self._reported():
                 fresh("log", dir_fd=self._folders["."])
 
     def load_snapshot(self) -> bytes:
-        """The older of the snapshots kept, so that the log after it gives watchers a history."""
+        """Reads the older of the retained snapshots, so that the log after it gives watchers a
+        history."""
         for _ in range(100):  # another process may remove what was just listed
             with self._reported():
                 names = sorted(os.listdir(self._folders["snapshots"]))
@@ -150,9 +152,10 @@ class CommitLog:
         )
 
     def compact(self, revision: int, snapshot: bytes, is_lease: Callable[[str], bool]) -> None:
-        """Writes a snapshot and removes what no reader needs. Called with the lock held.
+        """Writes a snapshot and removes what no reader needs. Call it with the lock held.
 
-        Log files go in ascending order: file_store.py tells "nothing new" from "removed" by it.
+        Log files are removed in ascending order: file_store.py relies on it to tell "nothing new" from
+        "removed".
         """
         with self._reported():
             self._publish(snapshot, "snapshots", _name(revision))
@@ -160,14 +163,14 @@ class CommitLog:
             self._remove("snapshots", lambda name: name < oldest)
             self._remove("log", lambda name: name <= oldest)
             self._remove("leases", lambda name: not is_lease(name))
-            if self._flock_works:  # then nobody else is writing: these are of killed writers
+            if self._flock_works:  # no other process is writing: these are left by killed writers
                 self._remove("tmp", lambda name: True)
 
     def write_counter(self, lease_id: str, counter: int, *, create: bool = False) -> None:
-        """Written in place: readers only ask whether it changed, so a torn counter does no harm.
+        """Writes a lease's counter in place: readers only compare it, so a torn write does no harm.
 
-        It stays open for the next renewal. Where other hosts read it, it is on the server when this
-        returns (O_SYNC), and opening it reads it there.
+        The file stays open for the next renewal. If other hosts read it, the value is on the server when
+        this returns (O_SYNC), and opening the file reads it from there.
         """
         with self._reported():
             if lease_id not in self._counter_fds:
@@ -181,7 +184,7 @@ class CommitLog:
         return self._read("leases", lease_id)
 
     def counter_time(self, lease_id: str) -> float | None:
-        """When the counter was written, by the file system's clock; None when there is none."""
+        """Returns when the counter was written, by the file system's clock; None if there is none."""
         try:
             return os.stat(lease_id, dir_fd=self._folders["leases"], follow_symlinks=False).st_mtime
         except OSError:
@@ -216,18 +219,18 @@ class CommitLog:
                     raise StoreUnavailable(
                         f"another process has held the lock for {self._lock_timeout_s:g} s",
                         where=str(self.root / "lock"),
-                        fix="see /proc/locks for who (stopped, or on a hung disk?) and end it",
+                        fix="find the holder in /proc/locks (stopped, or on a hung disk?) and end it",
                     ) from None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.005)
             except OSError as error:
                 if error.errno not in _NO_FLOCK:
                     raise
-                # link(2) still lets one writer win; what is lost is the shelter of a writer that
-                # is stopped between look and link while others write two snapshots' worth.
+                # link(2) still lets one writer win. Lost is the protection of a writer that is stopped
+                # between read and link while others write two snapshots' worth of revisions.
                 self._flock_works = False
                 logger.warning(
-                    "lock refused root=%s error=%s going_on=without; mount with flock if you can",
+                    "lock refused root=%s error=%s fallback=no lock; mount with flock if possible",
                     self.root,
                     error.strerror,
                 )
@@ -251,8 +254,8 @@ class CommitLog:
             os.unlink(tmp, dir_fd=tmp_fd)
 
     def _has_two_names(self, tmp: str) -> bool:
-        """Whether the link was made although it was said to be there: over NFS a request whose answer
-        was lost is sent again. Opening it asks the server."""
+        """Returns whether the link was made although link(2) reported EEXIST: NFS resends a request
+        whose answer was lost. Opening the file asks the server."""
         fd = os.open(tmp, _READ, dir_fd=self._folders["tmp"])
         try:
             return os.fstat(fd).st_nlink == 2
@@ -260,8 +263,8 @@ class CommitLog:
             os.close(fd)
 
     def _oldest_needed(self) -> str:
-        """The snapshot from which on everything is kept: of the last two at least the older one, and one
-        that has been there for ``KEEP_S``, by the file system's own clock."""
+        """Returns the name of the snapshot from which on everything is kept: at least the older of
+        the last two, and one that has existed for ``KEEP_S`` by the file system's clock."""
         names = sorted(os.listdir(self._folders["snapshots"]))
         made_s = [os.stat(n, dir_fd=self._folders["snapshots"]).st_mtime for n in names]
         old = [
@@ -278,7 +281,7 @@ class CommitLog:
             raise self._unavailable(error) from error
         try:
             pieces = [os.read(fd, _PIECE)]
-            while len(pieces[-1]) == _PIECE:  # a shorter one ends the file
+            while len(pieces[-1]) == _PIECE:  # a shorter read ends the file
                 pieces.append(os.read(fd, _PIECE))
             return b"".join(pieces)
         except OSError as error:
@@ -304,12 +307,12 @@ class CommitLog:
         return StoreUnavailable(
             f"the file system refused: {error.strerror or error}",
             where=str(self.root),
-            fix="look at space, permissions and whether the folder was removed (df, ls -ld)",
+            fix="check free space, permissions and whether the folder was removed (df, ls -ld)",
         )
 
 
 def file_system_of(path: Path) -> str:
-    """The type of the file system at ``path`` as /proc/self/mountinfo has it; "" if unknown."""
+    """Returns the type of the file system at ``path`` from /proc/self/mountinfo; "" if unknown."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:

@@ -1,18 +1,19 @@
-"""A store in a shared folder: no server to run, for one machine or a cluster's file system.
+"""The name-resolution store in a shared folder, without a server: for one machine or a cluster's
+file system.
 
-Every process keeps the contents in memory and reads on in the log (commit_log.py) before it answers,
-so a reader sees every write that ended before its call began (one of another host, on a shared file
-system: 50 ms before). Watches and waits see every write in order: one of this host at once, since the
-kernel says so (folder_changes.py), one of another host when they look again, after 50 ms while things
-happen and after two seconds at most (looking.py). A server of a shared file system is asked little: a
-trial at rest makes fewer than 20 calls a second (tests/process/test_file_calls.py, and on Slurm
-tests/slurm/test_slurm_async.py). Of that most is reading counters of leases: whoever does not act on a
-lease's end leaves it to others to notice (``judges_leases`` of a watch).
+Every process keeps the contents in memory and reads new log entries (commit_log.py) before it
+answers, so a reader sees every write that ended before its call began (for a write of another host
+on a shared file system: 50 ms before). Watches and waits see every write in order: a write of this
+host at once through inotify (folder_changes.py), one of another host at the next poll, after 50 ms
+while changes arrive and after two seconds at most (poll_schedule.py). The load on a file server is
+small: an idle trial makes fewer than 20 calls a second (tests/process/test_file_calls.py, and on
+Slurm tests/slurm/test_slurm_async.py). Most of those read lease counters: a watcher that does not
+act on lease expiry leaves the check to others (``judges_leases`` of a watch).
 
-A lease is a counter that its holder bumps. A reader judges it by its own monotonic clock: not changed
-for longer than the ttl *since this reader first saw that number* means over. Clocks of two hosts, and
-file times, are never compared. A holder on this host that is dead is seen at once. Ended leases are
-written to the log by whoever notices first, so all readers see the same end.
+A lease is a counter that its holder increments. A reader judges it by its own monotonic clock:
+expired if unchanged for longer than the TTL *since this reader first saw that value*. Clocks of two
+hosts, and file times, are never compared. A dead holder on this host is detected at once. The
+process that first notices an ended lease writes it to the log, so all readers see the same end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import msgspec
 from realsys.api.errors import ConfigError, StoreUnavailable
 from realsys.name_resolve.file.commit_log import CommitLog
 from realsys.name_resolve.file.folder_changes import OF_THIS_HOST
-from realsys.name_resolve.file.looking import Looking
+from realsys.name_resolve.file.poll_schedule import PollSchedule
 from realsys.name_resolve.keyspace import (
     EndLease,
     GrantLease,
@@ -40,20 +41,20 @@ from realsys.runtime.process_identity import is_known_dead
 
 POLL_S = 0.05
 SURE_S = 10.0  # well below KEEP_S in commit_log.py
-JUDGE_EVERY_S = 0.2  # whether a lease's holder on this host lives
+JUDGE_EVERY_S = 0.2  # between checks whether a lease's holder on this host is alive
 READS_PER_TTL = 5.0  # of a lease's counter
-SNAPSHOT_EVERY = 1024  # revisions; also how far behind a reader may be and still see every event
+SNAPSHOT_EVERY = 1024  # revisions; also how far a reader may lag and still see every event
 
 _commits = msgspec.msgpack.Decoder(list[Operation])
 _snapshots = msgspec.msgpack.Decoder(KeySpaceSnapshot)
 
 
 class FileStore(KeySpaceStore):
-    """A NameResolve in the folder ``root``. Not to be used across a fork: open one in the child.
+    """A NameResolve in the folder ``root``. Not usable across a fork: open one in the child.
 
     Args:
-        poll_s: how often waits and watches look while things happen.
-        lock_timeout_s: a write gives up (StoreUnavailable) when others hold the lock this long.
+        poll_s: poll interval of waits and watches while changes arrive.
+        lock_timeout_s: a write raises StoreUnavailable if others hold the lock this long.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class FileStore(KeySpaceStore):
             )
         super().__init__(where=f"file://{root}", clock=clock, lock=threading.RLock())
         self._log = CommitLog(root, lock_timeout_s=lock_timeout_s)
-        self._looking = Looking(poll_s)
-        self._sure_s = float("-inf")  # when we last saw that our place in the log is still there
-        self._is_behind = False  # a look has failed
+        self._poll_schedule = PollSchedule(poll_s)
+        self._sure_s = float("-inf")  # when our position was last verified to be in the log still
+        self._is_behind = False  # a poll has failed
         self._bumps: dict[str, int] = {}  # of our own leases
-        self._seen: dict[str, tuple[bytes | None, float]] = {}  # counter, when first seen so
+        self._seen: dict[str, tuple[bytes | None, float]] = {}  # counter, when first seen
         self._read_s: dict[str, float] = {}
         self._judged_s: dict[str, float] = {}
         self._log.open(msgspec.msgpack.encode(KeySpace().snapshot()))
@@ -91,20 +92,20 @@ class FileStore(KeySpaceStore):
                 self._log.close()
 
     def current(self) -> KeySpace:
-        changes, ago_s = self._log.changes, time.monotonic() - self._looking.looked_s
+        changes, ago_s = self._log.changes, time.monotonic() - self._poll_schedule.looked_s
         if self._has_news():
-            self._look(sure=True)
-        # Without inotify each call looks; where other hosts write, several that come together look once.
-        elif not changes.hears_all and (ago_s > POLL_S or self._log.file_system in OF_THIS_HOST):
-            self._look()
+            self._poll_log(sure=True)
+        # Without inotify each call polls; if other hosts write, simultaneous calls share one poll.
+        elif not changes.reports_all and (ago_s > POLL_S or self._log.file_system in OF_THIS_HOST):
+            self._poll_log()
         return self._space
 
-    def glance(self) -> KeySpace:
+    def recent(self) -> KeySpace:
         changes = self._log.changes
         if self._has_news():
-            self._look(sure=True)
-        elif not changes.hears_all and self._looking.due_in_s(time.monotonic()) <= 0:
-            self._look()
+            self._poll_log(sure=True)
+        elif not changes.reports_all and self._poll_schedule.due_in_s(time.monotonic()) <= 0:
+            self._poll_log()
         return self._space
 
     def write(self, decide: Decide) -> int:
@@ -113,16 +114,16 @@ class FileStore(KeySpaceStore):
                 self.opened()  # raises
             with self._log.exclusive(), self.lock:
                 while True:
-                    space = self._look(sure=True)
+                    space = self._poll_log(sure=True)
                     operations = decide(space)
                     if not operations:
                         return space.revision
                     self._make_counters(operations)
                     revision = space.revision + 1
                     if self._log.append(revision, msgspec.msgpack.encode(operations)):
-                        break  # else a host that our lock does not reach was faster: look again
+                        break  # otherwise a host outside our lock was faster: read its write first
                 space.apply(revision, operations)
-                self._looking.looked(time.monotonic(), found=True)
+                self._poll_schedule.looked(time.monotonic(), found=True)
                 self._remove_counters(operations)
                 if revision % SNAPSHOT_EVERY == 0:
                     data = msgspec.msgpack.encode(space.snapshot())
@@ -130,7 +131,7 @@ class FileStore(KeySpaceStore):
                 return revision
 
     def is_dead(self, lease: GrantLease, *, at_once: bool) -> bool:
-        now_s = self.clock()  # before the look: a pause of ours in between must not count
+        now_s = self.clock()  # before reading: a pause of this process in between must not count
         lease_id, never_s = lease.lease_id, float("-inf")
         if not at_once and now_s - self._judged_s.get(lease_id, never_s) < JUDGE_EVERY_S:
             return False
@@ -166,8 +167,8 @@ class FileStore(KeySpaceStore):
                 return
             now_s = time.monotonic()
             pause_s = min(longest_s, JUDGE_EVERY_S)
-            if not changes.hears_all:
-                pause_s = min(pause_s, max(self._looking.due_in_s(now_s), 0.0))
+            if not changes.reports_all:
+                pause_s = min(pause_s, max(self._poll_schedule.due_in_s(now_s), 0.0))
         changes.wait(pause_s)
 
     def _load(self) -> KeySpace:
@@ -177,21 +178,22 @@ class FileStore(KeySpaceStore):
             raise self._damaged("a snapshot", error) from error
 
     def _has_news(self) -> bool:
-        """Whether we must look: there are changes, the last look failed, or it was long ago."""
+        """Returns whether to poll the log: it changed, the last poll failed, or was long ago."""
         changed = self._log.has_changed(self._space.revision)
-        is_old = time.monotonic() - self._looking.looked_s > SURE_S
+        is_old = time.monotonic() - self._poll_schedule.looked_s > SURE_S
         return changed or self._is_behind or is_old
 
-    def _look(self, *, sure: bool = False) -> KeySpace:
-        """Reads on in the log. ``sure``: also where the log may have been cut behind us."""
+    def _poll_log(self, *, sure: bool = False) -> KeySpace:
+        """Reads new log entries. ``sure``: also check whether the log was truncated behind our
+        position."""
         now_s, self._is_behind = time.monotonic(), True
         sure = sure or now_s - self._sure_s > SURE_S
         known = self._space.revision
         self._log.refresh()
         for _ in range(100):
             self._read_on()
-            # The newest file of the log is never removed, and files go oldest first. So if ours is
-            # still there, the next one was not removed either: it does not exist yet.
+            # The newest file of the log is never removed, and files are removed oldest first. So if
+            # ours still exists, the next one was not removed either: it does not exist yet.
             if not sure or self._log.has(self._space.revision):
                 break
             self._space = self._load()
@@ -204,7 +206,7 @@ class FileStore(KeySpaceStore):
         self._is_behind = False
         if sure:
             self._sure_s = now_s
-        self._looking.looked(now_s, found=self._space.revision != known)
+        self._poll_schedule.looked(now_s, found=self._space.revision != known)
         return self._space
 
     def _read_on(self) -> None:

@@ -1,9 +1,9 @@
-"""Hears from the kernel that files came to a folder, left it or were written: inotify(7), by ctypes.
+"""Notifies of files created, removed or written in a folder: inotify(7) through ctypes.
 
-For file_store.py and, of what its own sruns write, the supervisor. It hears of every process on this host,
-at no cost to the server of a shared file system; of changes made on other hosts it hears nothing, so
-``hears_all`` says whether there can be any. Where it can't be had (a user's instances are used up, no such
-call), whoever waits sleeps.
+For file_store.py and, for the files of its own sruns, the supervisor. inotify reports every process
+on this host, at no cost to a shared file system's server, but no changes made on other hosts;
+``reports_all`` is False if there can be any. Where inotify is unavailable (the user's instances are
+used up, no such call), callers sleep instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-# File systems of one kernel: nobody changes them but through it.
+# File systems that only this host's kernel can change.
 OF_THIS_HOST = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay"})
 _CREATED, _MOVED_TO, _DELETED, _SELF_DELETED = 0x100, 0x80, 0x200, 0x400  # linux/inotify.h
 _NAMES, _WRITTEN = _CREATED | _MOVED_TO | _DELETED | _SELF_DELETED, 0x2
@@ -32,28 +32,28 @@ _EVENT = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name that fo
 
 @dataclass(frozen=True)
 class Changes:
-    """What happened: the greatest name that came, "" for none, and whether anything else did: names
-    left, or more happened than the kernel keeps."""
+    """Changes since the last call: the greatest name created ("" for none), and ``others`` if names
+    were removed or events were dropped by the kernel."""
 
     newest: str = ""
     others: bool = False
 
 
 class FolderChanges:
-    """Changes of the names in the folder that ``folder_fd`` has open. ``wait`` is for any thread.
+    """Names created in and removed from the open folder ``folder_fd``. ``wait`` is for any thread.
 
     Args:
-        folder_fd: -1 hears nothing.
-        file_system: its type, as commit_log.py's ``file_system_of`` names it.
+        folder_fd: -1 reports nothing.
+        file_system: its type, as named by ``file_system_of`` in commit_log.py.
     """
 
     def __init__(self, folder_fd: int, file_system: str) -> None:
         self._fd = _watch(f"/proc/self/fd/{folder_fd}", _NAMES) if folder_fd >= 0 else -1
-        self.hears = self._fd >= 0
-        self.hears_all = self.hears and file_system in OF_THIS_HOST
+        self.is_active = self._fd >= 0
+        self.reports_all = self.is_active and file_system in OF_THIS_HOST
 
     def take(self) -> Changes:
-        """What changed since the last call."""
+        """Returns the changes since the last call."""
         newest, others = "", False
         for mask, name in _events(self._fd):
             if mask & (_CREATED | _MOVED_TO):
@@ -63,7 +63,7 @@ class FolderChanges:
         return Changes(newest, others)
 
     def wait(self, longest_s: float) -> None:
-        """Until there is something to take."""
+        """Waits for a change, for at most ``longest_s``."""
         if self._fd < 0:
             return time.sleep(longest_s)
         poll = select.poll()
@@ -72,25 +72,25 @@ class FolderChanges:
         return None
 
     def close(self) -> None:
-        """Ends it; whoever waits goes on at the end of his time."""
+        """Closes the watch. A thread in ``wait`` returns at the end of its time."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
 
-class Writes:
-    """Which files of ``folder`` processes of this host have written to. For one thread."""
+class FileWrites:
+    """Which files of ``folder`` were written to by processes of this host. For one thread."""
 
     def __init__(self, folder: Path) -> None:
         self._fd = _watch(str(folder), _WRITTEN)
-        self.hears = self._fd >= 0
-        if self.hears:
+        self.is_active = self._fd >= 0
+        if self.is_active:
             weakref.finalize(self, os.close, self._fd)
         self._written: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Whether that one was written to since the last call that asked for it. Not if the kernel had more
-        to tell than it keeps: look from time to time all the same."""
+        """Returns whether the file was written to since the last call for it. Misses writes if the
+        kernel's queue overflowed, so callers also check from time to time."""
         self._written.update(written for _, written in _events(self._fd))
         is_written = name in self._written
         self._written.discard(name)
@@ -98,7 +98,7 @@ class Writes:
 
 
 def _events(fd: int) -> Iterator[tuple[int, str]]:
-    """What the kernel has to tell now: what happened, and to which name."""
+    """Yields the queued events: the mask and the name it is about."""
     while fd >= 0:
         try:
             data, at = os.read(fd, _BUFFER), 0
@@ -112,7 +112,7 @@ def _events(fd: int) -> Iterator[tuple[int, str]]:
 
 
 def _watch(path: str, mask: int) -> int:
-    """The descriptor of a new watch; -1 when the kernel gives none."""
+    """Returns the descriptor of a new watch; -1 if the kernel refuses."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         fd: int = libc.inotify_init1(_FLAGS)
@@ -123,6 +123,6 @@ def _watch(path: str, mask: int) -> int:
             os.close(fd)
             raise OSError(number, os.strerror(number))
     except (OSError, AttributeError) as error:
-        logger.info("no inotify, looking from time to time instead error=%s", error)
+        logger.info("inotify unavailable fallback=polling error=%s", error)
         return -1
     return fd

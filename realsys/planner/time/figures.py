@@ -1,11 +1,11 @@
-"""What a simulated run tells: the critical path, idle workers, bubbles (pure)."""
+"""What a simulated run tells: the critical path, idle workers (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from realsys.planner.time.simulated_timeline import CallWork, SimulatedSpan, Timeline
+from realsys.planner.time.simulated_timeline import SimulatedSpan, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,6 @@ class StepFigures:
         call_s: per call, from its first worker's start to its last worker's end, mean over steps.
         path: the critical path through the last step, first part first.
         idle: per worker, the share of the time in which it neither computes nor moves weights.
-        bubbles_s: per worker, seconds a step in which it is idle, waits for peers in a call included.
     """
 
     step_s: float
@@ -35,7 +34,6 @@ class StepFigures:
     call_s: Mapping[str, float]
     path: tuple[PathPart, ...]
     idle: tuple[float, ...]
-    bubbles_s: tuple[float, ...]
 
     @property
     def mean_idle(self) -> float:
@@ -45,7 +43,7 @@ class StepFigures:
 
 def figures(timeline: Timeline) -> StepFigures:
     """The numbers of a timeline."""
-    steps, total = len(timeline.step_ends), timeline.step_ends[-1]
+    total = timeline.step_ends[-1]
     busy = [0.0] * timeline.num_workers
     lasts: dict[tuple[str, int], list[float]] = {}
     for span in timeline.spans:
@@ -62,7 +60,6 @@ def figures(timeline: Timeline) -> StepFigures:
         call_s={name: sum(each) / len(each) for name, each in calls.items()},
         path=critical_path(timeline),
         idle=tuple(1 - b / total if total else 0.0 for b in busy),
-        bubbles_s=tuple((total - b) / steps for b in busy),
     )
 
 
@@ -94,25 +91,3 @@ def critical_path(timeline: Timeline) -> tuple[PathPart, ...]:
 def _ender(spans: Sequence[SimulatedSpan], step: int) -> int:
     own = [i for i, s in enumerate(spans) if s.step == step]
     return max(own, key=lambda i: (spans[i].end, -i))
-
-
-def longest_chain(works: Sequence[CallWork], parents: Mapping[str, frozenset[str]]) -> float:
-    """Seconds of the graph's longest chain: a step's least time, were there workers without end."""
-    ends: dict[str, float] = {}
-    for work in works:  # the graph's order is not always topological
-        _chain_end(work.call, {w.call: w for w in works}, parents, ends)
-    return max(ends.values())
-
-
-def _chain_end(
-    name: str,
-    works: Mapping[str, CallWork],
-    parents: Mapping[str, frozenset[str]],
-    ends: dict[str, float],
-) -> float:
-    if name not in ends:
-        work = works[name]
-        moves = sum(m.seconds for m in (*work.before, *work.after))
-        starts = [_chain_end(p, works, parents, ends) for p in parents[name]]
-        ends[name] = max(starts, default=0.0) + work.own_s + moves
-    return ends[name]

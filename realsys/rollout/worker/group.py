@@ -79,7 +79,7 @@ class GroupRunner:
             )
         except RewardError as error:
             text = str(self.tokenizer.decode(prompt, skip_special_tokens=True))
-            raise scores.of_record(error, id=ticket.id, prompt=text) from error
+            raise scores.with_record(error, id=ticket.id, prompt=text) from error
         oldest, newest = versions_of(trajectories)
         name = sample_id(ticket.id, ticket.tries)
         return EpisodeGroup(
@@ -118,7 +118,7 @@ class GroupRunner:
             )
         finally:
             await environment.close()
-        scores.checked(trajectory.reward, giver=f"agent {self.agent_name!r}")
+        scores.checked_score(trajectory.reward, source=f"agent {self.agent_name!r}")
         check(trajectory, prompt, agent=self.agent_name)
         return trajectory
 
@@ -133,14 +133,14 @@ class TimeoutEnvironment(Environment):
         await self._in_time(self._inner.reset(record), "reset")
 
     async def step(self, action: str) -> Observation:
-        giver = f"environment {self._name!r}"
+        source = f"environment {self._name!r}"
         try:
             observation = await self._in_time(self._inner.step(action), "step")
         except (RealsysError, OSError):  # says itself what is wrong, or is not the record's fault
             raise
         except Exception as error:  # a plug-in's
-            raise scores.raised(error, giver) from error
-        return replace(observation, reward=scores.checked(observation.reward, giver=giver))
+            raise scores.exception_error(error, source) from error
+        return replace(observation, reward=scores.checked_score(observation.reward, source=source))
 
     async def close(self) -> None:
         await self._in_time(self._inner.close(), "close")

@@ -23,7 +23,7 @@ from typing import TypeVar
 from realsys.api.errors import KeyNotFound, StoreError, TrialError, TrialIsLive
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.lease_judge import MANY_TTL_S
+from realsys.name_resolve.lease_validity import MANY_TTL_S
 from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import Compare, Entry, NameResolve, Put
 from realsys.transport.curve_keys import TrialKeypairs
@@ -199,7 +199,7 @@ def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
     whoever sees the folder sees who has it."""
     files.attempts.mkdir(exist_ok=True)
     made = AttemptFiles(files.attempts / f".{record.number:04d}.{record.token}")
-    for folder in (made.logs, made.last_words):
+    for folder in (made.logs, made.failure_records):
         folder.mkdir(parents=True)
     for folder in (made.secrets, made.history):  # each row of the history has the token
         folder.mkdir(mode=0o700)

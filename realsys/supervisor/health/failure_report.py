@@ -47,7 +47,7 @@ class FailureReporter:
 
     def of_task(self, task: Task, known: WorkerRecord | None) -> Failure:
         """Of a worker that has ended, or whose lease has."""
-        words = read_record(Failure, self.files.words(task.worker))
+        words = read_record(Failure, self.files.failure_record(task.worker))
         return self._failure(
             task,
             known,

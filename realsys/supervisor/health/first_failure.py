@@ -95,8 +95,3 @@ def log_tail(path: Path, *, lines: int = TAIL_LINES) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(text.splitlines()[-lines:])
-
-
-def failure_summary(failures: Sequence[Failure]) -> str:
-    """One line for the log: who and why."""
-    return "; ".join(f"{f.worker}: {f.why.splitlines()[0]}" for f in failures if f.why)

@@ -209,7 +209,7 @@ class WorkerRestarts:
 
     def _forget(self, worker: str) -> None:
         """What the former process has left must not be taken for the new one's."""
-        self.files.words(worker).unlink(missing_ok=True)
+        self.files.failure_record(worker).unlink(missing_ok=True)
         self.leases.forget(worker)
         worker_type, _, index = worker.partition("/")
         keys = [

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from realsys.api.errors import ClusterError
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.supervisor.job_etcd.certificates import Authority, write_private
+from realsys.runtime.certificates import Authority
+from realsys.trial.folders import write_private
 
 PROGRAM = "etcd"
 USER = "root"  # etcd's name for who may do everything
@@ -87,8 +88,8 @@ def address_of(host: str) -> str:
 def write_certificates(folder: Path, host: str, address: str) -> EtcdAccess:
     """Files for the server; for the caller all that a client needs but the endpoint."""
     clients, peers = Authority("realsys run, clients"), Authority("realsys run, peers")
-    write_private(folder / "clients_ca.pem", clients.ca_pem)
-    write_private(folder / "peers_ca.pem", peers.ca_pem)
+    write_private(folder / "clients_ca.pem", clients.ca_pem.encode())
+    write_private(folder / "peers_ca.pem", peers.ca_pem.encode())
     server = clients.server("realsys etcd", tuple(dict.fromkeys((host, address))))
     server.to_files(folder / "server.pem", folder / "server.key")
     peer = peers.server("realsys etcd", (LOOPBACK,))

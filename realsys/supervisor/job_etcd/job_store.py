@@ -29,7 +29,7 @@ from realsys.trial.records import AttemptFiles
 from realsys.worker.network import allow_many_files, entrance_address, ports
 
 if TYPE_CHECKING:
-    from realsys.supervisor.job_etcd.certificates import CertificateWatch
+    from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
     from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def _watch_certificates(plan: LaunchPlan) -> CertificateWatch | None:
     if not plan.name_resolve_url.startswith("etcd://"):
         return None
     from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
-    from realsys.supervisor.job_etcd.certificates import CertificateWatch
+    from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
 
     access = EtcdAccess.from_spec(endpoints_of(plan.name_resolve_url), plan.cluster.etcd)
     return CertificateWatch(access).start() if access.is_encrypted else None

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError
 from realsys.name_resolve.fence import AttemptFence
-from realsys.name_resolve.lease_judge import TTL_S, LeaseStatus
-from realsys.name_resolve.lease_keeper import LeaseRenewer
+from realsys.name_resolve.lease_renewer import LeaseRenewer
+from realsys.name_resolve.lease_validity import TTL_S, LeaseStatus
 from realsys.name_resolve.store import Lease, NameResolve, Put
 from realsys.supervisor.split_jobs.components import ComponentRecord
 from realsys.trial.records import dumps, loads
@@ -44,11 +44,11 @@ class Membership:
         Raises StoreError.
         """
         if self._left or (
-            self._keeper is not None and self._keeper.standing is not LeaseStatus.OVER
+            self._keeper is not None and self._keeper.lease_status is not LeaseStatus.EXPIRED
         ):
             return
         name = f"component/{self.record.index}"
-        keeper = LeaseRenewer(self._take, name=name, on_change=lambda standing, reason: None)
+        keeper = LeaseRenewer(self._take, name=name, on_change=lambda lease_status, reason: None)
         try:
             self._keeper = keeper.start()
         except StaleAttempt as error:

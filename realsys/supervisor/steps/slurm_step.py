@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from realsys.api.plan import PhasePlan, StepPlan
-from realsys.name_resolve.file.folder_changes import Writes
+from realsys.name_resolve.file.folder_changes import FileWrites
 from realsys.runtime import worker_exit_codes
 from realsys.slurm.srun_messages import failed_tasks, last_trouble, patience_s, step_wait
 from realsys.slurm.step_command import Again, srun_log
@@ -65,7 +65,7 @@ class Step:
     process: subprocess.Popen[bytes]
     attempt: AttemptFiles
     log_start: int
-    written: Writes
+    written: FileWrites
     again: Again | None = None
     tasks: list[SlurmTask] = field(default_factory=list)
     _next_refresh: float = 0.0
@@ -92,7 +92,7 @@ class Step:
         self._next_look = now_s + LOOK_S
         news = ""
         if ended is not None or has_spoken or now_s >= self._next_read:
-            self._next_read = now_s + (SURE_S if self.written.hears else LOOK_S)
+            self._next_read = now_s + (SURE_S if self.written.is_active else LOOK_S)
             news = self._news(is_last=ended is not None)
         self._said = text = (self._said + news)[-KEPT_CHARS:]
         for index, (host, code, how) in failed_tasks(news).items():

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from realsys.api.errors import ClusterError
 from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, PhasePlan, StepPlan
-from realsys.name_resolve.file.folder_changes import Writes
+from realsys.name_resolve.file.folder_changes import FileWrites
 from realsys.runtime import worker_exit_codes
 from realsys.slurm.hostlist import expand
 from realsys.slurm.step_command import Again, hosts, srun_argv, srun_log, step_environment
@@ -81,7 +81,7 @@ class SlurmSteps:
     _has_begun: bool = False
     _replaced: list[SlurmTask] = field(default_factory=list)  # their sruns may run for other tasks
     _places_taken: set[str] = field(default_factory=set)  # of workers that left
-    _written: Writes | None = None  # what is written to the logs
+    _written: FileWrites | None = None  # what is written to the logs
 
     def start(self, phase: PhasePlan) -> list[Task]:
         """One srun for each worker type of ours."""
@@ -185,7 +185,7 @@ class SlurmSteps:
         host_file.write_text("".join(f"{host}\n" for host in lines))
         for folder in (self.attempt_files.logs, self.attempt_files.exits):
             folder.mkdir(parents=True, exist_ok=True)
-        self._written = self._written or Writes(self.attempt_files.logs)
+        self._written = self._written or FileWrites(self.attempt_files.logs)
         argv = srun_argv(
             self.plan,
             phase,

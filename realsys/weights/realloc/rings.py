@@ -111,10 +111,6 @@ class Ring:
         """Whether ``message`` would return at once."""
         return self._words[_FILLED] > self._read
 
-    def wait_message(self, timeout_s: float) -> bool:
-        """Waits for a message; False if none came."""
-        return _wait(self.has_message, timeout_s)
-
     def message(self) -> tuple[Tensor, int]:
         """The oldest message and its tag. The memory is the writer's again after ``release``."""
         slot = self._read % NUM_SLOTS

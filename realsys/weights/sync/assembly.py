@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from realsys.data.tensor_bytes import bytes_of
 from realsys.transport.codec import ProtocolError
@@ -21,7 +21,6 @@ from realsys.weights.layouts.boxes import Box
 from realsys.weights.realloc.buckets import Bucket
 from realsys.weights.realloc.views import Views, moves_of, pack, unpack
 from realsys.weights.sync.buffer_pool import BufferPool
-from realsys.weights.sync.checksum import RunningChecksum, checksum
 from realsys.weights.sync.manifest import GivenBucket, Manifest, WholeWeight
 from realsys.weights.sync.patches import apply_patch
 
@@ -44,20 +43,20 @@ class Held:
     def bytes_of(self, part: Manifest, given: GivenBucket) -> Tensor:
         """A bucket's bytes, read back from the weights: uint8 ``[num_bytes]``, a copy."""
         bucket = part.bucket(given)
-        found = self.memory.take(given.num_bytes)
+        found = self.memory.allocate(given.num_bytes)
         names = {piece.name for piece in bucket.pieces}
         pack(moves_of(_views(self.weights, names), bucket, part.dtypes), found)
         return found
 
     def still_has(self, part: Manifest, given: GivenBucket) -> bool:
         """Whether a bucket's bytes are here as they came: nobody has written to these weights."""
-        return checksum(self.bytes_of(part, given).numpy()) == given.checksum
+        return xxh3_64_intdigest(self.bytes_of(part, given).numpy().data) == given.checksum
 
 
 class Memory(Protocol):
     """What weights are put together in."""
 
-    def take(self, num_bytes: int) -> Tensor:
+    def allocate(self, num_bytes: int) -> Tensor:
         """uint8 ``[num_bytes]`` in host memory; what is in it is anything."""
 
 
@@ -86,7 +85,7 @@ class Assembly:
         """
         if came.dtype != torch.uint8 or came.shape != (given.num_bytes,):
             raise _damaged(part, given, f"{list(came.shape)} {came.dtype} came")
-        if checksum(came.numpy()) != given.checksum:
+        if xxh3_64_intdigest(came.numpy().data) != given.checksum:
             raise _damaged(part, given, _OTHER_CHECKSUM)
         bucket = self._new_in(part.bucket(given))
         unpack(moves_of(self._views, bucket, self._dtypes), came, 1.0)
@@ -132,17 +131,17 @@ class BucketLanding:
     ) -> None:
         self._part, self._given, self._segments = part, given, segments
         self._starts = [start for start, _ in segments]
-        self._checksum = RunningChecksum()
+        self._checksum = xxh3_64()
 
-    def room(self, offset: int, num_bytes: int) -> memoryview | None:
+    def buffer(self, offset: int, num_bytes: int) -> memoryview | None:
         start, place = self._segments[max(0, bisect_right(self._starts, offset) - 1)]
         begin = offset - start
         inside = begin >= 0 and begin + num_bytes <= len(place)
         return place[begin : begin + num_bytes] if inside else None
 
-    def landed(self, offset: int, frame: memoryview) -> None:
-        self._checksum.add(np.frombuffer(frame, np.uint8))
-        if self.room(offset, len(frame)) is not None:
+    def received(self, offset: int, frame: memoryview) -> None:
+        self._checksum.update(frame)
+        if self.buffer(offset, len(frame)) is not None:
             return
         for start, place in self._segments:
             begin, end = max(start, offset), min(start + len(place), offset + len(frame))
@@ -151,13 +150,13 @@ class BucketLanding:
 
     def check(self) -> None:
         """Raises ProtocolError when they are not the bytes that were published."""
-        if self._checksum.value != self._given.checksum:
+        if self._checksum.intdigest() != self._given.checksum:
             raise _damaged(self._part, self._given, _OTHER_CHECKSUM)
 
 
 def _new(weight: WholeWeight, memory: Memory) -> Tensor:
     dtype: torch.dtype = getattr(torch, weight.dtype)
-    return memory.take(weight.num_bytes).view(dtype).view(weight.shape)
+    return memory.allocate(weight.num_bytes).view(dtype).view(weight.shape)
 
 
 def _views(weights: Mapping[str, Tensor], names: Collection[str]) -> Views:

@@ -24,10 +24,10 @@ class BufferPool:
 
     def __init__(self, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        # A finalizer may run in the middle of ``take``: deques need no lock.
+        # A finalizer may run in the middle of ``allocate``: deques need no lock.
         self._spare: dict[int, deque[np.ndarray]] = defaultdict(deque)
 
-    def take(self, num_bytes: int) -> torch.Tensor:
+    def allocate(self, num_bytes: int) -> torch.Tensor:
         """uint8 ``[num_bytes]`` in host memory; what is in it is anything."""
         if self._pinned:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from realsys.api.errors import RealsysError, WaitTimeout
-from realsys.data.transfer.shared_arena import ArenaPool, LentArena
+from realsys.data.transfer.shared_arena import ArenaPool, MappedArena
 from realsys.runtime.process_identity import this_process
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.curve_keys import TrialKeypairs
@@ -295,7 +295,7 @@ class HostShare:
                 _send(connection, beat)
 
     def _lend(self, connection: unix.socket, whole: WholeVersion, taker: tuple[int, int]) -> None:
-        lent = self.arenas.lend(list(whole.weights.values()), taker)
+        lent = self.arenas.add_reader(list(whole.weights.values()), taker)
         if lent is None:
             raise _Refused("its weights are not in memory that can be shared")
         arenas, places = lent
@@ -320,7 +320,7 @@ class HostShare:
         finally:
             if not has_it:
                 for arena, flag in arenas:
-                    arena.take_back(flag)
+                    arena.remove_reader(flag)
 
 
 def _whole(told: _Told, fds: list[int], source: VersionSource) -> WholeVersion:
@@ -332,7 +332,7 @@ def _whole(told: _Told, fds: list[int], source: VersionSource) -> WholeVersion:
             fix="report this as a bug",
         )
     lent = [
-        LentArena(fd, size=size, flag=flag)
+        MappedArena(fd, size=size, flag=flag)
         for fd, (size, flag) in zip(fds, told.arenas, strict=True)
     ]
     weights = {}
@@ -344,7 +344,7 @@ def _whole(told: _Told, fds: list[int], source: VersionSource) -> WholeVersion:
             weights[weight.name] = x.view(dtype).view(weight.shape)
     finally:
         for arena in lent:
-            arena.settle()
+            arena.release()
     return WholeVersion(source=source, weights=weights, scale=told.scale)
 
 

@@ -51,7 +51,10 @@ class Patch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GivenBucket(msgspec.Struct, frozen=True, array_like=True):
-    """A row of bytes. ``changed_in``: the version since which it is what it is."""
+    """A row of bytes. ``changed_in``: the version since which it is what it is.
+
+    ``checksum``: XXH3, 64 bits: against bugs and broken memory. Against an enemy, transport encrypts.
+    """
 
     row: str
     num_bytes: int

@@ -7,11 +7,13 @@ not fit, a word that did not change is named in between.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from realsys.transport.codec import ProtocolError
-from realsys.weights.sync.checksum import Bytes
 
+Bytes = np.ndarray[Any, Any]
 _STRIDE = 0xFFFF
 _SAMPLE = 1031
 

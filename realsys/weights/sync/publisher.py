@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from realsys.api.errors import InternalError
 from realsys.api.model import PipelinableEngine
@@ -21,7 +22,6 @@ from realsys.data.transfer.tensor_store import TensorStore
 from realsys.weights.realloc.buckets import Bucket
 from realsys.weights.realloc.views import Views, check_lossless, moves_of, pack
 from realsys.weights.sync.buffer_pool import BufferPool
-from realsys.weights.sync.checksum import checksum
 from realsys.weights.sync.manifest import (
     KEY,
     GivenBucket,
@@ -172,7 +172,7 @@ class WeightPublisher:
         copies = {}
         for number in wanted:
             bucket = self._buckets[number]
-            copies[number] = self._memory.take(bucket.num_bytes)
+            copies[number] = self._memory.allocate(bucket.num_bytes)
             self._fill(copies[number], views, bucket, staging)
         if staging is not None:
             torch.cuda.synchronize(staging.device)
@@ -217,7 +217,7 @@ class WeightPublisher:
         given = GivenBucket(
             row=row,
             num_bytes=x.numel(),
-            checksum=checksum(x.numpy()),
+            checksum=xxh3_64_intdigest(x.numpy().data),
             changed_in=version,
             pieces=self._pieces[number],
             patch=patch,

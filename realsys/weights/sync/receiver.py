@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from torch import Tensor
 
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
-from realsys.data.transfer.sealed_receiver import Landing
+from realsys.data.transfer.sealed_receiver import MessageSink
 from realsys.data.transfer.shared_arena import arena_bytes
-from realsys.data.transfer.tensor_client import Land, TensorClient
+from realsys.data.transfer.tensor_client import SinkFor, TensorClient
 from realsys.data.transfer.transfer_plan import Source
 from realsys.transport.codec import ProtocolError
 from realsys.weights.sync.adapters import merged
@@ -166,7 +166,7 @@ class WeightReceiver:
     def close(self) -> None:
         """Closes connections and forgets what was kept. A fetch that waits for a trainer ends soon."""
         if (found := self._client) is not None:
-            found[1].give_up()
+            found[1].cancel()
         if self._share is not None:
             self._share.close()
         with self._lock:
@@ -189,7 +189,7 @@ class WeightReceiver:
         }
         landings: dict[Source, BucketLanding] = {}
 
-        def land(source: Source, num_bytes: int) -> BucketLanding | None:
+        def sink_for(source: Source, num_bytes: int) -> BucketLanding | None:
             number, given, way = coming[source]
             found = assembly.landing(parts[number], given) if way is FetchMode.WHOLE else None
             if found is None or num_bytes != given.num_bytes:
@@ -197,7 +197,7 @@ class WeightReceiver:
             landings[source] = found
             return found
 
-        with closing(self._rows(client, list(coming), deadline_s, land)) as rows:
+        with closing(self._rows(client, list(coming), deadline_s, sink_for)) as rows:
             for asked, x in rows:
                 if x is None:
                     landings.pop(asked).check()
@@ -249,21 +249,21 @@ class WeightReceiver:
         client: TensorClient,
         sources: Sequence[Source],
         deadline_s: float,
-        land: Land | None = None,
+        sink_for: SinkFor | None = None,
     ) -> Generator[tuple[Source, Tensor | None], None, None]:
-        """Single rows as they come; None for one that is where ``land`` wanted it."""
+        """Single rows as they come; None for one that is where ``sink_for`` wanted it."""
         sizes: dict[Source, int] = {}
 
-        def measured(source: Source, num_bytes: int) -> Landing | None:
+        def measured(source: Source, num_bytes: int) -> MessageSink | None:
             sizes[source] = num_bytes
-            return land(source, num_bytes) if land is not None else None
+            return sink_for(source, num_bytes) if sink_for is not None else None
 
         stream = client.stream(
             sources,
             timeout_s=max(0.0, deadline_s - time.monotonic()),
             in_flight=self._in_flight,
             silence_s=self._silence_s,
-            land=measured if land is not None else None,
+            sink_for=measured if sink_for is not None else None,
         )
         with closing(stream):
             for source, rows in stream:

@@ -1,23 +1,22 @@
-"""A certificate authority for one run, and the certificates that it signs.
+"""Certificates that are made at run time, in memory: of a run's own etcd, of a generation server.
 
-For private_etcd.py. The authority lives in memory only: nobody can sign another certificate once it is
-forgotten, not even who reads every file of the run. Elliptic keys (P-256), as files in PEM. Those of a
-site's etcd are watched here too: somebody must hear of it before one ends (job_store.py).
+An ``Authority`` is forgotten with its process: nobody can sign another certificate then, not even who
+reads every file of the run. Behind a ``self_signed`` one stands nobody: who calls compares the SHA-256
+with what the server registered. Elliptic keys (P-256), in PEM.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
-import logging
-import os
-import threading
+import ssl
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.name_resolve.etcd.expiry import endings, warning_of
+from realsys.trial.folders import write_private
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 # Clocks of nodes differ; a run is over before the other end.
 EARLY = datetime.timedelta(days=1)
 LIFE = datetime.timedelta(days=365)
-LOOK_EVERY_S = 3600.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,13 @@ class KeyPair:
 
     def to_files(self, cert: Path, key: Path) -> None:
         """Writes both; the key can be read by its owner only. Neither file may be there."""
-        write_private(cert, self.cert_pem)
-        write_private(key, self.key_pem)
+        write_private(cert, self.cert_pem.encode())
+        write_private(key, self.key_pem.encode())
+
+    @property
+    def sha256(self) -> str:
+        """Of the certificate's DER form, in hex, as clients pin it."""
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.cert_pem)).hexdigest()
 
 
 class Authority:
@@ -58,8 +59,7 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         key_id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         self._life = life
-        builder = _builder(name, name, self._key.public_key(), life)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        builder = _builder(name, name, self._key.public_key(), life, hosts=(), ca=True)
         builder = builder.add_extension(_usage(signs=True), True).add_extension(key_id, False)
         self._cert = _signed(builder, self._key)
         self._name = name
@@ -78,42 +78,40 @@ class Authority:
 
     def _issue(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
         from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
 
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [Purpose.CLIENT_AUTH, *([Purpose.SERVER_AUTH] if hosts else [])]
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        builder = _builder(name, self._name, key.public_key(), self._life)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        builder = _builder(name, self._name, key.public_key(), self._life, hosts=hosts, ca=False)
         builder = builder.add_extension(_usage(signs=False), True).add_extension(signer, False)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
-        if hosts:
-            names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-            builder = builder.add_extension(names, False)
-        key_pem = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        return KeyPair(_pem(_signed(builder, self._key)), key_pem.decode())
+        return KeyPair(_pem(_signed(builder, self._key)), _key_pem(key))
 
 
-def write_private(path: Path, text: str) -> None:
-    """Writes a new file that only its owner can read, whatever the umask. Raises FileExistsError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+def self_signed(name: str, host: str) -> KeyPair:
+    """A new key and its certificate for who listens as ``host`` (a name or an address)."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(name, name, key.public_key(), LIFE, hosts=(host,), ca=False)
+    return KeyPair(_pem(_signed(builder, key)), _key_pem(key))
 
 
 def _builder(
-    subject: str, issuer: str, key: ec.EllipticCurvePublicKey, life: datetime.timedelta
+    subject: str,
+    issuer: str,
+    key: ec.EllipticCurvePublicKey,
+    life: datetime.timedelta,
+    *,
+    hosts: Collection[str],
+    ca: bool,
 ) -> x509.CertificateBuilder:
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(_name(subject))
         .issuer_name(_name(issuer))
@@ -121,7 +119,12 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLY)
         .not_valid_after(now + life)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), True)
     )
+    if not hosts:
+        return builder
+    names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+    return builder.add_extension(names, False)
 
 
 def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
@@ -134,6 +137,17 @@ def _pem(cert: x509.Certificate) -> str:
     from cryptography.hazmat.primitives import serialization
 
     return cert.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return pem.decode()
 
 
 def _name(common_name: str) -> x509.Name:
@@ -166,42 +180,3 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-class CertificateWatch:
-    """Warns in the log when a certificate that the run's etcd is entered with is about to end: a week
-    before, a day before, and when it has. From a thread of its own, which asks the servers too.
-
-    Args:
-        access: read anew from its files for each look: a certificate may be renewed in the meantime.
-    """
-
-    def __init__(self, access: EtcdAccess, *, every_s: float = LOOK_EVERY_S) -> None:
-        self._access, self._every_s = access, every_s
-        self._told: dict[str, int] = {}  # certificate → how urgent it was when it was told last
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
-
-    def start(self) -> Self:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Ends the thread after its look; does not wait for it."""
-        self._ended.set()
-
-    def look(self, now: datetime.datetime) -> None:
-        """Looks once. A certificate that was renewed is told again when its time comes."""
-        for ending in endings(self._access.reread()):
-            urgency, text = warning_of(ending, now)
-            if urgency > self._told.get(ending.what, 0):
-                logger.log(logging.WARNING if urgency == 1 else logging.ERROR, "%s", text)
-            self._told[ending.what] = urgency
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            try:
-                self.look(datetime.datetime.now(datetime.UTC))
-            except Exception:  # outermost frame: what only warns must not end anything
-                logger.exception("certificates not looked at")
-            self._ended.wait(self._every_s)

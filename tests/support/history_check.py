@@ -1,6 +1,6 @@
 """Whether a history keeps what realsys promises about attempts, fencing and detection (pure).
 
-    python -m realsys.observability.history_check TRIAL_DIR
+    python tests/support/history_check.py TRIAL_DIR
 
 For chaos tests and the simulation (tests/simulation). A violation is a sentence with who, when and what.
 """
@@ -189,7 +189,7 @@ def _when(row: Row) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Prints the verdict on a trial's history; 1 if something is wrong."""
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m realsys.observability.history_check TRIAL_DIR\n")
+        sys.stderr.write("usage: python tests/support/history_check.py TRIAL_DIR\n")
         return 2
     try:
         rows = read_history(Path(arguments[0]))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable
-from realsys.name_resolve import lease_keeper
+from realsys.name_resolve import lease_renewer
 from realsys.name_resolve.file.file_store import FileStore
-from realsys.name_resolve.lease_judge import LeaseStatus
-from realsys.name_resolve.lease_keeper import LeaseRenewer
+from realsys.name_resolve.lease_renewer import LeaseRenewer
+from realsys.name_resolve.lease_validity import LeaseStatus
 
 ROOT = "realsys/v1/site/anna/ppo-math/run1"
 
@@ -37,14 +37,14 @@ class Heard:
         self.changes: list[tuple[LeaseStatus, str]] = []
         self.over = threading.Event()
 
-    def __call__(self, standing: LeaseStatus, reason: str) -> None:
-        self.changes.append((standing, reason))
-        if standing is LeaseStatus.OVER:
+    def __call__(self, lease_status: LeaseStatus, reason: str) -> None:
+        self.changes.append((lease_status, reason))
+        if lease_status is LeaseStatus.EXPIRED:
             self.over.set()
 
     @property
-    def standings(self) -> list[LeaseStatus]:
-        return [standing for standing, _ in self.changes]
+    def lease_statuses(self) -> list[LeaseStatus]:
+        return [lease_status for lease_status, _ in self.changes]
 
 
 def refuse() -> None:
@@ -85,12 +85,12 @@ def test_a_store_that_is_away_suspends_first(renew):
     heard, lease = Heard(), FakeLease(renew)
     with LeaseRenewer(lambda: lease, name="w/0", on_change=heard, give_up_s=0.8) as keeper:
         time.sleep(0.4)
-        assert keeper.standing is LeaseStatus.SUSPENDED
+        assert keeper.lease_status is LeaseStatus.UNCERTAIN
         keeper.check()
         assert heard.over.wait(5)
         with pytest.raises(LeaseLost, match="has not answered for"):
             keeper.check()
-    assert heard.standings == [LeaseStatus.SUSPENDED, LeaseStatus.OVER]
+    assert heard.lease_statuses == [LeaseStatus.UNCERTAIN, LeaseStatus.EXPIRED]
     assert not lease.is_revoked, "a lease that is over is left alone"
 
 
@@ -102,7 +102,7 @@ def test_a_store_that_comes_back_ends_the_suspension():
         time.sleep(0.4)
         away.clear()
         time.sleep(0.3)
-        assert heard.standings == [LeaseStatus.SUSPENDED, LeaseStatus.HELD]
+        assert heard.lease_statuses == [LeaseStatus.UNCERTAIN, LeaseStatus.VALID]
     assert lease.is_revoked
 
 
@@ -112,7 +112,7 @@ def test_a_lease_that_the_store_forgot_is_taken_anew():
     with LeaseRenewer(lambda: next(left), name="w/0", on_change=heard) as keeper:
         time.sleep(0.5)
         assert keeper.lease is leases[1]
-        assert keeper.standing is LeaseStatus.HELD
+        assert keeper.lease_status is LeaseStatus.VALID
     assert heard.changes == []
     assert [lease.is_revoked for lease in leases] == [False, True]
 
@@ -127,7 +127,7 @@ def test_taking_it_anew_goes_on_while_the_store_is_away():
 
     with LeaseRenewer(take, name="w/0", on_change=heard) as keeper:
         time.sleep(1.2)
-        assert keeper.standing is LeaseStatus.HELD
+        assert keeper.lease_status is LeaseStatus.VALID
     assert next(answers, None) is None
 
 
@@ -143,8 +143,8 @@ def test_a_lease_that_ended_in_its_own_time_is_taken_anew_too():
     with LeaseRenewer(lambda: next(left), name="w/0", on_change=heard) as keeper:
         time.sleep(0.9)
         assert keeper.lease is leases[1]
-        assert keeper.standing is LeaseStatus.HELD
-    assert heard.standings == [LeaseStatus.SUSPENDED, LeaseStatus.HELD]
+        assert keeper.lease_status is LeaseStatus.VALID
+    assert heard.lease_statuses == [LeaseStatus.UNCERTAIN, LeaseStatus.VALID]
 
 
 def test_whoever_stood_still_until_its_attempt_was_ended_is_over():
@@ -158,7 +158,7 @@ def test_whoever_stood_still_until_its_attempt_was_ended_is_over():
     answers, heard = iter([lambda: FakeLease(end_late), ended]), Heard()
     with LeaseRenewer(lambda: next(answers)(), name="w/0", on_change=heard):
         assert heard.over.wait(5)
-    assert heard.changes[-1] == (LeaseStatus.OVER, "attempt 1 was ended by its supervisor")
+    assert heard.changes[-1] == (LeaseStatus.EXPIRED, "attempt 1 was ended by its supervisor")
 
 
 def test_keys_that_are_another_attempts_are_not_taken_anew():
@@ -168,7 +168,7 @@ def test_keys_that_are_another_attempts_are_not_taken_anew():
     answers, heard = iter([lambda: FakeLease(lose), stale]), Heard()
     with LeaseRenewer(lambda: next(answers)(), name="w/0", on_change=heard):
         assert heard.over.wait(5)
-    assert heard.changes == [(LeaseStatus.OVER, "attempt 2 has taken over")]
+    assert heard.changes == [(LeaseStatus.EXPIRED, "attempt 2 has taken over")]
 
 
 def test_a_broken_renewal_is_told_and_an_owner_may_end_it():
@@ -180,7 +180,7 @@ def test_a_broken_renewal_is_told_and_an_owner_may_end_it():
     with LeaseRenewer(FakeLease, name="w/0", on_change=heard) as keeper:
         keeper.end("asked")
         assert heard.over.wait(5)
-    assert heard.changes == [(LeaseStatus.OVER, "asked")]
+    assert heard.changes == [(LeaseStatus.EXPIRED, "asked")]
 
 
 def test_what_can_t_be_taken_is_the_callers_error():
@@ -191,8 +191,8 @@ def test_what_can_t_be_taken_is_the_callers_error():
 def test_a_job_that_slurm_suspended_for_an_hour_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock has gone on; the lease has ended, and the store is asked before anybody gives up."""
     real, naps_s = time.monotonic, [0.0]
-    monkeypatch.setattr(lease_keeper.time, "monotonic", lambda: real() + naps_s[0])
-    monkeypatch.setattr(lease_keeper, "CLOCK_S", 0.05)
+    monkeypatch.setattr(lease_renewer.time, "monotonic", lambda: real() + naps_s[0])
+    monkeypatch.setattr(lease_renewer, "CLOCK_S", 0.05)
     asked, heard = threading.Event(), Heard()
 
     def renew() -> None:  # the store is slow to answer after the suspension
@@ -208,11 +208,11 @@ def test_a_job_that_slurm_suspended_for_an_hour_goes_on(monkeypatch: pytest.Monk
 
     with LeaseRenewer(take, name="w/0", on_change=heard) as keeper:
         naps_s[0] = 3600.0
-        wait_until(lambda: heard.standings == [LeaseStatus.SUSPENDED])
-        assert keeper.standing is LeaseStatus.SUSPENDED
+        wait_until(lambda: heard.lease_statuses == [LeaseStatus.UNCERTAIN])
+        assert keeper.lease_status is LeaseStatus.UNCERTAIN
         asked.set()
-        wait_until(lambda: len(leases) == 2 and keeper.standing is LeaseStatus.HELD)
-    assert LeaseStatus.OVER not in heard.standings
+        wait_until(lambda: len(leases) == 2 and keeper.lease_status is LeaseStatus.VALID)
+    assert LeaseStatus.EXPIRED not in heard.lease_statuses
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from lengths import Lengths
+from virtual_server import VirtualServer
+
 from realsys.api.errors import InternalError
-from realsys.rollout.simulation.lengths import Lengths
-from realsys.rollout.simulation.virtual_server import VirtualServer
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.rollout.staleness.tickets import PromptGrant
 
@@ -144,7 +145,7 @@ class _Run:
                 why = ", ".join(self.ledger.waits_for())
                 raise InternalError(
                     f"it stands still, for {why}",
-                    where="realsys.rollout.simulation.simulate_rollouts",
+                    where="simulate_rollouts",
                 )
             self.now, _, event = heapq.heappop(self.heap)
             event()

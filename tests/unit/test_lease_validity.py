@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from realsys.name_resolve.lease_judge import (
+from realsys.name_resolve.lease_validity import (
     GIVE_UP_S,
     MANY_TTL_S,
     RENEWALS_PER_TTL,
@@ -12,25 +12,25 @@ from realsys.name_resolve.lease_judge import (
     TTL_S,
     LeaseStatus,
     LeaseValidity,
-    Naps,
+    ProcessPauses,
     lease_ttl_s,
 )
 
 
 def test_a_lease_is_held_suspended_over():
     judge = LeaseValidity(10.0, granted_s=100.0, give_up_s=60.0)
-    assert judge.standing(107.9) is LeaseStatus.HELD
-    assert judge.standing(108.0) is LeaseStatus.SUSPENDED
-    assert judge.standing(159.0) is LeaseStatus.SUSPENDED
-    assert judge.standing(160.1) is LeaseStatus.OVER
+    assert judge.lease_status(107.9) is LeaseStatus.VALID
+    assert judge.lease_status(108.0) is LeaseStatus.UNCERTAIN
+    assert judge.lease_status(159.0) is LeaseStatus.UNCERTAIN
+    assert judge.lease_status(160.1) is LeaseStatus.EXPIRED
     assert "has not answered for 60 s" in judge.reason
 
 
 def test_a_renewal_counts_from_when_it_was_sent_and_ends_a_suspension():
     judge = LeaseValidity(10.0, granted_s=100.0)
-    assert judge.standing(120.0) is LeaseStatus.SUSPENDED
+    assert judge.lease_status(120.0) is LeaseStatus.UNCERTAIN
     judge.renewed(119.0)
-    assert judge.standing(120.0) is LeaseStatus.HELD
+    assert judge.lease_status(120.0) is LeaseStatus.VALID
     judge.renewed(105.0)  # the answer to an older one, late
     assert judge.renewed_s == 119.0
 
@@ -40,24 +40,24 @@ def test_over_is_for_good():
     judge.end("attempt 2 has taken over")
     judge.renewed(101.0)
     judge.replaced(10.0, granted_s=101.0)
-    assert judge.standing(101.0) is LeaseStatus.OVER
+    assert judge.lease_status(101.0) is LeaseStatus.EXPIRED
     assert judge.reason == "attempt 2 has taken over"
 
 
 def test_a_lease_taken_anew_counts_with_its_own_time_however_late():
     judge = LeaseValidity(10.0, granted_s=100.0)
-    assert judge.standing(150.0) is LeaseStatus.SUSPENDED
+    assert judge.lease_status(150.0) is LeaseStatus.UNCERTAIN
     judge.replaced(20.0, granted_s=150.0)
-    assert judge.standing(150.0 + SUSPEND_AT * 20 - 0.1) is LeaseStatus.HELD
-    assert judge.standing(150.0 + SUSPEND_AT * 20) is LeaseStatus.SUSPENDED
+    assert judge.lease_status(150.0 + SUSPEND_AT * 20 - 0.1) is LeaseStatus.VALID
+    assert judge.lease_status(150.0 + SUSPEND_AT * 20) is LeaseStatus.UNCERTAIN
 
 
 def test_a_store_that_lost_the_lease_ends_nobody_but_one_that_is_silent_does():
     judge = LeaseValidity(10.0, granted_s=100.0, give_up_s=60.0)
-    assert judge.standing(159.9) is LeaseStatus.SUSPENDED
-    assert judge.standing(160.1) is LeaseStatus.OVER
+    assert judge.lease_status(159.9) is LeaseStatus.UNCERTAIN
+    assert judge.lease_status(160.1) is LeaseStatus.EXPIRED
     judge.replaced(10.0, granted_s=160.1)  # its answer, too late
-    assert judge.standing(160.2) is LeaseStatus.OVER
+    assert judge.lease_status(160.2) is LeaseStatus.EXPIRED
 
 
 def test_the_next_change_is_when_the_standing_changes():
@@ -96,35 +96,43 @@ def test_whoever_is_held_holds_a_lease_that_lives_whatever_the_network_does():
                     ends_s = there_s + TTL_S
                     if chance.random() < 0.8:
                         answers.append((now_s, there_s + chance.expovariate(0.5)))
-            if judge.standing(now_s) is LeaseStatus.HELD:
+            if judge.lease_status(now_s) is LeaseStatus.VALID:
                 assert now_s < ends_s, f"seed {seed}"
 
 
 def test_who_stood_still_has_not_asked_in_vain():
     """A job that Slurm suspends for an hour: nothing may be published after it before a renewal, but
     nobody has been refused anything."""
-    judge, naps = LeaseValidity(TTL_S, granted_s=0.0, give_up_s=120.0), Naps(0.0, every_s=1.0)
+    judge, naps = (
+        LeaseValidity(TTL_S, granted_s=0.0, give_up_s=120.0),
+        ProcessPauses(0.0, every_s=1.0),
+    )
     for now_s in (1.0, 2.0, 3600.0):
         naps.awake(now_s)
-    assert judge.standing(3600.0, napped_s=naps.since(judge.renewed_s)) is LeaseStatus.SUSPENDED
+    assert judge.lease_status(3600.0, paused_s=naps.since(judge.renewed_s)) is LeaseStatus.UNCERTAIN
     for second in range(1, 118):
         naps.awake(3600.0 + second)
-    assert judge.standing(3717.0, napped_s=naps.since(0.0)) is LeaseStatus.SUSPENDED
-    assert judge.standing(3724.0, napped_s=naps.since(0.0)) is LeaseStatus.OVER  # awake for 120 s
+    assert judge.lease_status(3717.0, paused_s=naps.since(0.0)) is LeaseStatus.UNCERTAIN
+    assert (
+        judge.lease_status(3724.0, paused_s=naps.since(0.0)) is LeaseStatus.EXPIRED
+    )  # awake for 120 s
     assert "has not answered for 12" in judge.reason
 
 
 def test_a_nap_before_the_last_renewal_does_not_count():
-    naps = Naps(0.0, every_s=1.0)
+    naps = ProcessPauses(0.0, every_s=1.0)
     naps.awake(1000.0)
     assert naps.since(999.0) == 1.0  # the rest of it was before
     assert naps.since(1000.0) == 0.0
     judge = LeaseValidity(TTL_S, granted_s=1000.5)
-    assert judge.standing(1000.5 + GIVE_UP_S + 1, napped_s=naps.since(1000.5)) is LeaseStatus.OVER
+    assert (
+        judge.lease_status(1000.5 + GIVE_UP_S + 1, paused_s=naps.since(1000.5))
+        is LeaseStatus.EXPIRED
+    )
 
 
 def test_looks_that_come_a_little_late_are_no_nap():
-    naps = Naps(0.0, every_s=1.0)
+    naps = ProcessPauses(0.0, every_s=1.0)
     for now_s in range(0, 300, 6):
         naps.awake(float(now_s))
     assert naps.since(0.0) == 0.0

@@ -1,0 +1,79 @@
+"""The Python API: its page runs as it stands there, and mistakes are errors before anything starts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_trials import Trials
+
+import realsys
+from realsys.api.errors import ConfigError, ConfigErrors, NoSuchTrial
+
+pytestmark = pytest.mark.process
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+
+
+@pytest.fixture
+def at_home(trials: Trials, monkeypatch: pytest.MonkeyPatch) -> Trials:
+    """This process launches under the test's file root."""
+    for name, value in trials.environment.items():
+        monkeypatch.setenv(name, value)
+    return trials
+
+
+def test_the_page_runs_as_written(trials: Trials, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    script = tmp_path / "page.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=trials.environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("sft-math/run1 ")
+    assert "completed" in done.stdout
+    assert trials.files("sft-math", "run1").plan.is_file()
+
+
+def test_all_mistakes_are_told_at_once_and_nothing_is_started(at_home: Trials) -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        realsys.launch("sft-math", {"seeed": 1}, model={"optimizer": {"lr": "fast"}})
+    text = str(caught.value)
+    assert "seeed" in text
+    assert "model.optimizer.lr" in text
+    assert list(realsys.trials()) == []
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, float], ids=["object", "set", "type"])
+def test_a_value_that_no_setting_can_have_is_named(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        realsys.launch("sft-math", seed=value)
+    assert "seed" in caught.value.where
+
+
+def test_an_unknown_option_of_the_job_is_refused() -> None:
+    with pytest.raises(ConfigError, match="partitoin"):
+        realsys.launch("sft-math", slurm={"partitoin": "a100"})
+
+
+def test_an_unknown_trial_is_no_trial(at_home: Trials) -> None:
+    with pytest.raises(NoSuchTrial):
+        realsys.Trial("sft-math/run7")
+
+
+def test_importing_loads_neither_torch_nor_the_launcher() -> None:
+    code = (
+        "import sys, realsys; assert 'torch' not in sys.modules and 'launcher' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    code = "import sys, realsys; realsys.launch; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
