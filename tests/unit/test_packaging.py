@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 import realsys
 from launcher.cli import command_line
@@ -160,3 +161,19 @@ def test_a_verb_that_lacks_a_package_is_refused_with_the_extra(
     assert command_line.run(["graph", "ppo-math"]) == status
     told = capsys.readouterr().err
     assert ("pip install 'realsys[train]'" in told) == (module == "torch")
+
+
+def test_the_release_is_tried_on_every_python_that_is_declared() -> None:
+    classifiers = project()["classifiers"]
+    assert isinstance(classifiers, list)
+    declared_pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(classifiers))
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared_pythons
+    assert (ROOT / "release/try_wheel").stat().st_mode & 0o111
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (rule,) = re.findall(r"^check: install\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    checks = [line.strip().removeprefix("$(BIN)/") for line in rule.splitlines()]
+    assert [hook["entry"] for hook in hooks] == [line.removesuffix(" .") for line in checks]
