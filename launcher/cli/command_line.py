@@ -7,30 +7,81 @@ verbs are in run_verbs.py, inspect_verbs.py, site_verbs.py and etcd_verbs.py.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from launcher.cli.shared_options import INSPECT, RUN, SETUP
-from launcher.cli.verbs import (
-    etcd_verbs,
-    inspect_verbs,
-    remove_verbs,
-    run_verbs,
-    site_verbs,
-    worker_verbs,
-)
 from launcher.terminal.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from realsys.api.errors import RealsysError
 
+# Verb -> its panel of the help page, its module in launcher/cli/verbs, its function.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "launch": (RUN, "run_verbs", "launch"),
+    "plan": (RUN, "run_verbs", "plan"),
+    "resume": (RUN, "run_verbs", "resume"),
+    "replay": (RUN, "run_verbs", "replay"),
+    "stop": (RUN, "run_verbs", "stop"),
+    "wait": (RUN, "run_verbs", "wait"),
+    "rm": (RUN, "remove_verbs", "rm"),
+    "status": (INSPECT, "inspect_verbs", "status"),
+    "watch": (INSPECT, "inspect_verbs", "watch"),
+    "explain": (INSPECT, "inspect_verbs", "explain"),
+    "logs": (INSPECT, "inspect_verbs", "logs"),
+    "exec": (INSPECT, "worker_verbs", "exec_"),
+    "tell": (INSPECT, "worker_verbs", "tell"),
+    "scale": (INSPECT, "worker_verbs", "scale"),
+    "ls": (INSPECT, "inspect_verbs", "ls"),
+    "show": (INSPECT, "inspect_verbs", "show"),
+    "graph": (INSPECT, "inspect_verbs", "graph"),
+    "report": (INSPECT, "inspect_verbs", "report"),
+    "experiments": (SETUP, "inspect_verbs", "experiments"),
+    "schema": (SETUP, "inspect_verbs", "schema"),
+    "clusters": (SETUP, "site_verbs", "clusters"),
+    "doctor": (SETUP, "site_verbs", "doctor"),
+    "image": (SETUP, "site_verbs", "image"),
+    "etcd": (SETUP, "etcd_verbs", "etcd"),
+    "completion": (SETUP, "site_verbs", "completion"),
+}
+
+
+class LazyVerbs(TyperGroup):
+    """Imports and builds the command of a verb when it is asked for."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        """Names of all verbs, in the order of the help page."""
+        return list(VERBS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
+        """The command of a verb; None for an unknown word, whose refusal looks in ``commands`` for the
+        nearest."""
+        for name in (cmd_name,) if cmd_name in VERBS else VERBS:
+            if name not in self.commands:
+                self.commands[name] = verb_command(name)
+        return self.commands.get(cmd_name)
+
+
+def verb_command(name: str) -> TyperCommand:
+    """Builds the command of one verb."""
+    panel, module, function = VERBS[name]
+    verb = getattr(importlib.import_module(f"launcher.cli.verbs.{module}"), function)
+    alone = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    )
+    alone.command(name, rich_help_panel=panel)(verb)
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="realsys",
+    cls=LazyVerbs,
     help="Launch RL post-training experiments and look after them.",
     epilog="Exit status and settings: docs/cli.md",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,63 +90,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
-    (
-        RUN,
-        (
-            run_verbs.launch,
-            run_verbs.plan,
-            run_verbs.resume,
-            run_verbs.replay,
-            run_verbs.stop,
-            run_verbs.wait,
-            remove_verbs.rm,
-        ),
-    ),
-    (
-        INSPECT,
-        (
-            inspect_verbs.status,
-            inspect_verbs.watch,
-            inspect_verbs.explain,
-            inspect_verbs.logs,
-            worker_verbs.exec_,
-            worker_verbs.tell,
-            worker_verbs.scale,
-            inspect_verbs.ls,
-            inspect_verbs.show,
-            inspect_verbs.graph,
-            inspect_verbs.report,
-        ),
-    ),
-    (
-        SETUP,
-        (
-            inspect_verbs.experiments,
-            inspect_verbs.schema,
-            site_verbs.clusters,
-            site_verbs.doctor,
-            site_verbs.image,
-            etcd_verbs.etcd,
-        ),
-    ),
-)
-for _panel, _verbs in PANELS:
-    for _verb in _verbs:
-        app.command(_verb.__name__.rstrip("_"), rich_help_panel=_panel)(_verb)
-
-
-@app.command(rich_help_panel=SETUP)
-def completion(
-    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
-) -> int:
-    """Print a script that makes Tab complete verbs, experiments, trials and workers."""
-    from launcher.cli.completion import SCRIPTS
-
-    if shell not in SCRIPTS:
-        raise typer.BadParameter(f"no completion for {shell!r}; use one of {', '.join(SCRIPTS)}")
-    sys.stdout.write(SCRIPTS[shell])
-    return ExitCode.OK
 
 
 @app.callback()

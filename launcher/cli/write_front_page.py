@@ -47,15 +47,14 @@ def rendered_help() -> str:
 
 def text() -> str:
     """The generated file."""
-    import typer
-
-    from launcher.cli.command_line import app
+    from launcher.cli.command_line import VERBS, verb_command
     from realsys.api import registry
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     verbs = {
-        name: tuple(sorted({opt for p in command.params for opt in p.opts if opt[:2] == "--"}))
-        for name, command in commands.items()
+        name: tuple(
+            sorted({opt for p in verb_command(name).params for opt in p.opts if opt[:2] == "--"})
+        )
+        for name in VERBS
     }
     lines = [f"HELP = {rendered_help()!r}", "VERBS: dict[str, tuple[str, ...]] = {"]
     lines += [f"    {name!r}: {options!r}," for name, options in verbs.items()]

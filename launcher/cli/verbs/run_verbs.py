@@ -116,7 +116,7 @@ def plan(
     job: o.Job,
 ) -> int:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
-    from launcher.cli.tables import print_plan
+    from launcher.cli.plan_tables import print_plan
     from launcher.plan.memory_check import ModelsTooLarge
     from launcher.submit.planning import make_plan
     from launcher.terminal import output

@@ -5,6 +5,7 @@ They need no trial. Each returns its exit status; ``doctor`` is 0 only if every 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,6 +142,18 @@ def image(
         return ExitCode.OK
     output.say("it is there already:" if pulled.already else "made; name it in the site file:")
     output.data(str(pulled.path))
+    return ExitCode.OK
+
+
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
+) -> int:
+    """Print a script that makes Tab complete verbs, experiments, trials and workers."""
+    from launcher.cli.completion import SCRIPTS
+
+    if shell not in SCRIPTS:
+        raise typer.BadParameter(f"no completion for {shell!r}; use one of {', '.join(SCRIPTS)}")
+    sys.stdout.write(SCRIPTS[shell])
     return ExitCode.OK
 
 
