@@ -171,8 +171,8 @@ def test_a_resume_leaves_nodes_out_of_its_job(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "hosts", "what"),
     [
-        ({"exclude": "n4"}, "n[2-3]", "without n[2-3] 1 nodes are left for all, it needs 2"),
-        ({"nodelist": "n[1-2]"}, "n2", "without n2 1 nodes are left for all, it needs 2"),
+        ({"exclude": "n4"}, "n[2-3]", "without n[2-3], 1 nodes are left for all, which needs 2"),
+        ({"nodelist": "n[1-2]"}, "n2", "without n2, 1 nodes are left for all, which needs 2"),
         ({}, "n9", "n9"),
         ({}, "n[2-1]", "n[2-1]"),
     ],

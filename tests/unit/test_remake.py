@@ -144,7 +144,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         made.started.append((plan, hash_of_plan))
         return Submission(job_id="1", host="h", after_attempt=0, at=1.0)
 
-    monkeypatch.setattr(submit_module, "start", start)
+    monkeypatch.setattr(submit_module, "start_attempt", start)
     return made
 
 

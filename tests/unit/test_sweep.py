@@ -142,7 +142,7 @@ def test_a_sweep_has_at_most_a_thousand_trials() -> None:
     with pytest.raises(ConfigError) as caught:
         points_of([f"a={numbers}", f"b={numbers}"], "s")
     assert caught.value.what == (
-        "the sweep has 10,000 trials (100 a × 100 b), at most 1,000 are possible"
+        "the sweep has 10,000 trials (100 a × 100 b); at most 1,000 are possible"
     )
 
 
@@ -237,7 +237,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], list[st
 
     def prepare(ends: dict[str, int]) -> list[str]:
         monkeypatch.setattr(
-            submit_module, "start", lambda files, plan, hash_: started.append(plan.trial_name)
+            submit_module, "start_attempt", lambda files, plan, hash_: started.append(plan.trial_name)
         )
         monkeypatch.setattr(
             watching,
