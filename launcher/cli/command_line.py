@@ -1,8 +1,8 @@
-"""The command line: which verbs there are, and what becomes of an error.
+"""The command line: its verbs, and the handling of errors.
 
-For launcher/cli/entry.py, which hands over what it can't answer itself. A RealsysError is three lines
-(or a JSON document) and its exit status; anything else that escapes is our bug and says so. The
-verbs are in run_verbs.py, inspect_verbs.py, site_verbs.py and etcd_verbs.py.
+For launcher/cli/entry.py, which passes on what it can't answer itself. A RealsysError becomes three lines
+(or a JSON document) and its exit status; any other exception is reported as a bug in realsys. The verbs
+are in launcher/cli/verbs/.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launcher.terminal.exit_codes import ExitCode
 
 app = typer.Typer(
     name="realsys",
-    help="Launch RL post-training experiments and look after them.",
+    help="Launch and manage RL post-training experiments.",
     epilog="Exit status and settings: docs/cli.md",
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
@@ -98,7 +98,7 @@ def completion(
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Launch RL post-training experiments and look after them."""
+    """Launch and manage RL post-training experiments."""
 
 
 def run(words: list[str]) -> int:
@@ -108,7 +108,7 @@ def run(words: list[str]) -> int:
     from realsys.trial.folders import let_nobody_else_write
 
     let_nobody_else_write()
-    # What our libraries log is for workers' logs; here every message is printed on purpose.
+    # realsys' log records are for workers' logs; the command line prints its messages explicitly.
     logging.getLogger("realsys").addHandler(logging.NullHandler())
     as_json = "--json" in words
     try:
@@ -122,7 +122,7 @@ def run(words: list[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except SystemExit as leaving:  # a reader that closed its pipe
+    except SystemExit as leaving:  # the reader of a pipe closed it
         return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
     except Exception as error:  # outermost frame
         return _bug(error, as_json=as_json)
@@ -130,7 +130,7 @@ def run(words: list[str]) -> int:
 
 
 def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> int:
-    """A command line that can't be understood."""
+    """Reports a command line that can't be parsed."""
     from launcher.terminal import output
     from realsys.api.errors import RealsysError
 
@@ -150,7 +150,7 @@ def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> i
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:
-    """An exception that nobody raised on purpose, with all that a report needs."""
+    """Reports an unexpected exception, with everything that a bug report needs."""
     from launcher.terminal import output
     from realsys.api.errors import InternalError
 
@@ -162,7 +162,7 @@ def _bug(error: Exception, *, as_json: bool) -> int:
     problem = InternalError(
         f"bug in realsys: {type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno} in {last.name}",
-        fix="report it with the traceback above; if the place is in a file of your own, repair that",
+        fix="report it with the traceback above; if the location is in a file of yours, fix that file",
     )
     output.error(problem, as_json=as_json)
     return ExitCode.BUG

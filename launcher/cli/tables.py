@@ -1,6 +1,6 @@
-"""What `status`, `ls`, `plan`, `show` and `experiments` print for people, as lines and tables.
+"""Prints `status`, `ls`, `plan`, `show` and `experiments` as lines and tables.
 
-Values in, text out through launcher/terminal/output.py; the `--json` documents carry the same values.
+Values in, text out through launcher/terminal/output.py; the `--json` documents have the same values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launcher.plan.rollout_view import rollout_lines
 from launcher.slurm.query.time_left import time_warning, time_words
 from launcher.terminal import output
 from launcher.terminal.text import duration, headline, moment, times
-from launcher.trials.render import last_words, progress_line, rates
+from launcher.trials.render import failure_details, progress_line, rates
 from launcher.trials.trial_view import TrialView
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.config.option_tree import OptionRow, value_text
@@ -30,18 +30,18 @@ from realsys.config.option_tree import OptionRow, value_text
 if TYPE_CHECKING:
     from realsys.observability.predicted import PredictedRow
 
-MANY_WORKERS = 16  # of more, the first and the last stand for all
+MANY_WORKERS = 16  # of more workers, only the first three and the last are shown
 
 
 def print_status(view: TrialView) -> None:
-    """One trial: state, progress, workers."""
+    """Prints one trial: state, progress, workers."""
     say = output.data
     say(f"{view.trial}  {view.state.value}" + (f"  attempt {view.attempt}" if view.attempt else ""))
     if view.reason:
         say(f"  why       {view.reason}")
     if view.fix:
         say(f"  fix       {view.fix}")
-    for line in last_words(view):
+    for line in failure_details(view):
         say(line)
     if view.progress:
         p = view.progress
@@ -50,7 +50,7 @@ def print_status(view: TrialView) -> None:
             say(f"  metrics   {headline(p.headline)}")
         for name, where in p.running.items():
             say(f"  computes  {name} on {where}")
-    if evaluated := evaluated_words(view.metrics):
+    if evaluated := evaluation_text(view.metrics):
         say(f"  evaluated {evaluated}")
     if view.job:
         say(f"  job       {_job_words(view)}")
@@ -77,13 +77,13 @@ def print_status(view: TrialView) -> None:
 
 
 def print_times(rows: Sequence[PredictedRow]) -> None:
-    """Step and calls, predicted and measured."""
+    """Prints step and calls, predicted and measured."""
     from realsys.observability.predicted import error_text
 
     output.data()
     if not rows:
         output.say(
-            "no time was predicted for this trial (realsys plan says how), or no step is done"
+            "no times: none was predicted for this trial (see realsys plan), or no step has finished"
         )
         return
     output.table(
@@ -93,15 +93,15 @@ def print_times(rows: Sequence[PredictedRow]) -> None:
 
 
 def _job_words(view: TrialView) -> str:
-    """``892026  RUNNING on n[1-2]``."""
+    """Renders ``892026  RUNNING on n[1-2]``."""
     job = view.job
     assert job is not None
     words = f"{', '.join(view.job_ids) or job.job_id}  {job.slurm_state}"
     return words + (f" on {job.nodes}" if job.nodes else "")
 
 
-def evaluated_words(metrics: Mapping[str, Any]) -> str:
-    """``step 200: accuracy 0.5``, of the newest saved checkpoint that was evaluated."""
+def evaluation_text(metrics: Mapping[str, Any]) -> str:
+    """Renders ``step 200: accuracy 0.5`` for the newest evaluated checkpoint."""
     prefix = "auto_eval/"
     figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     step = figures.pop("step", None)
@@ -119,7 +119,7 @@ def _worker_row(worker: Any) -> tuple[str, ...]:
 
 
 def print_trials(views: Iterable[TrialView]) -> None:
-    """All trials, newest first."""
+    """Prints all trials, newest first."""
     rows = [
         (
             view.trial,
@@ -137,7 +137,7 @@ def print_trials(views: Iterable[TrialView]) -> None:
 
 
 def print_plan(plan: LaunchPlan) -> None:
-    """Everything that was decided."""
+    """Prints all decisions of the plan."""
     say, memory, servers = output.data, memory_of_plan(plan), servers_of_plan(plan)
     say(f"{plan.trial} on {plan.cluster.name} ({plan.cluster.scheduler})")
     say(f"  folder  {plan.trial_dir}")
@@ -193,7 +193,7 @@ def _print_phase(phase: PhasePlan, title: str) -> None:
 
 
 def _print_wrapped(title: str, items: Sequence[str], width: int = 96) -> None:
-    """Items after a title, as many a line as fit, none cut."""
+    """Prints items after a title, as many per line as fit, none truncated."""
     line = title
     for i, item in enumerate(items):
         piece = item + (", " if i + 1 < len(items) else "")
@@ -205,7 +205,7 @@ def _print_wrapped(title: str, items: Sequence[str], width: int = 96) -> None:
 
 
 def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
-    """Every option: name and default, then its range, unit and meaning."""
+    """Prints every option: name and default, then its range, unit and meaning."""
     block: list[OptionRow] = []
     for row in rows:
         if row.section:
@@ -219,7 +219,7 @@ def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
 
 
 def _print_block(rows: Sequence[OptionRow], width: int) -> None:
-    """The options of one group, aligned among themselves."""
+    """Prints the options of one group, aligned with each other."""
     names = max((len(row.path) for row in rows), default=0)
     values = min(24, max((len(value_text(row.default)) for row in rows), default=0))
     for row in rows:
@@ -235,10 +235,10 @@ def _print_block(rows: Sequence[OptionRow], width: int) -> None:
 
 
 def print_experiments(found: Sequence[tuple[str, str]]) -> None:
-    """Names with the first line of each one's documentation."""
+    """Prints names with the first line of each one's documentation."""
     output.table(("experiment", "what it does"), found)
 
 
 def one_line(view: TrialView) -> str:
-    """For messages."""
+    """Renders the trial in one line, for messages."""
     return progress_line(view)

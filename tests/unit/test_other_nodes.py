@@ -131,7 +131,7 @@ def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, t
 def test_status_and_explain_offer_the_others():
     view = view_of(running(exit=LOST_N2, job=job(JobState.FAILED)))
     assert view.state is State.FAILED
-    assert view.fix == "realsys resume ppo-math/run1 --exclude n2, which takes other nodes"
+    assert view.fix == "realsys resume ppo-math/run1 --exclude n2, which uses other nodes"
 
 
 def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
