@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from launcher.job.conditions import CONDITIONS
 from launcher.trials.find_trials import find_sweep, find_trial, trial_name
 from launcher.trials.status import trial_views
-from launcher.trials.submission import read_submission, that_counts
+from launcher.trials.submission import effective_submission, read_submission
 from launcher.trials.trial_state import State
 from realsys.api.errors import ConfigError
 from realsys.trial.records import AttemptRecord, TrialFiles, read_record
@@ -70,7 +70,7 @@ def _job_of(files: TrialFiles) -> str:
         )
     last = files.all_attempts()[-1:]
     attempt = read_record(AttemptRecord, last[0].record) if last else None
-    return that_counts(submission, attempt).job_id
+    return effective_submission(submission, attempt).job_id
 
 
 def _merged(jobs: Sequence[str]) -> list[str]:

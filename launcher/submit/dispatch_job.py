@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from launcher.job.entry_command import SUPERVISOR, entry_command, job_command
-from launcher.trials.submission import ArrayRecord, Submission, array_record, of_array
+from launcher.trials.submission import ArrayRecord, Submission, array_record, with_array_job
 from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan
 from realsys.trial.folders import PRIVATE, make_folders, root_of
@@ -107,7 +107,7 @@ def dispatch_array(elements: Sequence[Element], *, name: str, array: str) -> lis
         for element in elements:
             element.files.submission.unlink(missing_ok=True)
         raise
-    return [of_array(record, submitted) for record in records]
+    return [with_array_job(record, submitted) for record in records]
 
 
 def cancel_submission(submission: Submission) -> None:

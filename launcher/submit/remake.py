@@ -27,13 +27,13 @@ from launcher.submit.dependencies import dependency_on
 from launcher.submit.job_options import JobOptions
 from launcher.submit.planning import LaunchSettings, experiment_type
 from launcher.trials.changed_settings import (
-    OF_A_START,
+    PER_START,
     Difference,
     RefusedChange,
     change_text,
-    goes_further,
-    refused,
-    what_differs,
+    extends_run,
+    refused_changes,
+    relevant_differences,
 )
 from realsys.api.errors import ConfigError
 from realsys.api.plain import from_plain, to_plain
@@ -117,7 +117,7 @@ def remake(
     with collected(wrong):
         after = maker.make(requested.options, requested.scheduling, request, now=True)
     refusals: list[RefusedChange] = (
-        [] if after is None else refused(to_plain(before), to_plain(after))
+        [] if after is None else refused_changes(to_plain(before), to_plain(after))
     )
     if refusals or wrong or problems:
         refused_settings = list(requested.refusals(before))
@@ -131,7 +131,7 @@ def remake(
     return RemadePlan(
         plan=replace(after, warnings=(*plan.warnings, *warnings)),
         settings={**requested.changes, **of_job},
-        further=goes_further(to_plain(before), to_plain(after)),
+        further=extends_run(to_plain(before), to_plain(after)),
         warnings=warnings,
     )
 
@@ -211,7 +211,7 @@ class _PlanMaker:
                 )
             except ConfigError as error:
                 raise self._other_code(f"{flat(error)[0].where}: {flat(error)[0].what}") from error
-            found = what_differs(raw, to_plain(made), aside=OF_A_START)
+            found = relevant_differences(raw, to_plain(made), ignored=PER_START)
             if not found:
                 self.layout = layout
                 return made
@@ -271,7 +271,7 @@ class _RequestedSettings:
                 )
             except ConfigError:
                 continue  # reported for all settings together
-            if found := refused(plain, to_plain(alone)):
+            if found := refused_changes(plain, to_plain(alone)):
                 typed = _typed(setting.path, setting.origin)
                 yield _refusal(typed, found[0], setting.origin, former)
 

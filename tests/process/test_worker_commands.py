@@ -134,7 +134,7 @@ def test_what_nobody_understands_is_told_at_once(steered: Steered) -> None:
     for words, wanted in (
         (("model_worker/9", "pause"), "no worker 'model_worker/9'"),
         (("model_worker/0", "puase"), "did you mean 'pause'?"),
-        (("model_worker/0", "configure", "debug"), "'debug' is no argument: it has no '='"),
+        (("model_worker/0", "configure", "debug"), "'debug' is not an argument: it has no '='"),
     ):
         done = steered.trials.run("tell", "ppo-math/run", *words)
         assert done.returncode == 4, done.stderr
@@ -142,7 +142,7 @@ def test_what_nobody_understands_is_told_at_once(steered: Steered) -> None:
     kill_everything(steered.files)
     done = steered.trials.run("tell", "ppo-math/run", "model_worker/0", "pause")
     assert done.returncode != 0
-    assert "only workers of a running trial take commands" in done.stderr
+    assert "only workers of a running trial accept commands" in done.stderr
 
 
 def test_a_whole_run_ends_with_a_goodbye_of_everybody(trials: Trials, tiny_policy: Path) -> None:

@@ -176,7 +176,7 @@ def test_worked_answers_with_their_result_inside_are_text():
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="max_turns is 0"):
         MathMultiTurn(max_turns=0)
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         ToolUse(call="(")
 
 

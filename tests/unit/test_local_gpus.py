@@ -142,8 +142,8 @@ def test_a_plan_for_more_gpus_than_are_here_says_both_numbers():
     asked = groups(model_worker=(1, 1), generation_server=(2, 0.5))
     assert refusals(asked, 2) == []
     assert refusals(asked, 1) == [
-        "the workers of phase main ask for 2 GPUs together "
-        "(generation_server 2 × 0.5, model_worker 1 × 1), and 1 is here"
+        "the workers of phase main request 2 GPUs together "
+        "(generation_server 2 × 0.5, model_worker 1 × 1), but this machine has 1"
     ]
     assert refusals(asked, 1, replace(CLUSTER, scheduler="slurm")) == []
 

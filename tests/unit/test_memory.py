@@ -451,7 +451,7 @@ def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
     assert rows["actor_train"][-1] == "after: weights to ref@0 (eta 0.5)"
     copy_memory = memory_rows(memory_of_plan(plan)["main"])
     assert [row[0] for row in copy_memory if row[0]] == ["0-1", "2-3"]
-    of = "of {} GiB that can be used of 80.0 GiB"  # a communicator a copy
+    of = "of {} GiB usable of 80.0 GiB"  # a communicator a copy
     shown = [row[3] for row in copy_memory if row[1] == "together"]
     assert shown == [of.format("75.1"), of.format("75.7")]
 

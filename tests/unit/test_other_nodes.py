@@ -131,7 +131,7 @@ def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, t
 def test_status_and_explain_offer_the_others():
     view = view_of(running(exit=LOST_N2, job=job(JobState.FAILED)))
     assert view.state is State.FAILED
-    assert view.fix == "realsys resume ppo-math/run1 --exclude n2, which takes other nodes"
+    assert view.fix == "realsys resume ppo-math/run1 --exclude n2, which uses other nodes"
 
 
 def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
@@ -171,8 +171,8 @@ def test_a_resume_leaves_nodes_out_of_its_job(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "hosts", "what"),
     [
-        ({"exclude": "n4"}, "n[2-3]", "without n[2-3] 1 nodes are left for all, it needs 2"),
-        ({"nodelist": "n[1-2]"}, "n2", "without n2 1 nodes are left for all, it needs 2"),
+        ({"exclude": "n4"}, "n[2-3]", "without n[2-3], 1 nodes are left for all, which needs 2"),
+        ({"nodelist": "n[1-2]"}, "n2", "without n2, 1 nodes are left for all, which needs 2"),
         ({}, "n9", "n9"),
         ({}, "n[2-1]", "n[2-1]"),
     ],

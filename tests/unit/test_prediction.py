@@ -370,7 +370,7 @@ def test_a_role_of_an_unknown_family_is_told_before_the_search(
 ) -> None:
     plan = split_plan()
     phases = plan.phases[-1:]  # no phase makes the model, and there is none
-    with pytest.raises(ConfigError, match="sizes of actor's model are not known"):
+    with pytest.raises(ConfigError, match="sizes of actor's model are unknown"):
         plan_search.propose(
             replace(plan, phases=phases),
             gpus=2,

@@ -217,7 +217,7 @@ def test_a_refused_plan_shows_its_table(given, capsys):
     assert run(["plan", "grpo-math", *words, "--cluster", str(given / "h100.yaml")]) == 4
     shown = capsys.readouterr()
     (row,) = [line for line in shown.out.splitlines() if "together" in line]
-    assert re.search(r"152\.3 GiB +DOES NOT FIT: of 75\.4 GiB that can be used of 80\.0 GiB", row)
+    assert re.search(r"152\.3 GiB +DOES NOT FIT: of 75\.4 GiB usable of 80\.0 GiB", row)
     (call,) = [line for line in shown.out.splitlines() if "while in actor_train" in line]
     assert (
         call.index("activations 96.2 GiB")

@@ -144,7 +144,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         made.started.append((plan, hash_of_plan))
         return Submission(job_id="1", host="h", after_attempt=0, at=1.0)
 
-    monkeypatch.setattr(submit_module, "start", start)
+    monkeypatch.setattr(submit_module, "start_attempt", start)
     return made
 
 
@@ -289,7 +289,7 @@ def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(s
     with pytest.raises(ConfigError) as refusal:
         site.resume(files, "actor.optimizer.lr=0.1")
     error = refusal.value
-    assert error.what.endswith(": weights and moments were made with it")
+    assert error.what.endswith(": weights and moments were computed with it")
     assert "command line 'actor.optimizer.lr=0.1'" in error.where
     assert "in the plan: model_worker.*.shards.*.backend.args.optimizer.lr" in error.where
     saved = files.root / "checkpoints" / "actor" / "latest"

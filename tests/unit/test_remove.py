@@ -82,7 +82,7 @@ def test_it_asks_and_needs_a_yes_where_nobody_can_be_asked(
     ended(files)
     assert run(["rm", "ppo-math/run1"]) == 2
     assert "removing 1 trials needs a yes" in capsys.readouterr().err
-    monkeypatch.setattr(sweep_verbs, "agrees", lambda doing, question: False)
+    monkeypatch.setattr(sweep_verbs, "is_confirmed", lambda doing, question: False)
     assert run(["rm", "ppo-math/run1"]) == 0
     assert files.plan.exists()
     assert run(["rm"]) == 2

@@ -173,7 +173,7 @@ def test_a_lost_supervisor_says_who_and_how_to_go_on(plan: LaunchPlan) -> None:
 def test_a_supervisor_that_never_took_an_attempt(plan: LaunchPlan) -> None:
     view = view_of(records(plan, submission=submission(), submission_alive=DEAD))
     assert view.state is State.LOST
-    assert "before it could take an attempt" in view.reason
+    assert "before its attempt began" in view.reason
 
 
 def test_a_failure_names_worker_reason_and_repair(plan: LaunchPlan) -> None:
@@ -205,7 +205,7 @@ def test_stopping_says_who_asked(plan: LaunchPlan) -> None:
     stop = StopRequest(grace_seconds=60, by="ann@n1", at=980.0, attempt=1)
     view = view_of(records(plan, attempt=attempt(), supervisor=ALIVE, stop=stop))
     assert view.state is State.STOPPING
-    assert view.reason == "asked by ann@n1; 40 s of grace left for the current step"
+    assert view.reason == "requested by ann@n1; 40 s of grace left for the current step"
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_a_run_that_its_time_limit_stopped_is_told_how_it_gets_more(plan: Launch
         ("ann@n1", f"realsys resume {plan.trial}"),
         (
             "Slurm (time limit)",
-            f"realsys resume {plan.trial}; for longer at a time: realsys resume {plan.trial} --time LIMIT",
+            f"realsys resume {plan.trial}; for a longer limit: realsys resume {plan.trial} --time LIMIT",
         ),
     ):
         stop = StopRequest(grace_seconds=60, by=by, at=1.0, attempt=1)

@@ -142,7 +142,7 @@ def test_a_sweep_has_at_most_a_thousand_trials() -> None:
     with pytest.raises(ConfigError) as caught:
         points_of([f"a={numbers}", f"b={numbers}"], "s")
     assert caught.value.what == (
-        "the sweep has 10,000 trials (100 a × 100 b), at most 1,000 are possible"
+        "the sweep has 10,000 trials (100 a × 100 b); at most 1,000 are possible"
     )
 
 
@@ -237,7 +237,9 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], list[st
 
     def prepare(ends: dict[str, int]) -> list[str]:
         monkeypatch.setattr(
-            submit_module, "start", lambda files, plan, hash_: started.append(plan.trial_name)
+            submit_module,
+            "start_attempt",
+            lambda files, plan, hash_: started.append(plan.trial_name),
         )
         monkeypatch.setattr(
             watching,
@@ -538,7 +540,7 @@ def test_stop_all_names_my_trials_and_needs_a_yes(
     assert run(["stop", "--all"]) == ExitCode.USAGE  # pytest's stdin is no terminal
     err = capsys.readouterr().err
     for line in (
-        "trials that run or wait: 3",
+        "running and queued trials: 3",
         "ppo-math/a-0  running",
         "ppo-math/b-2  queued",
         "--yes",
@@ -546,7 +548,7 @@ def test_stop_all_names_my_trials_and_needs_a_yes(
         assert line in err
     assert "b-1" not in err
     assert stops.stopped == []
-    monkeypatch.setattr(sweep_verbs, "agrees", lambda doing, question: False)
+    monkeypatch.setattr(sweep_verbs, "is_confirmed", lambda doing, question: False)
     assert run(["stop", "--all"]) == 0
     assert stops.stopped == []
     assert "nothing was done" in capsys.readouterr().err
@@ -610,7 +612,7 @@ def test_waiting_jobs_are_cancelled_by_one_command(
     states = (State.QUEUED, State.RUNNING, State.HELD)
     pairs = [(f, view(f.root.name, s)) for f, s in zip(trials, states, strict=True)]
     told: list[str] = []
-    failed = stop_several(pairs, grace_s=1, tell=told.append)
+    failed = stop_several(pairs, grace_s=1, on_action=told.append)
     assert Path(f"{calls}.cancelled").read_text() == "9_0 9_2\n"
     assert told[0] == "cancelled the jobs of 2 trials that had not started"
     assert list(failed) == [trial_name(trials[1])]  # a-1: see Stops

@@ -262,7 +262,7 @@ def test_explain_says_that_it_never_starts_and_what_to_do():
         (
             "ppo-math/run1",
             "DependencyNeverSatisfied",
-            "ppo-math/run1, which it waits for, did not end as it must",
+            "ppo-math/run1, which it waits for, did not end as required",
             "realsys status ppo-math/run1; then cancel",
         ),
         (None, "Dependency", "it waits for another job", "realsys status of that trial"),
