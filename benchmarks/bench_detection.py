@@ -84,7 +84,7 @@ def play_worker(store: str, folder: str, index: int, host: str) -> None:
         ),
         on_stop=lambda request: None,
         on_command=lambda value: None,
-        on_over=lambda over: None,
+        on_terminate=lambda over: None,
     )
     record = WorkerRecord(
         worker=f"{TYPE}/{index}",

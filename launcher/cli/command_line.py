@@ -53,7 +53,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
 
 
 class LazyVerbs(TyperGroup):
-    """Imports and builds the command of a verb on demand. (click, which Typer has inside, is untyped here.)"""
+    """Imports and builds the command of a verb on demand. (Typer's own click is untyped here.)"""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all verbs, in the order of the help page."""

@@ -51,7 +51,9 @@ def run(runner: WorkerRunner) -> int:
                 shows=shows,
             ),
         )
-        runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+        runner.controls.supported = frozenset(
+            {Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT}
+        )
         runner.controls.leave = loop.leave
         runner.register()
         runner.on_stop = lambda request: loop.leave()

@@ -134,7 +134,9 @@ class MasterWorkerLoop:
         """One walk over the graph, its metrics, and what is due after it."""
         self.runner.set_log_step(self.step + 1)
         # It waits for workers, who are watched themselves, and for evaluations, which may take long.
-        self.runner.tell(mfc="main loop", step=self.step + 1, may_take_s=EVALUATE_TIMEOUT_S)
+        self.runner.publish_status(
+            mfc="main loop", step=self.step + 1, may_take_s=EVALUATE_TIMEOUT_S
+        )
         report = await self.executor.run_step(self.step + 1)
         self.step = report.step
         epoch = self.schedule.epoch_of(self.step - 1)

@@ -69,7 +69,7 @@ class FakeHeartbeat:
     def __init__(self):
         self.told = []
 
-    def tell(self, status, *, may_take_s=0.0, ticks_within_s=0.0):
+    def publish_status(self, status, *, may_take_s=0.0, ticks_within_s=0.0):
         self.told.append(status)
 
 
@@ -79,7 +79,7 @@ def runner():
         cluster=SimpleNamespace(name="here"), user="anna", experiment_name="ppo", trial_name="run"
     )
     made = WorkerRunner(plan, None, ATTEMPT, "model_worker", 0)
-    made.controls.can = frozenset(Verb)
+    made.controls.supported = frozenset(Verb)
     made._heartbeat = FakeHeartbeat()
     made.move(WorkerEvent.REGISTERED)
     return made
@@ -122,7 +122,7 @@ def test_interrupt_and_exit_ask_the_loop_to_leave(runner, verb, is_interrupted):
 
 
 def test_a_refusal_is_answered(runner):
-    runner.controls.can = frozenset({Verb.CONFIGURE})
+    runner.controls.supported = frozenset({Verb.CONFIGURE})
     runner._commanded(dumps(command(Verb.PAUSE)))
     answer = runner.heartbeat.told[-1]
     assert (answer.last_command, answer.state) == ("c-pause", "ready")
@@ -133,9 +133,9 @@ def test_a_refusal_is_answered(runner):
 
 def test_a_stop_that_came_early_is_told_once(runner):
     request, heard = StopRequest(grace_seconds=1, by="anna", at=0.0, attempt=2), []
-    runner._stop_asked(request)
+    runner._on_stop_request(request)
     runner.on_stop = heard.append
-    runner._stop_asked(request)
+    runner._on_stop_request(request)
     assert heard == [request]
     assert runner._stop == request
 

@@ -99,13 +99,13 @@ def test_who_is_overtaken_decides_anew():
 
 def test_time_counts_from_when_it_was_heard_and_may_only_get_less():
     leaving, asked = DrainDeadlines(), EMPTY.with_drained({"rollout_worker/0": 60.0})
-    assert leaving.hear(asked, now_s=100.0) == ["rollout_worker/0"]
-    assert leaving.hear(asked, now_s=150.0) == []
+    assert leaving.update(asked, now_s=100.0) == ["rollout_worker/0"]
+    assert leaving.update(asked, now_s=150.0) == []
     assert (leaving.overdue(now_s=159.0), leaving.overdue(now_s=160.0)) == (
         [],
         ["rollout_worker/0"],
     )
-    leaving.hear(EMPTY.with_drained({"rollout_worker/0": 5.0}), now_s=110.0)
+    leaving.update(EMPTY.with_drained({"rollout_worker/0": 5.0}), now_s=110.0)
     assert leaving.until_s == {"rollout_worker/0": 115.0}
     assert leaving.overdue(now_s=116.0, slack_s=2.0) == []
 

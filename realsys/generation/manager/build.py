@@ -113,7 +113,7 @@ async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs
     def leave() -> None:
         loop.call_soon_threadsafe(manager.leave)
 
-    runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+    runner.controls.supported = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
     runner.controls.leave = leave
     server = RequestServer(
         name=runner.name,

@@ -150,7 +150,7 @@ class Manager:
                 self.fleet.like[index_of(worker)] = index_of(like)
             elif self._router.is_routed(like):
                 self._router.allow(worker, {index_of(worker)})
-        for worker in self._leaving_servers.hear(scaling, now_s=self.fleet.now_s()):
+        for worker in self._leaving_servers.update(scaling, now_s=self.fleet.now_s()):
             if worker.startswith(SERVER):
                 self._router.leaving.add(index_of(worker))
                 logger.info("server is to go server=%d by=%s", index_of(worker), scaling.by)

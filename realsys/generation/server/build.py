@@ -89,7 +89,7 @@ def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], FetchedWeig
 
 async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
-    runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+    runner.controls.supported = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
 
     def leave() -> None:
         loop.call_soon_threadsafe(over.set)

@@ -294,7 +294,7 @@ class RolloutDispatcher:
                 for worker, like in scaling.added.items():
                     self._routes.add(worker, like=like)
             now_s = time.monotonic()
-            self._leaving.hear(scaling, now_s=now_s)
+            self._leaving.update(scaling, now_s=now_s)
             for worker in self._leaving.overdue(now_s=now_s):
                 self._lose(worker)
             if scaling != self._scaling:

@@ -26,7 +26,7 @@ from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.records import AttemptFiles
-from realsys.worker.network import allow_many_files, entrance_address, ports
+from realsys.worker.network import external_address, ports, raise_open_file_limit
 
 if TYPE_CHECKING:
     from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
@@ -79,14 +79,14 @@ class JobStore:
 
         place = _local_place()
         _remove_left_over(place)
-        allow_many_files()  # Slurm hands on the submitting shell's limit; a connection a worker and more
+        raise_open_file_limit()  # Slurm passes on the submitting shell's limit
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         try:
             server = PrivateEtcd.start(
                 folder,
-                host=entrance_address(plan.cluster, nodes),
+                host=external_address(plan.cluster, nodes),
                 timeout_s=START_TIMEOUT_S,
                 ports=ports(plan.cluster),
             )

@@ -96,7 +96,7 @@ class WorkerScaling:
         )
         for worker in due.let_go:
             self._let_go(worker, by_name.get(worker))
-        self._leaving.hear(self._wanted, now_s=time.monotonic())
+        self._leaving.update(self._wanted, now_s=time.monotonic())
         self._see_off(by_name, steps)
         for worker, like in due.start:
             self._start(worker, by_name[like], tasks, steps)

@@ -23,7 +23,7 @@ from realsys.supervisor.steps.steps import Task
 from realsys.trial.records import AttemptFiles
 from realsys.worker.environment import gpu_variables, worker_environment
 from realsys.worker.live_scaling import index_of
-from realsys.worker.local_gpus import deal, devices_of_one_more, gpus_needed
+from realsys.worker.local_gpus import assign_gpus, devices_for_added_worker, gpus_needed
 from realsys.worker.machine_gpus import gpu_entries
 from realsys.worker.main import command
 
@@ -74,7 +74,7 @@ class LocalSteps:
             ClusterError: they need more GPUs than are here; none is started.
         """
         needed = gpus_needed(phase.scheduling)
-        self._devices = deal(phase.scheduling, self._gpus() if needed else ())
+        self._devices = assign_gpus(phase.scheduling, self._gpus() if needed else ())
         return [
             self._start(phase, kind, index)
             for kind, group in phase.scheduling.groups().items()
@@ -99,10 +99,10 @@ class LocalSteps:
         assert isinstance(like, LocalTask)
         kind, _, index = worker.partition("/")
         gpus = like.phase.scheduling.groups()[WorkerType(kind)].scheduling.gpu
-        self._devices[worker] = devices_of_one_more(
+        self._devices[worker] = devices_for_added_worker(
             worker,
             gpus,
-            dealt=self._devices,
+            assigned=self._devices,
             gone=[task.worker for task in left],
             entries=self._gpus() if gpus else (),
         )

@@ -146,7 +146,7 @@ class SlurmSteps:
         raise ClusterError(
             f"no GPU of the job is free for {worker}",
             where=f"step {worker.partition('/')[0]}",
-            fix="let one of its kind go first (realsys scale --drain), or launch with more of them",
+            fix="drain a worker of its type first (realsys scale --drain), or launch with more",
         )
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
