@@ -1,9 +1,9 @@
-"""A checksum of many bytes at nearly the speed of reading them (no torch).
+"""Checksum of large buffers at nearly memory-read speed (no torch).
 
-The bytes are laid out as rows of 512 words of 8 bytes; the sums of all rows and of all columns are hashed.
-One changed word always changes it, and so do words that have changed places: only errors that cancel out
-in rows and columns alike go unnoticed. It is against bugs and broken memory; against an enemy, transport
-has encryption. About 4 times as fast as zlib.crc32, 16 times as fast as blake2b (docs/benchmarks.md).
+The bytes are arranged as rows of 512 words of 8 bytes; the sums of all rows and of all columns are hashed.
+One changed word always changes the checksum, and so do swapped words: only errors that cancel in rows and
+columns alike are missed. It protects against bugs and faulty memory; encryption in transport protects
+against attackers. About 4 times as fast as zlib.crc32, 16 times as fast as blake2b (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Bytes = np.ndarray[Any, Any]
 
 
 def checksum(x: Bytes) -> int:
-    """64 bits that stand for ``x`` (uint8 ``[num_bytes]``, contiguous)."""
+    """Returns a 64-bit checksum of ``x`` (uint8 ``[num_bytes]``, contiguous)."""
     running = RunningChecksum()
     running.add(x)
     return running.value
 
 
 class RunningChecksum:
-    """The checksum of bytes that come in pieces, each worked on while it is in the cache.
+    """Checksum of bytes that arrive in pieces, each processed while it is in the cache.
 
-    The lengths of all pieces but the last are multiples of ``WHOLE_BYTES``.
+    The lengths of all pieces but the last must be multiples of ``WHOLE_BYTES``.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class RunningChecksum:
         self._size = 0
 
     def add(self, x: Bytes) -> None:
-        """The next piece: uint8, contiguous."""
+        """Adds the next piece: uint8, contiguous."""
         assert not self._rest.size, "only the last piece may end within a row"
         num_words = x.size // WHOLE_BYTES * _COLUMNS
         words = x[: num_words * 8].view(np.uint64).reshape(-1, _COLUMNS)
@@ -55,7 +55,7 @@ class RunningChecksum:
 
     @property
     def value(self) -> int:
-        """Of all pieces so far."""
+        """Checksum of all pieces so far."""
         digest = hashlib.blake2b(self._size.to_bytes(8, "little"), digest_size=8)
         for part in (self._columns, *self._rows, self._rest):
             digest.update(part.data)
