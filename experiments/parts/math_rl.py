@@ -19,6 +19,7 @@ from experiments.parts.backend_args import (
     replica_backend_of,
 )
 from experiments.parts.evaluation import EvaluationOptions
+from experiments.parts.idle_problems import idle_problems
 from experiments.parts.layout_checks import (
     batch_problems,
     following_problems,
@@ -239,6 +240,7 @@ class MathRLExperiment(Experiment):
                 fix="give ppo.kl_ctl a value above 0, e.g. 0.01, or leave ref_ema_eta out",
             )
         yield from ppo_problems(self.ppo)
+        yield from idle_problems(self.ppo, self.ref, follows=self.ref_ema_eta is not None)
         yield from self._mode_problems()
         if self.auto_eval:
             yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.dataset.eval_size)

@@ -33,7 +33,7 @@ compdef _realsys realsys
 complete -c realsys -a '(realsys __complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
 """,
 }
-TAKES_EXPERIMENT = ("launch", "plan", "graph")
+TAKES_EXPERIMENT = ("launch", "plan", "graph", "schema")
 TAKES_TRIAL = (
     *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
     *("explain", "exec", "tell", "scale", "replay", "rm"),

@@ -90,3 +90,10 @@ class SchedulingOptions:
                 new = dataclasses.replace(group.scheduling, **{**wanted, **tables})
                 changed[kind.value] = dataclasses.replace(group, scheduling=new)
         return dataclasses.replace(scheduling, **changed) if changed else scheduling
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """Settings of any launch, whatever the experiment."""
+
+    scheduling: SchedulingOptions = option(SchedulingOptions(), "resources of the tasks")

@@ -10,13 +10,13 @@ import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from launcher.plan.idle_settings import idle_warnings, thread_warnings
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import PREFIX, SchedulingOptions
+from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable, find_cluster, missing_secrets
 from launcher.slurm.discovery.core_threads import with_threads
@@ -26,20 +26,12 @@ from launcher.trials.find_trials import next_free_name
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment
-from realsys.api.options import option
 from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths
 from realsys.config.overrides import apply_overrides, defaults_of, read_settings
 from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import revision
 from realsys.worker.machine_gpus import machine_gpus
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchSettings:
-    """Settings of any launch, independent of the experiment."""
-
-    scheduling: SchedulingOptions = option(SchedulingOptions(), "resources of the tasks")
 
 
 def make_plan(
@@ -121,7 +113,7 @@ class Planner:
         problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
-        return resolve(
+        plan = resolve(
             self.experiment,
             applied.options,
             cluster=self.cluster,
@@ -141,6 +133,9 @@ class Planner:
             revision=self._revision,
             fits_memory=fits_memory,
         )
+        idle = idle_warnings(defaults_of(self._kind), settings)
+        threads = thread_warnings(plan.phases, self.cluster)
+        return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *threads))
 
 
 def import_all(names: Sequence[str]) -> list[str]:

@@ -22,10 +22,10 @@ from typing import Any
 
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import PREFIX, SchedulingOptions
+from launcher.plan.scheduling_options import PREFIX, LaunchSettings, SchedulingOptions
 from launcher.submit.dependencies import dependency_on
 from launcher.submit.job_options import JobOptions
-from launcher.submit.planning import LaunchSettings, experiment_type
+from launcher.submit.planning import experiment_type
 from launcher.trials.changed_settings import (
     PER_START,
     Difference,

@@ -19,12 +19,13 @@ from launcher.cli.command_line import run
 from launcher.control.replay_trial import replay_warnings
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
+from launcher.plan.scheduling_options import LaunchSettings
 from launcher.sites.places import user_name
 from launcher.submit import plan_change
 from launcher.submit import submit as submit_module
 from launcher.submit.job_options import JobOptions
 from launcher.submit.plan_change import read_stored_plan, replace_plan, restore_plan
-from launcher.submit.planning import LaunchSettings, experiment_type
+from launcher.submit.planning import experiment_type
 from launcher.submit.remake import RequestedChanges
 from launcher.submit.submit import make_trial, record_of, resubmit, trial_lock
 from launcher.trials.status import trial_view
