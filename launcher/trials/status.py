@@ -29,6 +29,7 @@ from realsys.name_resolve.store import NameResolve
 from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
 from realsys.slurm.srun_messages import step_wait
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
@@ -45,7 +46,6 @@ from realsys.trial.records import (
 )
 
 T = TypeVar("T")
-TAIL_BYTES = 65_536
 LEAST_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its last words
 MOST_AGES = 200  # of workers' heartbeats: each is a question to the store
 STORE_UNREAD = "its store can't be read"
@@ -400,14 +400,14 @@ def _step_waits(attempt: AttemptFiles) -> dict[str, str]:
     """Worker type → what srun says while it can't start the step of that type."""
     waits = {}
     for path in attempt.logs.glob("srun-*.log"):
-        if sentence := step_wait("\n".join(tail_lines(path))):
+        if sentence := step_wait("\n".join(last_lines(path))):
             waits[path.stem.removeprefix("srun-")] = sentence
     return waits
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
     """The last whole line of a metrics file; empty when there is none."""
-    for line in reversed(tail_lines(path)):
+    for line in reversed(last_lines(path)):
         try:
             content = json.loads(line)
         except ValueError:
@@ -415,14 +415,3 @@ def last_metrics(path: Path) -> dict[str, Any]:
         if isinstance(content, dict):
             return content
     return {}
-
-
-def tail_lines(path: Path, *, max_bytes: int = TAIL_BYTES) -> list[str]:
-    """Lines at the end of a file; the first may be cut. Empty when it can't be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - max_bytes))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
