@@ -30,7 +30,7 @@ def consumed(experiment: Experiment, scheduling: SchedulingOptions) -> list[Any]
     for phase in experiment.preparations():
         found += consumed(phase.experiment, scheduling)
         experiment = experiment.with_prepared(phase.name, f"/prepared/{phase.name}")
-    tasks = scheduling.put_on(experiment.scheduling_setup())
+    tasks = scheduling.apply_to(experiment.scheduling_setup())
     return [*found, experiment.initial_setup(), tasks]
 
 

@@ -20,11 +20,12 @@ from launcher.terminal.exit_codes import ExitCode
 from launcher.terminal.text import duration, headline, times, visible
 from launcher.trials.liveness import Liveness
 from launcher.trials.merged_logs import LogLine, TrialLogs
-from launcher.trials.status import TrialReader, tail_lines
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission, batch_logs, read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import TrialError
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import AttemptFiles, Failure, TrialFiles
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ def _errors_in_logs(attempt: AttemptFiles) -> list[str]:
     """Extracts the last errors of each log of an attempt without an exit marker."""
     lines = []
     for log in sorted(attempt.logs.glob("*.log")):
-        errors = [line for line in tail_lines(log) if _ERROR.search(line)]
+        errors = [line for line in last_lines(log) if _ERROR.search(line)]
         if errors:
             lines += [f"  log       {log}", *(f"    {e}" for e in errors[-ERROR_LINES:])]
     return lines
@@ -310,7 +311,7 @@ def _master_tail(view: TrialView, failure: Failure) -> list[str]:
     if failure.worker == MASTER or not view.attempt:
         return []
     log = TrialFiles(Path(view.folder)).attempt(view.attempt).log(MASTER)
-    logged = [line for line in tail_lines(log) if _LOG_LINE.match(line)]  # no lines of tracebacks
+    logged = [line for line in last_lines(log) if _LOG_LINE.match(line)]  # no lines of tracebacks
     tail = [line for line in logged[-MASTER_LINES:] if line not in failure.log_tail]
     return [f"  master    {log}", *(f"    {line}" for line in tail)] if any(tail) else []
 
@@ -340,7 +341,7 @@ def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
         logs = batch_logs(files, read_submission(files))
     except TrialError:
         return []
-    return tail_lines(logs[-1])[-lines:] if logs else []
+    return last_lines(logs[-1])[-lines:] if logs else []
 
 
 def _indented(text: str) -> list[str]:

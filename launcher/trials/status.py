@@ -29,6 +29,7 @@ from realsys.name_resolve.store import NameResolve
 from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
 from realsys.slurm.srun_messages import step_wait
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
@@ -45,7 +46,6 @@ from realsys.trial.records import (
 )
 
 T = TypeVar("T")
-TAIL_BYTES = 65_536
 MIN_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its exit marker
 MAX_HEARTBEAT_QUERIES = 200  # of workers' heartbeats: each is a query to the store
 STORE_UNREAD = "its store can't be read"
@@ -408,14 +408,14 @@ def _step_waits(attempt: AttemptFiles) -> dict[str, str]:
     """Maps each worker type to srun's message while it can't start that step."""
     waits = {}
     for path in attempt.logs.glob("srun-*.log"):
-        if sentence := step_wait("\n".join(tail_lines(path))):
+        if sentence := step_wait("\n".join(last_lines(path))):
             waits[path.stem.removeprefix("srun-")] = sentence
     return waits
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
     """Reads the last complete line of a metrics file; empty if there is none."""
-    for line in reversed(tail_lines(path)):
+    for line in reversed(last_lines(path)):
         try:
             content = json.loads(line)
         except ValueError:
@@ -423,14 +423,3 @@ def last_metrics(path: Path) -> dict[str, Any]:
         if isinstance(content, dict):
             return content
     return {}
-
-
-def tail_lines(path: Path, *, max_bytes: int = TAIL_BYTES) -> list[str]:
-    """Reads the lines at the end of a file; the first may be truncated. Empty if unreadable."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - max_bytes))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []

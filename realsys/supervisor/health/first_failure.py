@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from realsys.runtime import worker_exit_codes
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import Failure
 
 SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
@@ -87,11 +88,4 @@ def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[F
 
 def log_tail(path: Path, *, lines: int = TAIL_LINES) -> tuple[str, ...]:
     """The last lines of a log; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ()
-    return tuple(text.splitlines()[-lines:])
+    return tuple(last_lines(path, max_bytes=TAIL_BYTES)[-lines:])
