@@ -189,3 +189,20 @@ def test_readme_quotes_the_recorded_run() -> None:
     )
     (row,) = [x for x in text_of("README.md").splitlines() if x.startswith("| the recorded run")]
     assert row.endswith(figures)
+
+
+@pytest.mark.parametrize(
+    ("readme", "benchmarks"),
+    [
+        ("2.06 times as fast as taking turns, 97 %", "| 2.06 (2.04, 2.06, 2.16) | 97 % "),
+        ("5,000 tasks placed on 1,000 nodes in 0.7 ms", "tasks on 1,000 nodes (625 used) | 0.7 ms"),
+        ("crash: 0.4 s at most in 200", "| etcd: the master (`PeerWatch`) | 0.05 | 0.33 | 0.40 |"),
+        ("node cut off: 19.3 s at most in 40", "(goal: p99 25 s) | 16.1 | 17.9 | 19.3 | 19.3 |"),
+        ("20 stops at random moments", "`stop` at 20 random moments of a run"),
+        ("5.2 times as fast as trl 1.16.0", "| 1.380 | 1.522 | 5.63 | 5.20 |"),
+        ("1.4 times with even ones", "| 0.793 | 0.982 | 1.50 | 1.39 |"),
+    ],
+)
+def test_readmes_figures_are_those_of_the_benchmarks(readme: str, benchmarks: str) -> None:
+    assert readme in text_of("README.md")
+    assert benchmarks in text_of("docs/benchmarks.md")

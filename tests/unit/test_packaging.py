@@ -78,10 +78,10 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
 
 def test_the_table_of_extras_agrees_with_pyproject() -> None:
     parts = declared()
-    told: dict[str, set[str]] = {}
+    listed: dict[str, set[str]] = {}
     for name, extra in EXTRA_OF.items():
-        told.setdefault(extra, set()).add(DISTRIBUTIONS.get(name, name))
-    assert told == {part: names for part, names in parts.items() if part not in ("", "dev")}
+        listed.setdefault(extra, set()).add(DISTRIBUTIONS.get(name, name))
+    assert listed == {part: names for part, names in parts.items() if part not in ("", "dev")}
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "THIRD_PARTY_NOTICES.md"])
@@ -159,8 +159,8 @@ def test_a_verb_that_lacks_a_package_is_refused_with_the_extra(
     command = SimpleNamespace(main=main)
     monkeypatch.setattr(command_line.typer.main, "get_command", lambda app: command)
     assert command_line.run(["graph", "ppo-math"]) == status
-    told = capsys.readouterr().err
-    assert ("pip install 'realsys[train]'" in told) == (module == "torch")
+    listed = capsys.readouterr().err
+    assert ("pip install 'realsys[train]'" in listed) == (module == "torch")
 
 
 def test_the_release_is_tried_on_every_python_that_is_declared() -> None:
