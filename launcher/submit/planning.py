@@ -20,7 +20,6 @@ from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable, find_cluster, missing_secrets
 from launcher.slurm.discovery.core_threads import with_threads
-from launcher.submit.dependencies import dependency_on
 from launcher.submit.job_options import JobOptions
 from launcher.trials.find_trials import next_free_name
 from realsys.api import registry
@@ -94,8 +93,14 @@ class Planner:
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
         self._revision = revision() if self.on_slurm else ""
-        after = self._job.after if self.on_slurm else None
-        self._request = self._job.request(dependency_on(after) if after else None)
+        self._request = self._job.request(self._dependency())
+
+    def _dependency(self) -> str | None:
+        if not self.on_slurm or not self._job.after:
+            return None
+        from launcher.submit.dependencies import dependency_on  # loads all that reads trials
+
+        return dependency_on(self._job.after)
 
     def plan(self, words: Sequence[str], *, trial: str, fits_memory: bool = True) -> LaunchPlan:
         """Makes the plan of a trial with these settings.
