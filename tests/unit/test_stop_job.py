@@ -94,7 +94,7 @@ class Trial:
 
     def _did(self, text: str) -> None:
         self.told.append(text)
-        if self.honours_the_request and text.startswith("asked"):
+        if self.honours_the_request and text.startswith("requested"):
             self.leaves_marker()
             self.job("COMPLETED")
 
