@@ -1,8 +1,9 @@
-"""A certificate authority for one run, and the certificates that it signs.
+"""Creates a certificate authority for one run, and the certificates that it signs.
 
-For private_etcd.py. The authority lives in memory only: nobody can sign another certificate once it is
-forgotten, not even who reads every file of the run. Elliptic keys (P-256), as files in PEM. Those of a
-site's etcd are watched here too: somebody must hear of it before one ends (job_store.py).
+For private_etcd.py. The authority's key exists in memory only: once it is forgotten, no further
+certificate can be signed, even with access to every file of the run. Elliptic keys (P-256), as PEM files.
+Certificates of a site's etcd are watched here too, so that a warning precedes their expiry
+(job_store.py).
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class KeyPair:
     key_pem: str = field(repr=False)
 
     def to_files(self, cert: Path, key: Path) -> None:
-        """Writes both; the key can be read by its owner only. Neither file may be there."""
+        """Writes both files, which must not exist; only the owner can read the key."""
         write_private(cert, self.cert_pem)
         write_private(key, self.key_pem)
 
 
 class Authority:
-    """Signs certificates of one purpose; ``ca_pem`` is what others check them with.
+    """Signs certificates of one purpose; others verify them with ``ca_pem``.
 
     Args:
         life: of what it signs, and of itself, from now.
@@ -69,11 +70,12 @@ class Authority:
         return _pem(self._cert)
 
     def server(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
-        """For who listens as ``hosts`` (names or addresses). Servers that call each other need it too."""
+        """Issues a certificate for a server on ``hosts`` (names or addresses), also for servers that call
+        each other."""
         return self._issue(name, hosts)
 
     def client(self, name: str) -> KeyPair:
-        """For who calls; it can't be used to listen."""
+        """Issues a certificate for a client; it can't be used to listen."""
         return self._issue(name, ())
 
     def _issue(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
@@ -169,16 +171,16 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 class CertificateWatch:
-    """Warns in the log when a certificate that the run's etcd is entered with is about to end: a week
-    before, a day before, and when it has. From a thread of its own, which asks the servers too.
+    """Logs warnings before a certificate of the run's etcd expires: a week before, a day before, and at
+    expiry. Runs in a thread of its own, and reads the servers' certificates too.
 
     Args:
-        access: read anew from its files for each look: a certificate may be renewed in the meantime.
+        access: reread from its files for each check: a certificate may be renewed in the meantime.
     """
 
     def __init__(self, access: EtcdAccess, *, every_s: float = LOOK_EVERY_S) -> None:
         self._access, self._every_s = access, every_s
-        self._told: dict[str, int] = {}  # certificate → how urgent it was when it was told last
+        self._warned: dict[str, int] = {}  # certificate → how urgent it was when it was told last
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
 
@@ -187,21 +189,21 @@ class CertificateWatch:
         return self
 
     def stop(self) -> None:
-        """Ends the thread after its look; does not wait for it."""
+        """Ends the thread after its current check, without waiting for it."""
         self._ended.set()
 
-    def look(self, now: datetime.datetime) -> None:
-        """Looks once. A certificate that was renewed is told again when its time comes."""
+    def check(self, now: datetime.datetime) -> None:
+        """Checks once. A renewed certificate is warned of again before its own expiry."""
         for ending in endings(self._access.reread()):
             urgency, text = warning_of(ending, now)
-            if urgency > self._told.get(ending.what, 0):
+            if urgency > self._warned.get(ending.what, 0):
                 logger.log(logging.WARNING if urgency == 1 else logging.ERROR, "%s", text)
-            self._told[ending.what] = urgency
+            self._warned[ending.what] = urgency
 
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self.look(datetime.datetime.now(datetime.UTC))
+                self.check(datetime.datetime.now(datetime.UTC))
             except Exception:  # outermost frame: what only warns must not end anything
-                logger.exception("certificates not looked at")
+                logger.exception("certificate check failed")
             self._ended.wait(self._every_s)
