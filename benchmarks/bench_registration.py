@@ -430,7 +430,7 @@ def bench_fan_out(url: str, etcd_pid: int, count: int, *, connections: int) -> N
 def look_s(leases: WorkerLeases) -> float:
     """How long one look of the supervisor takes."""
     began_s = time.monotonic()
-    found = leases._look()
+    found = leases._read()
     leases.statuses = found.statuses
     present = {worker: record.host for worker, record in found.records.items()}
     verdict = leases.detector.look(

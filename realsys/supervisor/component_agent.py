@@ -1,4 +1,4 @@
-"""The batch step of every job but the first, when a trial's groups sit in several Slurm jobs.
+"""The batch step of every job but the first, if a trial's groups are in several Slurm jobs.
 
 The job's first process (job_entry.py) calls ``run_component``. It runs an ``OrderFollower`` and passes
 Slurm's signals on to it.
@@ -28,11 +28,11 @@ AWAIT_STORE_POLL_S = 1.0
 
 
 def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number: int) -> int:
-    """Serves one component of one attempt. Returns 0; leaves with 1 when nobody told it to go.
+    """Serves one component of one attempt. Returns 0; exits with 1 if it ends without an order.
 
     Raises:
         ConfigError: the plan was changed.
-        ClusterError: the attempt's supervisor did not come in time.
+        ClusterError: the attempt's supervisor did not appear in time.
     """
     files = TrialFiles(Path(trial_dir))
     plan = read_plan(files.plan, expected_hash=plan_hash)
@@ -55,7 +55,7 @@ def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number
 
 
 def _await_store(plan: LaunchPlan, attempt: AttemptFiles) -> NameResolve:
-    """The trial's store. A job's own etcd starts with the first job: it is waited for."""
+    """Opens the trial's store; waits for a job's own etcd, which starts with the first job."""
     deadline_s = time.monotonic() + plan.cluster.slurm.rendezvous_seconds
     while True:
         try:
@@ -67,7 +67,7 @@ def _await_store(plan: LaunchPlan, attempt: AttemptFiles) -> NameResolve:
 
 
 def _listen_to_signals(agent: OrderFollower, plan: LaunchPlan) -> None:
-    """Slurm's signals to this batch step: passed on, so that the whole attempt stops in good order."""
+    """Passes Slurm's signals to this batch step on, so that the whole attempt stops gracefully."""
     announced = plan.cluster.slurm.grace_seconds
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -91,7 +91,7 @@ def states(runner):
 
 def test_a_pause_takes_effect_between_two_requests(runner):
     runner.move(WorkerEvent.STARTED, mfc="actor_train", step=3)
-    runner._commanded(dumps(command(Verb.PAUSE)))
+    runner._on_command(dumps(command(Verb.PAUSE)))
     assert runner.state is WorkerState.RUNNING
     assert runner.heartbeat.told[-1].last_command == ""
     runner.move(WorkerEvent.FINISHED_CALL)
@@ -99,7 +99,7 @@ def test_a_pause_takes_effect_between_two_requests(runner):
 
     def until():
         looks.append(runner.heartbeat.told[-1])
-        runner._commanded(dumps(command(Verb.RESUME)))
+        runner._on_command(dumps(command(Verb.RESUME)))
         return False
 
     runner.between_requests(until=until)
@@ -114,8 +114,8 @@ def test_a_pause_takes_effect_between_two_requests(runner):
 def test_interrupt_and_exit_ask_the_loop_to_leave(runner, verb, is_interrupted):
     left = []
     runner.controls.leave = lambda: left.append(True)
-    runner._commanded(dumps(command(Verb.PAUSE)))
-    runner._commanded(dumps(command(verb)))
+    runner._on_command(dumps(command(Verb.PAUSE)))
+    runner._on_command(dumps(command(verb)))
     assert left == [True]
     assert runner.controls.is_interrupted is is_interrupted
     runner.between_requests(until=lambda: pytest.fail("it is not paused any more"))
@@ -123,11 +123,11 @@ def test_interrupt_and_exit_ask_the_loop_to_leave(runner, verb, is_interrupted):
 
 def test_a_refusal_is_answered(runner):
     runner.controls.supported = frozenset({Verb.CONFIGURE})
-    runner._commanded(dumps(command(Verb.PAUSE)))
+    runner._on_command(dumps(command(Verb.PAUSE)))
     answer = runner.heartbeat.told[-1]
     assert (answer.last_command, answer.state) == ("c-pause", "ready")
     assert answer.command_refused == "a model_worker takes no pause"
-    runner._commanded(b"no command at all")
+    runner._on_command(b"no command at all")
     assert runner.heartbeat.told[-1] is answer
 
 

@@ -20,7 +20,7 @@ from realsys.supervisor.health import requeue_elsewhere
 from realsys.supervisor.health.requeue_elsewhere import leave_out
 from realsys.trial.records import ExitMarker, Failure, Result, TrialFiles, write_record
 
-SILENT = "its lease has ended: its node is lost or cut off, or it stands still"
+SILENT = "its lease has ended: its node is lost or cut off, or it hangs"
 
 
 def failure(worker: str, host: str, why: str) -> Failure:
@@ -105,9 +105,7 @@ def test_a_requeued_job_is_told_to_leave_the_lost_node_out(slurm, caplog):
     told = calls(slurm, "scontrol")
     assert told[0] == "show job --oneliner 7"
     assert told[1:] == ["update JobId=7 ExcNodeList=n[2,4]"] * 2
-    assert caplog.messages == [
-        "next start takes other nodes lost=n2 (model_worker/1 there: silent)"
-    ]
+    assert caplog.messages == ["lost nodes excluded lost=n2 (model_worker/1 there: silent)"]
 
 
 def test_a_job_that_needs_the_lost_node_keeps_it(slurm, caplog):
@@ -116,13 +114,13 @@ def test_a_job_that_needs_the_lost_node_keeps_it(slurm, caplog):
     )
     leave_out("7", {"n2": "silent"}, 2).join(30)
     assert calls(slurm, "scontrol") == ["show job --oneliner 7"]
-    assert "the job needs them" in caplog.text
+    assert "reason=job needs them" in caplog.text
 
 
 def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     leave_out("7", {"n2": "silent"}, 2).join(30)
-    assert "lost nodes stay in use" in caplog.text
+    assert "lost nodes not excluded" in caplog.text
 
 
 # ---- a resume offers them -----------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Tells the master at once when a worker it talks to has ended.
+"""Notifies the master at once if a worker it depends on has ended.
 
-A worker's heartbeat process deletes the worker's key when the worker ends, however it ends, and says how
-in its status. Waiting calls to it then fail within a moment instead of at their deadline. A key that
-*expired* (nobody is left to say anything, or the store was away) is not acted upon here: whether that
-worker is lost is the supervisor's decision.
+A worker's heartbeat process deletes the worker's key when the worker ends, for any reason, and writes the
+reason into its status. Calls waiting for it then fail within a moment instead of at their deadline. A key
+that *expired* (no process is left to report, or the store was unavailable) is ignored here: the
+supervisor decides whether that worker is lost.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ POLL_S = 0.5
 
 
 class PeerWatch:
-    """Watches the workers of one attempt on a thread of its own. Use as a context manager.
+    """Watches the workers of one attempt in a thread of its own. Use as a context manager.
 
     Args:
         token: the attempt's.
         from_revision: of the store, from before the workers were looked up.
-        on_ended: gets worker and reason; called on the watching thread.
+        on_ended: called with worker and reason, in the watching thread.
     """
 
     def __init__(
