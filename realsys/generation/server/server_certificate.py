@@ -1,4 +1,4 @@
-"""A generation server's own certificate: self-signed, made at its start, known by its SHA-256.
+"""Self-signed certificate of a generation server, made at its start and pinned by its SHA-256.
 
 No authority stands behind it: who calls compares the SHA-256 with what the server registered. Neither
 certificate nor key is ever in a file system: ssl reads them from anonymous memory.
@@ -30,7 +30,7 @@ class ServerCertificate:
 
 
 def self_signed(host: str) -> ServerCertificate:
-    """A new elliptic key (P-256) and its certificate for who listens as ``host``."""
+    """Makes a new elliptic key (P-256) and its certificate for a server that listens as ``host``."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -67,7 +67,7 @@ def self_signed(host: str) -> ServerCertificate:
 
 
 def server_context(certificate: ServerCertificate) -> ssl.SSLContext:
-    """TLS 1.3 with this certificate."""
+    """Makes a TLS 1.3 context with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The ssl module takes paths only: an anonymous file has one while it is open, for us alone.

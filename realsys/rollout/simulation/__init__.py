@@ -1,1 +1,1 @@
-"""Rollouts, training and weight updates in virtual time, around the ledger that runs use."""
+"""Simulation of rollouts, training and weight updates in virtual time, with the ledger of real runs."""
