@@ -509,7 +509,7 @@ def test_layers_that_are_cut_alike_are_worked_out_once(monkeypatch):
 
     calls = []
     monkeypatch.setattr(
-        realloc_plan, "cells_of", lambda *sides: calls.append(1) or regions_of(*sides)
+        realloc_plan, "regions_of", lambda *sides: calls.append(1) or regions_of(*sides)
     )
     shape = replace(shape_for(ProcessTopology(tensor=8)), num_layers=80)
     source = megatron_layout(shape, ProcessTopology(data=4, tensor=4, pipeline=4))

@@ -103,7 +103,7 @@ BROKEN = {
         "if False:",
     ),
     "a window takes whatever is first": (
-        "                chosen = due_steps.choose(",
+        "                chosen = deadline_steps.choose(",
         "                chosen = (lambda ready, *_, **__: tuple(ready)[: self.batch_size])(",
     ),
     "a window forgets what is in flight": (

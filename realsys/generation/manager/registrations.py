@@ -1,8 +1,7 @@
-"""Tells the manager which generation servers and rollout workers are registered, and which were added or
-are to go, whenever that changes.
+"""Watches which generation servers and rollout workers are registered, added or leaving, for the manager.
 
-On a thread of its own, because the store may take its time. A worker that was started again has another
-process behind the same key: ``incarnation`` tells them apart.
+Runs on a thread of its own, because the store may be slow. A restarted worker is another process
+behind the same key: ``incarnation`` distinguishes them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
 
 @dataclass(frozen=True, kw_only=True)
 class Registrations:
-    """Servers by index; rollout workers by name, with their incarnation; who came or is to go."""
+    """Servers by index; rollout workers by name, with their incarnation; added and leaving workers."""
 
     servers: Mapping[int, RegisteredServer] = field(default_factory=dict)
     rollout_workers: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +39,9 @@ class Registrations:
 def registrations(
     store: NameResolve, keys: TrialKeys, *, token: str, phase: str = ""
 ) -> Registrations:
-    """Those of one attempt. Raises StoreError; TrialError for a wish that can't be understood."""
+    """Reads the registrations of one attempt. Raises StoreError; TrialError for an invalid scaling
+    request.
+    """
     servers: dict[int, RegisteredServer] = {}
     workers: dict[str, str] = {}
     for kind in _TYPES:
