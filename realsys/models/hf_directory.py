@@ -164,7 +164,8 @@ def _tensors(root: Path) -> dict[str, list[int]]:
 
 def _sharded_tensors(root: Path) -> dict[str, list[int]]:
     weight_map = _read_json(root / WEIGHTS_INDEX).get("weight_map")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    weight_map = weight_map if isinstance(weight_map, dict) else {}
+    names = list(weight_map.values())
     if not names or not all(isinstance(name, str) and "\0" not in name for name in names):
         what = f"{WEIGHTS_INDEX} has no weight_map of file names"
         raise CheckpointError(what, where=str(root / WEIGHTS_INDEX), fix=_COPY_AGAIN)
