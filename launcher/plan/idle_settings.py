@@ -2,11 +2,12 @@
 
 For launch and plan, which warn of them. A setting is idle when the workers' configurations and the tasks
 are the same without it. No list is kept: each plan is looked at anew, since most settings mean something
-in one mode only (`rollout.servers` in a synchronous run, `sft.seed` beside `actor.path`). Pure.
+in one mode only (`rollout.servers` in a synchronous run, `sft.seed` beside `actor.path`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,7 @@ from realsys.config.settings import UserSetting
 
 MOST_SETTINGS = 24  # that are looked at: each takes some milliseconds, more with many workers
 MOST_WORKERS = 256
+LOOK_S = 3.0  # for an experiment that takes its time
 
 
 def consumed(experiment: Experiment, scheduling: SchedulingOptions) -> list[Any]:
@@ -37,10 +39,14 @@ def consumed(experiment: Experiment, scheduling: SchedulingOptions) -> list[Any]
 def idle_settings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iterator[UserSetting]:
     """Those of ``settings`` without which ``defaults`` would give the same, and which are no defaults."""
     options, scheduling = _with(defaults, settings)
-    whole = consumed(options, scheduling)
-    if sum(group.count for group in whole[-1].groups().values()) > MOST_WORKERS:
+    until_s, whole = time.monotonic() + LOOK_S, None
+    with suppress(Exception):  # an experiment that does more than to say what it needs
+        whole = consumed(options, scheduling)
+    if whole is None or sum(group.count for group in whole[-1].groups().values()) > MOST_WORKERS:
         return
     for setting in settings[:MOST_SETTINGS]:
+        if time.monotonic() > until_s:
+            return
         others = _with(defaults, [s for s in settings if s is not setting])
         if others == (options, scheduling):
             continue

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.idle_settings import consumed
+from launcher.plan.idle_settings import consumed, idle_settings
 from launcher.plan.scheduling_options import SchedulingOptions
 from launcher.submit.planning import experiment_type, make_plan
 from realsys.api import registry
@@ -20,6 +20,7 @@ from realsys.api.errors import ConfigError
 from realsys.config.json_schema import json_schema
 from realsys.config.option_tree import OptionRow, hints, members, rows
 from realsys.config.overrides import with_settings
+from realsys.config.settings import read_words
 
 CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ppo-math": (
@@ -150,3 +151,12 @@ def test_what_another_setting_says_is_refused(word: str, fix: str) -> None:
         make_plan("ppo-math", [word], trial="a")
     assert refused.value.where == word.partition("=")[0]
     assert fix in refused.value.fix
+
+
+def test_an_experiment_that_can_not_be_looked_at_is_left_alone() -> None:
+    class Touchy(experiment_type("sft-math")):  # type: ignore[misc]
+        def initial_setup(self) -> Any:
+            raise ValueError("not now")
+
+    setting = next(read_words(["seed=3"], []))
+    assert list(idle_settings(Touchy(), [setting])) == []
