@@ -73,16 +73,6 @@ def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
     return views
 
 
-def keys_of(plan: LaunchPlan) -> TrialKeys:
-    """The trial's keys in name resolution."""
-    return TrialKeys(
-        cluster=plan.cluster.name,
-        user=plan.user,
-        experiment=plan.experiment_name,
-        trial=plan.trial_name,
-    )
-
-
 class TrialReader:
     """Reads one trial again and again, keeping its plan and the connection to its store."""
 
@@ -303,7 +293,7 @@ class TrialReader:
         """Records, states and ages of the last heartbeat, by worker."""
         if self._plan is None:
             return {}, {}, {}
-        keys = keys_of(self._plan)
+        keys = TrialKeys.of(self._plan)
         heartbeats: dict[str, float] = {}
         records = self._subtree(WorkerRecord, keys.workers, heartbeats if ages else None)
         return records, self._subtree(WorkerStatus, keys.worker_statuses), heartbeats
@@ -329,7 +319,7 @@ class TrialReader:
     def _value(self, kind: type[T], name: str) -> T | None:
         if self._plan is None:
             return None
-        key = f"{keys_of(self._plan).root}/{name}"
+        key = f"{TrialKeys.of(self._plan).root}/{name}"
         with self._noted(STORE_UNREAD):
             store = self._opened()
             try:
