@@ -17,12 +17,13 @@ from launcher.submit.submit import translate_os_errors, trial_lock
 from launcher.trials.copies import is_copy
 from launcher.trials.find_trials import sweep_of, trial_name
 from launcher.trials.liveness import processes_of
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError, StoreUnavailable, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.records import TrialFiles
@@ -124,7 +125,7 @@ def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
         return 0  # the keys belong to the original trial
     try:
         with closing(open_trial_store(plan, None)) as store:
-            return store.clear_subtree(keys_of(plan).root)
+            return store.clear_subtree(TrialKeys.of(plan).root)
     except StoreUnavailable as error:
         raise StoreUnavailable(
             f"the keys of {plan.trial} can't be removed: {error.what}",

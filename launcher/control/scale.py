@@ -15,11 +15,12 @@ from typing import Any
 
 from launcher.control.scale_plan import ScaleChange, ScaleRequest, Unit, rescaled, units
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, view_of
 from realsys.api.errors import ConfigError, TrialError, WaitTimeout
 from realsys.api.plan import JobLayout, LaunchPlan, PhasePlan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.observability.jsonl import read_jsonl
 from realsys.trial.records import AttemptRecord
@@ -46,7 +47,7 @@ def scale(
     """
     plan, attempt, phase = _running(reader)
     _check_layout(plan, request)
-    files, keys = reader.files.attempt(attempt.number), keys_of(plan)
+    files, keys = reader.files.attempt(attempt.number), TrialKeys.of(plan)
     with closing(open_trial_store(plan, files)) as store:
         if not (request.counts or request.drain):
             found = read_scaling(store, keys, token=attempt.token, phase=phase.name)

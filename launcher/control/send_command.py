@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.trial_state import State
 from realsys.api.errors import ConfigError, TrialError, UnknownName, WaitTimeout, did_you_mean
 from realsys.name_resolve.key_table import TrialKeys
@@ -60,7 +60,7 @@ def send_command(
     )
     store = open_trial_store(reader.plan, reader.files.attempt(command.attempt))
     try:
-        return _send(store, keys_of(reader.plan), worker, command, timeout_s)
+        return _send(store, TrialKeys.of(reader.plan), worker, command, timeout_s)
     finally:
         store.close()
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import closing
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.records import StopRequest, dumps
 
@@ -32,7 +33,7 @@ def request_stop(
     try:
         attempt = reader.files.attempt(view.attempt)
         with closing(open_trial_store(reader.plan, attempt)) as store:
-            store.add(keys_of(reader.plan).stop, dumps(request), replace=True)
+            store.add(TrialKeys.of(reader.plan).stop, dumps(request), replace=True)
     except RealsysError as error:
         record_action(f"the stop request failed: {error.what}")
         return False

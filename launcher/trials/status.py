@@ -75,16 +75,6 @@ def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
     return views
 
 
-def keys_of(plan: LaunchPlan) -> TrialKeys:
-    """Returns the trial's keys in name resolution."""
-    return TrialKeys(
-        cluster=plan.cluster.name,
-        user=plan.user,
-        experiment=plan.experiment_name,
-        trial=plan.trial_name,
-    )
-
-
 class TrialReader:
     """Reads one trial repeatedly, keeping its plan and the connection to its store."""
 
@@ -308,7 +298,7 @@ class TrialReader:
         """Reads records, statuses and heartbeat ages, by worker."""
         if self._plan is None:
             return {}, {}, {}
-        keys = keys_of(self._plan)
+        keys = TrialKeys.of(self._plan)
         heartbeats: dict[str, float] = {}
         records = self._subtree(WorkerRecord, keys.workers, heartbeats if ages else None)
         return records, self._subtree(WorkerStatus, keys.worker_statuses), heartbeats
@@ -334,7 +324,7 @@ class TrialReader:
     def _value(self, kind: type[T], name: str) -> T | None:
         if self._plan is None:
             return None
-        key = f"{keys_of(self._plan).root}/{name}"
+        key = f"{TrialKeys.of(self._plan).root}/{name}"
         with self._noted(STORE_UNREAD):
             store = self._opened()
             try:

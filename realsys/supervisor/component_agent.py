@@ -14,6 +14,7 @@ from types import FrameType
 
 from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.supervisor.attempt.attempt import Job
@@ -22,7 +23,6 @@ from realsys.supervisor.split_jobs.order_follower import OrderFollower
 from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
 from realsys.supervisor.supervisor_main import log_to
 from realsys.trial.records import AttemptFiles, TrialFiles
-from realsys.worker.runner import trial_keys
 
 AWAIT_STORE_POLL_S = 1.0
 
@@ -42,7 +42,7 @@ def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number
     store = _await_store(plan, files.attempt(attempt_number))
     steps = SlurmSteps(plan, plan_hash, files.attempt(attempt_number), {component: nodes})
     agent = OrderFollower(
-        plan, component, attempt_number, job, files, store, trial_keys(plan), steps
+        plan, component, attempt_number, job, files, store, TrialKeys.of(plan), steps
     )
     _listen_to_signals(agent, plan)
     agent.join()

@@ -35,7 +35,6 @@ from realsys.supervisor.steps.steps import Steps
 from realsys.supervisor.supervisor import Supervisor
 from realsys.trial.records import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.worker.requeued import linger, newer_attempt_of_same_job
-from realsys.worker.runner import trial_keys
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
         die_with_parent(os.getppid(), signal.SIGTERM)
     job = Job.from_environment(os.environ)
     opened = JobStore.open(plan, job.nodes, was_open_before=bool(files.all_attempts()))
-    keys = trial_keys(plan)
+    keys = TrialKeys.of(plan)
     try:
         return _supervise(plan, plan_hash, files, job, opened, keys)
     finally:

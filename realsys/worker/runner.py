@@ -93,7 +93,7 @@ class WorkerRunner:
     @property
     def keys(self) -> TrialKeys:
         """The trial's name-resolution keys."""
-        return trial_keys(self.plan)
+        return TrialKeys.of(self.plan)
 
     @property
     def store(self) -> NameResolve:
@@ -394,13 +394,3 @@ class WorkerRunner:
         with self._status_lock:
             self._status = replace(self._status, last_command=command.id, command_refused=refused)
             self._publish_status()
-
-
-def trial_keys(plan: LaunchPlan) -> TrialKeys:
-    """Returns the name-resolution keys of the plan's trial."""
-    return TrialKeys(
-        cluster=plan.cluster.name,
-        user=plan.user,
-        experiment=plan.experiment_name,
-        trial=plan.trial_name,
-    )

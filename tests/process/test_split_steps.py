@@ -33,6 +33,7 @@ from realsys.api.plan import (
     plan_text,
 )
 from realsys.api.scheduling import WorkerType
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_validity import LeaseStatus
 from realsys.name_resolve.open import open_store
 from realsys.runtime import worker_exit_codes
@@ -56,7 +57,6 @@ from realsys.trial.records import (
     read_record,
     write_record,
 )
-from realsys.worker.runner import trial_keys
 
 POLL_S = 0.02
 SLACK_S = 0.3
@@ -118,7 +118,7 @@ class Trial:
         self.files = TrialFiles(Path(self.plan.trial_dir))
         self.files.submitit.mkdir(parents=True)
         (self.files.submission).write_text('{"job_ids": ["120", "121"]}')
-        self.store, self.keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
+        self.store, self.keys = open_store(self.plan.name_resolve_url), TrialKeys.of(self.plan)
         self.left: list[bool] = []
         self.threads: list[threading.Thread] = []
 

@@ -39,7 +39,6 @@ from realsys.trial.records import AttemptRecord, TrialFiles, TrialRecord, read_r
 SUPERVISOR = """
 import os, signal, socket, subprocess, sys, time
 from pathlib import Path
-from launcher.trials.status import keys_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import read_plan
 from realsys.trial.records import *
@@ -73,7 +72,7 @@ def supervise(trial_dir, plan_hash):
 
 def _asked(store, plan):
     try:
-        return bool(store.get(keys_of(plan).stop))
+        return bool(store.get(TrialKeys.of(plan).stop))
     except KeyNotFound:
         return False
 """

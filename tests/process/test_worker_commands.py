@@ -24,10 +24,10 @@ from real_trials import (
 from launcher.trials.liveness import processes_of
 from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.runtime.worker_commands import Command, Verb
 from realsys.trial.records import AttemptRecord, TrialFiles, WorkerStatus, dumps, loads
-from realsys.worker.runner import trial_keys
 
 
 class Steered:
@@ -36,7 +36,7 @@ class Steered:
     def __init__(self, trials: Trials, files: TrialFiles) -> None:
         self.trials, self.files = trials, files
         plan = read_plan(files.plan)
-        self.store, self.keys = open_store(plan.name_resolve_url), trial_keys(plan)
+        self.store, self.keys = open_store(plan.name_resolve_url), TrialKeys.of(plan)
         entry = self.store.get(self.keys.attempt)
         self.attempt = loads(AttemptRecord, entry.value, where=entry.key)
 

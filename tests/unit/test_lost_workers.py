@@ -11,6 +11,7 @@ import pytest
 from stand_in_slurm import make_plan, wait_until, write_plan
 
 from realsys.api.errors import StoreUnavailable
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.supervisor import supervisor as supervisor_module
 from realsys.supervisor.attempt.attempt import Job, claim_attempt
@@ -28,7 +29,6 @@ from realsys.trial.records import (
     loads,
     write_record,
 )
-from realsys.worker.runner import trial_keys
 
 MASTER, FIRST, SECOND = "master_worker/0", "model_worker/0", "model_worker/1"
 
@@ -55,7 +55,7 @@ class Trial:
         plan = make_plan(root)
         self.plan = replace(plan, job=None) if local else plan
         files = write_plan(self.plan)
-        self.store, keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
+        self.store, keys = open_store(self.plan.name_resolve_url), TrialKeys.of(self.plan)
         self.keys = keys
         self.attempt, self.files = claim_attempt(files, self.store, keys, job=Job())
         self.tasks = {

@@ -19,12 +19,13 @@ from launcher.control.stop import stop
 from launcher.submit.planning import make_plan
 from launcher.submit.submit import make_trial, record_of
 from launcher.submit.submit_sweep import make_trials, plan_sweep
-from launcher.trials.status import keys_of, trial_view
+from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError, StoreUnavailable, TrialIsLive
 from realsys.api.plan import LaunchPlan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.records import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
@@ -49,12 +50,12 @@ def ended(files: TrialFiles, *, at: float = 50.0, result: Result = Result.COMPLE
 
 def keys_left(plan: LaunchPlan) -> list[str]:
     with closing(open_trial_store(plan, None)) as store:
-        return store.find_subtree(keys_of(plan).root)
+        return store.find_subtree(TrialKeys.of(plan).root)
 
 
 def add_key(plan: LaunchPlan) -> None:
     with closing(open_trial_store(plan, None)) as store:
-        store.add(keys_of(plan).progress, b"x")
+        store.add(TrialKeys.of(plan).progress, b"x")
 
 
 def test_a_trial_that_is_over_goes_with_its_keys_and_nothing_else_does(

@@ -16,12 +16,13 @@ from stand_in_slurm import make_plan, program, queue_row, write_plan
 
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.explain import explain
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.api.plan import LaunchPlan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Entry
 from realsys.observability.jsonl import JsonlAppender
@@ -167,8 +168,8 @@ def test_who_watches_keeps_what_was_read_before(
         token="t",
     )
     with closing(open_store(plan.name_resolve_url)) as store, closing(TrialReader(files)) as reader:
-        store.add(keys_of(plan).progress, dumps(progress))
-        store.add(keys_of(plan).worker("model_worker", 0), dumps(worker))
+        store.add(TrialKeys.of(plan).progress, dumps(progress))
+        store.add(TrialKeys.of(plan).worker("model_worker", 0), dumps(worker))
         assert reader.view().progress == progress
         opened = reader._store
         assert opened is not None

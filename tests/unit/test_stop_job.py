@@ -14,11 +14,12 @@ from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
 from launcher.control import stop_job as module
 from launcher.control.stop_job import stop_job
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission, read_submission
 from launcher.trials.trial_state import State
 from realsys.api.cluster import SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.trial.records import (
     AttemptRecord,
@@ -99,7 +100,7 @@ class Trial:
             self.job("COMPLETED")
 
     def request(self) -> StopRequest | None:
-        key = keys_of(self.plan).stop
+        key = TrialKeys.of(self.plan).stop
         try:
             return loads(StopRequest, self.store.get(key).value, where=key)
         except KeyNotFound:

@@ -16,6 +16,7 @@ from stand_in_slurm import make_plan, wait_until, write_plan
 
 from realsys.api.errors import ClusterError, KeyNotFound
 from realsys.api.scheduling import Scheduling, TasksGroup
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.observability.history import Op, read_history
 from realsys.runtime import worker_exit_codes
@@ -37,7 +38,6 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
-from realsys.worker.runner import trial_keys
 
 MASTER, SERVER, EVALUATOR = "master_worker/0", "generation_server/0", "evaluator/0"
 # Says who it is, then waits for the test to say how to end.
@@ -73,7 +73,7 @@ class Trial:
         phase = replace(phase, scheduling=groups)
         self.plan = replace(plan, phases=(phase,), job=plan.job if on_slurm else None)
         self.trial = write_plan(self.plan)
-        self.store, self.keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
+        self.store, self.keys = open_store(self.plan.name_resolve_url), TrialKeys.of(self.plan)
         self.attempt, self.files = claim_attempt(self.trial, self.store, self.keys, job=Job())
         self.steps = LocalSteps(self.plan, "hash", self.files)
         self.supervisor = Supervisor(
