@@ -1,12 +1,12 @@
-"""Thousands of workers on one small etcd: registering, being waited for, renewing, hearing of a stop.
+"""Measures thousands of workers on one small etcd: registration, waiting, lease renewal, stop requests.
 
     python benchmarks/bench_registration.py [--workers 1000] [--watchers 1000,4000]
 
-Starts an etcd of its own (on disk, synced) and plays the workers in two processes: each has its own lease
+Starts its own etcd (on disk, synced) and simulates the workers in two processes: each has its own lease
 and its two keys, written and renewed as its heartbeat process does (worker_keys.py, lease_judge.py). A
-third process plays the master, which waits for all, and the supervisor, which looks each second. The
-workers share ``--connections`` connections; real ones have one each.
-Goals: 1,000 workers ready in 30 s, 10,000 in 120 s, and nobody lost.
+third process simulates the master, which waits for all, and the supervisor, which polls each second.
+The workers share ``--connections`` connections; real ones have one each. Goals: 1,000 workers ready in
+30 s, 10,000 in 120 s, and none lost.
 """
 
 from __future__ import annotations
