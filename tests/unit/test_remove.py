@@ -81,7 +81,7 @@ def test_it_asks_and_needs_a_yes_where_nobody_can_be_asked(
     files, _ = make("run1")
     ended(files)
     assert run(["rm", "ppo-math/run1"]) == 2
-    assert "removing 1 trials needs a yes" in capsys.readouterr().err
+    assert "removing 1 trials needs confirmation" in capsys.readouterr().err
     monkeypatch.setattr(sweep_verbs, "is_confirmed", lambda doing, question: False)
     assert run(["rm", "ppo-math/run1"]) == 0
     assert files.plan.exists()
@@ -139,7 +139,7 @@ def test_a_sweep_of_which_one_trial_runs_stays_whole(capsys: pytest.CaptureFixtu
     )
     write_record(trials[1].submission, note)
     assert run(["rm", "ppo-math/sweep1", "--yes"]) == 1
-    assert "1 of the sweep's 2 trials are not over" in capsys.readouterr().err
+    assert "1 of the sweep's 2 trials have not ended" in capsys.readouterr().err
     assert all(files.plan.exists() for files in trials)
 
 

@@ -302,7 +302,7 @@ def stop(
     report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, on_action=output.say)
     view = report.view
     if report.was_over:
-        output.say(f"{view.trial} is already {view.state.value}; nothing was done")
+        output.say(f"{view.trial} is {view.state.value}; nothing runs, nothing was done")
     else:
         is_done = view.state is State.COMPLETED
         how = "" if is_done else f"; resume it: realsys resume {view.trial}"
