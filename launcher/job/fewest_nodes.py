@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.job.node_patterns import OutOfWork, PackingProblem, Pattern, Patterns
+from launcher.job.node_patterns import Pattern, Patterns, SearchBudget, SearchBudgetExhausted
 
 FEW_NODES = 6
-SEARCH_WORK = 60_000  # patterns examined by one exact search, about 0.2 s
+MAX_SEARCH_PATTERNS = 60_000  # patterns examined by one exact search, about 0.2 s
 PRICING_SHARE = 20  # one iteration of the relaxation may examine 1/20 of that
 Runs = list[tuple[int, Pattern]]  # (nodes, the pattern on each of them)
 
 
-def fewest_nodes(patterns: Patterns, search_work: int = SEARCH_WORK) -> Runs:
+def fewest_nodes(patterns: Patterns, search_work: int = MAX_SEARCH_PATTERNS) -> Runs:
     """Packs all groups' tasks on the fewest nodes found. Each task must fit on an empty node.
 
     Args:
@@ -54,11 +54,11 @@ def num_nodes(runs: Runs) -> int:
 
 def _packed(patterns: Patterns, left: Pattern, search_work: int, *, relaxed: bool) -> Runs:
     dense, least = _dense(patterns, left), lower_bound(patterns, left)
-    work = PackingProblem(search_work)
+    work = SearchBudget(search_work)
     while least < num_nodes(dense) and least <= FEW_NODES:
         try:
             found = _on_few(patterns, left, least, work, set())
-        except OutOfWork:
+        except SearchBudgetExhausted:
             break
         if found is not None:
             return [(1, pattern) for pattern in found]
@@ -97,7 +97,7 @@ def _on_few(
     patterns: Patterns,
     left: Pattern,
     nodes: int,
-    work: PackingProblem,
+    work: SearchBudget,
     failed: set[tuple[int, Pattern]],
 ) -> list[Pattern] | None:
     """Searches for a pattern per node such that ``nodes`` nodes hold all tasks; None if there is none."""
@@ -148,7 +148,7 @@ def _relaxation(
     amounts = [left[g] * inverse[i][i] for i, g in enumerate(groups)]
     for _ in range(50 * size):
         prices = [sum(costs[i] * inverse[i][j] for i in range(size)) for j in range(size)]
-        entering, cost = _entering(patterns, left, groups, prices, PackingProblem(pricing_work))
+        entering, cost = _entering(patterns, left, groups, prices, SearchBudget(pricing_work))
         if entering is None:
             break
         step = [sum(inverse[i][j] * entering[g] for j, g in enumerate(groups)) for i in range(size)]
@@ -166,7 +166,7 @@ def _entering(
     left: Pattern,
     groups: Sequence[int],
     prices: Sequence[float],
-    work: PackingProblem,
+    work: SearchBudget,
 ) -> tuple[Pattern | None, float]:
     """Finds the column that lowers the cost, and its cost; None if there is none."""
     values = [0.0] * len(left)

@@ -17,12 +17,12 @@ Pattern = tuple[int, ...]  # tasks of each group on a node
 Free = tuple[int, int, int]  # CPUs, MiB, GPUs
 
 
-class OutOfWork(Exception):
+class SearchBudgetExhausted(Exception):
     """The search has used up its budget."""
 
 
 @dataclass
-class PackingProblem:
+class SearchBudget:
     """The number of patterns a search may still examine; bounds the time of planning."""
 
     left: int
@@ -31,7 +31,7 @@ class PackingProblem:
         """Counts one pattern. Raises OutOfWork if the budget is used up."""
         self.left -= 1
         if self.left < 0:
-            raise OutOfWork
+            raise SearchBudgetExhausted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class Patterns:
         return tuple(pattern)
 
     def full(
-        self, left: Pattern, first: int, at_least: int, work: PackingProblem
+        self, left: Pattern, first: int, at_least: int, work: SearchBudget
     ) -> Iterator[Pattern]:
         """Yields every maximal pattern with ``at_least`` tasks of ``first``, those with most tasks first.
 
@@ -147,7 +147,7 @@ class Patterns:
 
         return from_group(0, self.empty, [0] * len(left))
 
-    def best(self, values: Sequence[float], left: Pattern, work: PackingProblem) -> Pattern:
+    def best(self, values: Sequence[float], left: Pattern, work: SearchBudget) -> Pattern:
         """Finds a pattern of the highest total value; the best one so far if the budget runs out."""
         groups = [g for g in range(len(left)) if values[g] > 1e-12 and left[g]]
         density = {g: values[g] / max(self._shares(g)) for g in groups}
@@ -181,7 +181,7 @@ class Patterns:
 
         try:
             from_group(0, self.empty, [0] * len(left), 0.0)
-        except OutOfWork:
+        except SearchBudgetExhausted:
             pass
         return best
 
