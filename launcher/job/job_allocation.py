@@ -200,7 +200,7 @@ def _planned(
             continue
         own = {
             (g.phase, g.kind.value): replace(
-                nodes.steps[g.phase, g.kind], time_limit=times.of_step(g, limit)
+                nodes.steps[g.phase, g.kind], time_limit=times.step_limit(g, limit)
             )
             for g in groups
         }

@@ -28,7 +28,7 @@ class SearchBudget:
     left: int
 
     def spend(self) -> None:
-        """Counts one pattern. Raises OutOfWork if the budget is used up."""
+        """Counts one pattern. Raises SearchBudgetExhausted if the budget is used up."""
         self.left -= 1
         if self.left < 0:
             raise SearchBudgetExhausted

@@ -54,7 +54,7 @@ class JobTimes:
         """
         return self._longest(groups) or self._longest(all_groups)
 
-    def of_step(self, group: PlacedGroup, limit: TimeLimit | None) -> str | None:
+    def step_limit(self, group: PlacedGroup, limit: TimeLimit | None) -> str | None:
         """Returns a group's own limit if it is shorter than its component's."""
         own = self.own.get((group.phase, group.kind))
         if own is None or own.minutes is None or limit is None:

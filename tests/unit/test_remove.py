@@ -14,7 +14,7 @@ import pytest
 from launcher.cli.command_line import run
 from launcher.cli.verbs import sweep_verbs
 from launcher.control import remove
-from launcher.control.remove import last_sign, refusal, users_of
+from launcher.control.remove import dependent_trials, last_activity, refusal
 from launcher.control.stop import stop
 from launcher.submit.planning import make_plan
 from launcher.submit.submit import make_trial, record_of
@@ -122,8 +122,8 @@ def test_the_first_trial_of_a_sweep_stays_while_others_use_its_folder(
     note = Submission(job_id="9_1", host="h", after_attempt=0, at=1.0, folder=str(first.submitit))
     write_record(second.submission, note)
     third.code.symlink_to(os.path.relpath(first.code, third.root))
-    assert users_of(first) == ["ppo-math/sweep1-1", "ppo-math/sweep1-2"]
-    assert users_of(second) == users_of(third) == []
+    assert dependent_trials(first) == ["ppo-math/sweep1-1", "ppo-math/sweep1-2"]
+    assert dependent_trials(second) == dependent_trials(third) == []
     assert run(["rm", "ppo-math/sweep1-0", "--yes"]) == 1
     assert "needed by ppo-math/sweep1-1, ppo-math/sweep1-2" in capsys.readouterr().err
     assert run(["rm", "ppo-math/sweep1", "--yes"]) == 0  # all of it: the first one goes last
@@ -162,8 +162,8 @@ def test_a_lost_trial_s_age_is_that_of_its_newest_log() -> None:
     log.touch()
     os.utime(log, (3e9, 3e9))
     view = replace(trial_view(files), started_at=1.0)
-    assert last_sign(files, view) == 3e9
-    assert last_sign(files, replace(view, ended_at=5.0)) == 5.0
+    assert last_activity(files, view) == 3e9
+    assert last_activity(files, replace(view, ended_at=5.0)) == 5.0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder away")

@@ -371,14 +371,14 @@ def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> 
     Raises:
         TrialIsLive: another submission's supervisor took it, not that of ``mine``.
     """
-    from launcher.submit.submit import refuse_if_taken
+    from launcher.submit.submit import check_attempt_is_ours
     from launcher.terminal import output
     from launcher.trials.render import summary
     from launcher.trials.trial_state import State
 
     view = _await_attempt(files)
     if mine is not None:
-        refuse_if_taken(files, view.attempt, mine)
+        check_attempt_is_ours(files, view.attempt, mine)
     if view.state in (State.LOST, State.FAILED):
         for line in summary(view, files):
             output.say(line)
