@@ -194,7 +194,7 @@ def test_the_executors_clock_is_far_away() -> None:
 
 @pytest.mark.parametrize("tag", ["%j", "%t", "%a", "%A"])
 def test_a_folder_that_submitit_would_rewrite_is_refused(tag: str) -> None:
-    with pytest.raises(ClusterError, match=f"has '{tag}'"):
+    with pytest.raises(ClusterError, match=f"contains '{tag}'"):
         check_folder(Path(f"/data/x{tag}y"))
     check_folder(Path("/data/50%"))
 

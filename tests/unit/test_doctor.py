@@ -540,7 +540,7 @@ def test_clusters_init_writes_once(
     path = tmp_path / "config/realsys/clusters/lab.yaml"
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_text() == text
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         site_verbs.clusters("init", "lab", write=True)
 
 

@@ -108,4 +108,4 @@ def test_who_computes_on_cpus_beside_gpus_is_told():
     told = " ".join(experiment.remarks(()))
     assert "Set rollout.gpus_per_server=1" in told
     assert "Set evaluator.gpus=1" in told
-    assert "answer on CPUs" not in " ".join(GRPOMathExperiment(mode="async").remarks(()))
+    assert "compute on CPUs" not in " ".join(GRPOMathExperiment(mode="async").remarks(()))
