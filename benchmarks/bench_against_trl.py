@@ -1,4 +1,4 @@
-"""A whole GRPO step, rollout and update, against trl in the same run.
+"""Compares a whole GRPO step, rollout and update, with trl in the same run.
 
     python -m venv TRL && TRL/bin/pip install torch==2.13.0
     TRL/bin/pip install torch==2.13.0 trl==1.16.0

@@ -1,21 +1,21 @@
-"""How much faster asynchronous training is with real engines: two generation servers and one trainer.
+"""Measures the speed-up of asynchronous training with real engines: two generation servers, one trainer.
 
     python benchmarks/bench_async_engines.py [--trainer given] [--rounds 2] [--steps 24] [--width 256]
 
-One thread each. A policy whose answers are geometric with a mean of an eighth of the longest
-(``uniform_policy.py``); ``grpo-math`` as a user launches it, ``--questions`` with 8 answers each a step.
-*turns*: ``max_staleness=0``, servers and trainer wait for one another. *generation alone* is what
-``mode=rollout`` makes, which nobody trains on; measured before and after each schedule, whose bound
-their mean is taken for: a machine's speed changes on the way. Beginning and end of each run do not count.
-The table has medians over the rounds, of ratios within a round.
+One thread each. The policy's answer lengths are geometric with a mean of an eighth of the maximum
+(``uniform_policy.py``); ``grpo-math`` as a user launches it, ``--questions`` with 8 answers each per
+step. *turns*: ``max_staleness=0``, servers and trainer wait for each other. *generation alone* is
+``mode=rollout``, without training; it is measured before and after each schedule, and their mean gives
+its bound, because a machine's speed drifts. Start and end of each run do not count. The table has
+medians over the rounds, of ratios within a round.
 
-``--trainer given``, for two cores: the servers have them, and the trainer sleeps as if it had a third
-(``given_cost.py``), exactly as fast as the servers alone when a round begins. At best neither waits: the
-*bound* is what the slower one does alone.
+``--trainer given``, for two cores: the servers use them, and the trainer sleeps as if it had a third
+(``given_cost.py``), exactly as fast as the servers alone at the start of the round. At best neither
+waits: the *bound* is the slower one's speed alone.
 
 ``--trainer real``: two cores do the work of three processes. *training alone* is ``replay_from``, a
-trainer that waits for nobody. At best two cores do one half's work after the other's without a pause:
-the *bound* is one over the sum of what a token costs each half alone, in seconds of both cores.
+trainer that never waits. At best the two cores do both halves' work without a pause: the *bound* is one
+over the sum of each half's cost per token alone, in seconds of both cores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How fast asynchronous training is, by staleness, policy and updates, in virtual time.
+"""Simulates the speed of asynchronous training by staleness, policy and updates, in virtual time.
 
     python benchmarks/bench_async_schedule.py [--steps 20] [--seed 1]
 
-Real are the ledger and the order in which requests get rows; generation and training are seconds of a
-setting. Prints the markdown tables of docs/benchmarks.md; deterministic. Needs no torch.
+The ledger and the order in which requests get rows are real; generation and training take given seconds.
+Prints the markdown tables of docs/benchmarks.md; deterministic. Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Round trips of small control messages: the channel beside bare ZeroMQ REQ/REP, in one run.
+"""Measures round trips of small control messages: the channel against bare ZeroMQ REQ/REP, in one run.
 
 ``python benchmarks/bench_channel.py [calls]`` prints p50 and p99 of both, their ratio, and calls per
 second with 100 calls in flight. Both ends of the channel run in one event loop, each end of REQ/REP
-in a thread of its own, on the loopback interface; only the channel encrypts, checks and de-duplicates.
+in its own thread, on the loopback interface; only the channel encrypts, checks and de-duplicates.
 """
 
 from __future__ import annotations

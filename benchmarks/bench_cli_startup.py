@@ -1,9 +1,9 @@
-"""What the command line costs before it does anything, as ratios to `python -c pass`.
+"""Measures the command line's start-up cost, as ratios to `python -c pass`.
 
     python benchmarks/bench_cli_startup.py [--rounds 40]
 
-The commands take turns within one run and medians are compared, so that other load on the machine
-hits all of them alike. Goals: `realsys --help` and a Tab under 6, `realsys plan` under about 1 s.
+The commands alternate within one run and medians are compared, so that other load on the machine
+affects all equally. Goals: `realsys --help` and a Tab under 6, `realsys plan` under about 1 s.
 """
 
 from __future__ import annotations

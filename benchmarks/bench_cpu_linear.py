@@ -1,9 +1,9 @@
-"""Products of linear layers on one core: torch's own (MKL) against oneDNN's, forward and back.
+"""Measures products of linear layers on one core, forward and backward: torch's (MKL) against oneDNN's.
 
     python benchmarks/bench_cpu_linear.py
 
-Float32, 4,320 rows, the layers of ``bench_against_trl.py``'s model and one of width 1,024. The two take
-turns; the best of 25 counts. *back*: what an input gets, from a weight that is read transposed.
+Float32, 4,320 rows, the layers of ``bench_against_trl.py``'s model and one of width 1,024. The two
+alternate; the best of 25 counts. *back*: the input's gradient, with the weight read transposed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How long until somebody knows that a worker is gone: killed, cut off, or standing still.
+"""Measures how long it takes to detect a lost worker: killed, disconnected, or stalled.
 
     python benchmarks/bench_detection.py crash --store etcd|file [--kills 200] [--seed 0]
     python benchmarks/bench_detection.py cut-off [--cuts 40] [--at-once 3]      # root: network namespaces
     python benchmarks/bench_detection.py hung [--runs 10]                       # real trials
 
-``crash``: workers that only register, each with its real heartbeat process, are killed at random moments,
-several at once; timed are the master's PeerWatch and the supervisor's two ways. ``cut-off``: each node is a
-network namespace whose cable is pulled at its other end; timed is the supervisor's verdict, and when the
-workers there stop side effects by themselves. ``hung``: one of two model workers of a real trial gets
-SIGSTOP in the middle of a step. Goals: p99 2 s; p99 25 s; 3 steps.
+``crash``: workers that only register, each with its real heartbeat process, are killed at random times,
+several at once; measures the master's PeerWatch and the supervisor's two detectors. ``cut-off``: each
+node is a network namespace that is disconnected at the other end of its link; measures the supervisor's
+detection, and when the workers there stop their side effects. ``hung``: one of two model workers of a
+real trial gets SIGSTOP in the middle of a step. Goals: p99 2 s; p99 25 s; 3 steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""New weights for real SGLang and vLLM servers: how long they stand still, from memory and from a folder.
+"""Measures how long weight updates pause real SGLang and vLLM servers, from memory and from a folder.
 
     python benchmarks/bench_engine_weights.py --engines .engines sglang vllm
 
-A Llama of random weights, on the CPU; while a server answers, it takes the weights of two models in turn:
-from the memory of its front, then from a folder. ``cold``: the folder's pages are dropped before, as if
-another host had written it. Writing it is timed apart: with a folder the trainers do that first, while what
-servers fetch from trainers' memory is in bench_weight_sync.py.
+A Llama with random weights, on the CPU; while a server answers, it loads the weights of two models in
+turn: from its front's memory, then from a folder. ``cold``: the folder's pages are evicted first, as if
+another host had written it. Writing is timed separately, because trainers write the folder first;
+fetching from trainers' memory is measured by bench_weight_sync.py.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What a trial asks of a shared file system, and what looking at it asks of slurmctld.
+"""Measures a trial's load on a shared file system, and the load of watching it on slurmctld.
 
     python benchmarks/bench_file_calls.py files [--on local slurm] [--store folder nfs etcd]
                                                 [--trial at-rest at-rest-2 at-work async]
     python benchmarks/bench_file_calls.py slurm
 
-``files``: calls a second and new files a minute under the trial's file root. By default of a master and a
-model worker at rest (one call that takes an hour) and at two steps a second (tests/cost_plugin.py);
-``at-rest-2`` has two model workers, ``async`` is ppo-math-async at rest, with a server, its manager and a
-rollout worker, which are started again alone. By kind of process, then one table of all. The store ``nfs``
-is a folder that seems to be on NFS with each process on a host of its own. Trials on Slurm are left out
-where there is no sbatch. ``slurm``: sdiag's count of remote procedure calls for a trial that runs, for ten
-`realsys status` of it, and for a minute of `realsys watch`. The Slurm is one of its own: root, make
-slurm-packages.
+``files``: calls per second and new files per minute under the trial's file root. By default for a
+master and a model worker at rest (one call that takes an hour) and at two steps per second
+(tests/cost_plugin.py); ``at-rest-2`` has two model workers, ``async`` is ppo-math-async at rest, with a
+server, its manager and a rollout worker, which can be restarted singly. By kind of process, then one
+table for all. The store ``nfs`` is a folder that appears to be on NFS, with each process on a separate
+host. Trials on Slurm are skipped without sbatch. ``slurm``: sdiag's count of remote procedure calls for
+a running trial, for ten `realsys status` of it, and for a minute of `realsys watch`. It starts its own
+Slurm: root, make slurm-packages.
 """
 
 from __future__ import annotations

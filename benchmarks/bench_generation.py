@@ -1,14 +1,14 @@
-"""How quickly the embedded engine answers, against transformers' ``generate`` in the same run.
+"""Measures the embedded engine's speed against transformers' ``generate`` in the same run.
 
-``python benchmarks/bench_generation.py [--parts even tailed wide] [--threads 2] [--rounds 5]``. Weights are
-random and no token ends an answer: how long each becomes is drawn beforehand, so both do the same work.
+``python benchmarks/bench_generation.py [--parts even tailed wide] [--threads 2] [--rounds 5]``. Weights
+are random and no token ends an answer: lengths are drawn beforehand, so both do the same work.
 
-*even*: all answers are equally long. *tailed*: lengths are exponential with a mean of an eighth of the
-longest, in batches of 64 for ``generate`` (each ends with its longest) and with at most 64 running for
-the engine; useful tokens count. *wide*: a model of about 100 million parameters, a few steps, against
-the time it takes to read its weights once, measured in the same run by summing a tensor of their size;
-also with weights of eight bits, and how far those move log-probs. Both sides take turns within a round: on
-a machine with other work the best of the rounds says more than the median.
+*even*: all answers have equal length. *tailed*: lengths are exponential with a mean of an eighth of the
+maximum, in batches of 64 for ``generate`` (each ends with its longest) and with at most 64 running in
+the engine; useful tokens count. *wide*: a model of about 100 million parameters, a few steps, compared
+with the time to read its weights once, measured in the same run by summing a tensor of their size; also
+with 8-bit weights, and their effect on log-probs. Both sides alternate within a round: on a machine
+with other load the best of the rounds is more informative than the median.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tokens per second of generation servers over HTTPS: ours, and real ones that are installed.
+"""Measures tokens per second of generation servers over HTTPS: embedded and installed engines.
 
     python benchmarks/bench_generation_server.py --engines .engines embedded vllm
 
-Requests of one small Llama through the same client and the same front; each engine in a process of its own,
+Requests to one small Llama through the same client and the same front; each engine in a separate process,
 one after another, with two threads.
 """
 

@@ -1,4 +1,4 @@
-"""Planning a large Slurm job: 5,000 tasks of five kinds, and six kinds that are hard to pack.
+"""Measures planning of a large Slurm job: 5,000 tasks of five kinds, and six kinds that are hard to pack.
 
     python benchmarks/bench_placement.py [--rounds 10]
 

@@ -1,10 +1,10 @@
-"""How good and how quick the plan search is, on random cost tables.
+"""Measures quality and time of the plan search on random cost tables.
 
     python benchmarks/bench_plan_search.py [--tables 50] [--deadline 20]
 
-For spaces small enough to look at all plans: in how many tables the search finds the best one, and how
-often it says so. For eight and more GPUs with the six calls of PPO: how near it comes to a bound that no
-plan can beat, after how long. Prints a markdown table. Starts nothing, needs no torch.
+For spaces small enough to enumerate: in how many tables the search finds the best plan, and how often
+it proves so. For eight and more GPUs with the six calls of PPO: the distance to a lower bound of all
+plans, and the time taken. Prints a markdown table. Starts nothing, needs no torch.
 """
 
 from __future__ import annotations

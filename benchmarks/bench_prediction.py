@@ -1,11 +1,11 @@
-"""Predicted step times beside measured ones: real trials on this machine, through the command line.
+"""Compares predicted with measured step times: real trials on this machine, through the command line.
 
     python benchmarks/bench_prediction.py [--rounds 3] [--steps 20]
 
-Each round profiles one run and predicts others from it: calls that sleep a given time (cost-ppo: what
-scheduling makes of a step, whatever else the machine does), then the tiny policy of ppo-math, whose calls
-compute. The error of a prediction is the median over rounds; the goal is 20 %. Runs that compute need a
-machine with nothing else to do and two cores a worker: the lines say how busy it was.
+Each round profiles one run and predicts others from it: calls that sleep a given time (cost-ppo, which
+isolates scheduling from other load), then the tiny policy of ppo-math, whose calls compute. The error
+of a prediction is the median over rounds; the goal is 20 %. Runs that compute need an otherwise idle
+machine and two cores per worker; the output shows the load.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Weights from one process to another, beside the raw limit of what carries them, in one run.
+"""Measures weight transfer between processes against the raw limit of its transport, in one run.
 
     python benchmarks/bench_realloc.py [--mib 64,256,1024] [--rounds 7] [--plans]
 
-Two processes take turns with everything in each round; the table has medians over the rounds in GB/s, and
-medians of each round's ratio, so that other load on the machine hits all alike. The raw limit of shared
-memory is one copy in and one copy out through a warm ring, pipelined; that of torch is plain sockets on
-the loopback interface, from and into memory that is there. ``--plans`` times the planning of large models.
+Two processes alternate between all measurements in each round; the table has medians over the rounds in
+GB/s, and medians of each round's ratio, so that other load on the machine affects all equally. The raw
+limit of shared memory is one copy in and one copy out through a warm ring, pipelined; that of torch is
+plain sockets on the loopback interface, between preallocated memory. ``--plans`` times the planning of
+large models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thousands of workers on one small etcd: registering, being waited for, renewing, hearing of a stop.
+"""Measures thousands of workers on one small etcd: registration, waiting, lease renewal, stop requests.
 
     python benchmarks/bench_registration.py [--workers 1000] [--watchers 1000,4000]
 

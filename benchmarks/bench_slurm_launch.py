@@ -1,10 +1,11 @@
-"""What realsys adds to the start of a job on a real Slurm.
+"""Measures the time that realsys adds to the start of a job on a real Slurm.
 
     python benchmarks/bench_slurm_launch.py [--rounds 5] [--cluster NAME]
 
-Takes turns: (a) `realsys launch ppo-math` until all workers have registered; (b) an sbatch of a script
-whose srun starts as many Pythons that import torch, until the last has. Both from the command's start.
-Goal: (a) - (b) under 5 s. Without --cluster it starts the four-node Slurm of tests/slurm (root needed).
+Alternates: (a) `realsys launch ppo-math` until all workers have registered; (b) an sbatch of a script
+whose srun starts as many Python processes that import torch, until the last has. Both from the
+command's start. Goal: (a) - (b) under 5 s. Without --cluster it starts the four-node Slurm of
+tests/slurm (root needed).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What placement makes of a step of PPO: given costs, the real launcher, master, workers and transfers.
+"""Measures how placement affects a PPO step with given costs: real launcher, master and transfers.
 
 ``python benchmarks/bench_split.py [--steps 12] [--scale 1.0] [--only PLACE …]`` runs ``cost-ppo``
-(tests/cost_plugin.py), whose calls sleep, in several placements and prints a table: the median step beside
-the graph's critical path, beside one call after another, and beside the shortest step that the placement
-allows (each worker does one thing at a time). What a step takes beyond that is ours: messages, transfers,
-files. The last column is a step of the same placement whose calls cost nothing.
+(tests/cost_plugin.py), whose calls sleep, in several placements and prints a table: the median step, the
+graph's critical path, all calls in sequence, and the shortest step that the placement allows (each worker
+does one thing at a time). The time beyond that is realsys' overhead: messages, transfers, files. The last
+column is a step of the same placement whose calls cost nothing.
 
 A call on two data-parallel ranks takes half as long as on one.
 """

@@ -1,10 +1,10 @@
-"""What staleness costs in accuracy: the same questions, synchronous and with answers of older weights.
+"""Measures the cost of staleness in accuracy: the same questions, synchronous and with stale answers.
 
-``python benchmarks/bench_staleness.py FOLDER [--experiment ppo-math] [--seeds 1 2 3] [--only NAME …]`` runs
-each schedule of ``SCHEDULES`` for each seed to its end, one after another (a run takes minutes), keeps the
-trials under FOLDER, leaves out those that are there already, and prints the table of docs/benchmarks.md.
-Equal samples: every run trains on as many answers to the same questions. ``--picture FILE`` gets the
-curves.
+``python benchmarks/bench_staleness.py FOLDER [--experiment ppo-math] [--seeds 1 2 3] [--only NAME …]``
+runs each schedule of ``SCHEDULES`` for each seed to its end, one after another (a run takes minutes),
+keeps the trials under FOLDER, skips those that exist already, and prints the table of
+docs/benchmarks.md. Equal samples: every run trains on the same number of answers to the same questions.
+``--picture FILE`` receives the curves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How quickly one process gets tensors from another, as a fraction of what the machine can do at all.
+"""Measures tensor transfer between processes, as a fraction of the machine's limit.
 
-``python benchmarks/bench_transfer.py [--sizes-mib 1 16 64 256 1024] [--rounds 7] [--threads 1]`` prints a
-table for each way: through shared memory (one host) and through sockets (between hosts; here on loopback).
-The limits are measured in the same run, in turn with ours, between the same two processes: one copy into
-and one copy out of a warm segment, whole or in pieces that overlap, whichever is quicker; sendall/recv_into
-over TCP; and ZeroMQ with CURVE, frames of 1 MiB. All of them into memory that is there already.
+``python benchmarks/bench_transfer.py [--sizes-mib 1 16 64 256 1024] [--rounds 7] [--threads 1]`` prints
+a table for each transport: shared memory (one host) and sockets (between hosts; here on loopback). The
+limits are measured in the same run, alternating, between the same two processes: one copy into and one
+copy out of a warm segment, whole or in overlapping pieces, whichever is faster; sendall/recv_into over
+TCP; and ZeroMQ with CURVE, frames of 1 MiB. All of them into preallocated memory.
 
 *fetch* is ``TensorClient.fetch_all``: the rows are in the store. *batch* is that and ``TensorStore.get``,
 which gives a call its batch as one tensor of its own in fresh memory. Both count the round trip. On a

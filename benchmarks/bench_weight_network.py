@@ -1,4 +1,4 @@
-"""Weights from a trainer to a generation server over a network, beside a bare TCP socket, in one run.
+"""Measures weight transfer from a trainer to a generation server over a network, against bare TCP.
 
     sudo python benchmarks/bench_weight_network.py [--mib 1024] [--rounds 9]
 

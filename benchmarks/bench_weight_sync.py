@@ -1,12 +1,13 @@
-"""Weights from a trainer to a generation server, beside the raw limit of what carries them, in one run.
+"""Measures weight transfer from a trainer to a generation server, against the transport's raw limit.
 
     python benchmarks/bench_weight_sync.py [--mib 256 1024] [--rounds 7] [--checksums]
 
-Two processes on one host. *publish* is how long the trainer stands still (copy and checksums), beside one
-copy of the same bytes in warm memory. *fetch* is ``WeightReceiver.fetch``: whole, checked tensors. Limits
-are measured in turn with it: one copy into and one out of a warm segment that two processes have mapped, in
-pieces that overlap; sendall/recv_into over TCP; ZeroMQ with CURVE. All into memory that is there already.
-Medians and the best of the rounds, after one more to warm up; beside other work the best says more.
+Two processes on one host. *publish* is the trainer's pause (copy and checksums), compared with one copy
+of the same bytes in warm memory. *fetch* is ``WeightReceiver.fetch``: whole, checked tensors. Limits
+are measured alternately with it: one copy into and one out of a warm segment mapped by both processes,
+in overlapping pieces; sendall/recv_into over TCP; ZeroMQ with CURVE. All into preallocated memory.
+Medians and the best of the rounds, after a warm-up round; under other load the best is more
+informative.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Broken messages for everything that reads some: only an error of ours may come out.
+"""Fuzzes every message reader with broken messages: only a RealsysError may be raised.
 
 ``python benchmarks/fuzz_codec.py [--minutes 10] [--seed N] [--only TARGET …]`` prints executions per
-second and, for each new way to break a reader, the seed, the case and the bytes; it exits with 1 then.
-``--replay TARGET HEX`` runs given bytes again. Blind to coverage, but it knows what messages look like
-(fuzz_mutations.py) and calls the real readers (fuzz_targets.py). A reader that computes for longer than
-a second on a message has failed too.
+second and, for each new failure of a reader, the seed, the case and the bytes; it then exits with 1.
+``--replay TARGET HEX`` runs given bytes again. Not guided by coverage, but aware of the messages'
+structure (fuzz_mutations.py), and it calls the real readers (fuzz_targets.py). A reader that takes
+longer than a second for a message has failed too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Broken messages for fuzz_codec.py: a valid one is taken apart, changed in a few places, written again.
+"""Breaks messages for fuzz_codec.py: decodes a valid one, changes a few values, encodes it again.
 
-A mutation keeps most of a message right, so that it gets past the first check; bytes alone hardly ever
-do. Values are replaced by such as break decoders: lying lengths, deep nesting, ends of the number
-ranges, wrong types, other tags. After that the bytes themselves may be cut, flipped and spliced.
-All chance comes from the ``Random`` that is handed in: the same one makes the same bytes.
+A mutation keeps most of a message valid, so that it passes the first checks, which random bytes hardly
+ever do. Values are replaced by ones that break decoders: wrong lengths, deep nesting, limits of the
+number ranges, wrong types, other tags. After that the bytes themselves may be cut, flipped and spliced.
+The given ``Random`` is the only source of randomness: equal state gives equal bytes.
 """
 
 from __future__ import annotations

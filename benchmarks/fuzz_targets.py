@@ -1,4 +1,4 @@
-"""What fuzz_codec.py feeds with broken messages: the real readers, and valid messages for each.
+"""Targets of fuzz_codec.py: the real readers, and valid messages for each.
 
 The server's admission and the client's reception of replies, the tensor server and client, both ends of
 the heartbeat's socket pair, the JSON records of the store and of a trial's folder.

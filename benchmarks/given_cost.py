@@ -1,7 +1,7 @@
 """``grpo-given-cost``: ``grpo-math`` whose trainer sleeps instead of computing.
 
-For a machine with fewer cores than a schedule has processes: servers, rollouts, transfers and updates of
-weights are real, the trainer stands for one on a machine of its own. Weights stay as they are.
+For a machine with fewer cores than a schedule has processes: servers, rollouts, transfers and weight
+updates are real; the trainer represents one on a separate machine. Weights do not change.
 """
 
 from __future__ import annotations

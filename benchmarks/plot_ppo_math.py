@@ -1,4 +1,4 @@
-"""The README's pictures from finished ``ppo-math`` trials: curves of all, one step's timeline, the graph.
+"""Draws the README's pictures from finished ``ppo-math`` trials: curves, one step's timeline, the graph.
 
 python benchmarks/plot_ppo_math.py docs/pictures TRIAL_DIR [TRIAL_DIR …]
 """

@@ -1,11 +1,11 @@
-"""Is anybody taken for dead who is not? A run on a real Slurm and etcd that is disturbed all the time.
+"""Soak test on a real Slurm and etcd: no live worker may be declared lost under constant disturbance.
 
     python benchmarks/soak.py [--minutes 30] [--seed 1]
 
-Four nodes of tests/slurm (root needed), PPO with a model worker on each of two, name resolution in an etcd
-that is killed for 10 s now and then; every 10 to 30 s one process of the trial (supervisor, task, worker or
-heartbeat) is stopped for 5 s. Goal: the first attempt is still running at the end, with every step
-written once. Prints what was done and exits with 1 if anything was declared lost.
+Four nodes of tests/slurm (root needed), PPO with a model worker on each of two, name resolution in an
+etcd that is killed for 10 s at intervals; every 10 to 30 s one process of the trial (supervisor, task,
+worker or heartbeat) is stopped for 5 s. Goal: the first attempt is still running at the end, with every
+step written once. Prints the disturbances and exits with 1 if any worker was declared lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GRPO by trl, for ``bench_against_trl.py``, which starts this with the Python of trl's own environment.
+"""GRPO by trl, started by ``bench_against_trl.py`` with the Python of trl's environment.
 
 ``trl_grpo.py MODEL QUESTIONS --steps 8 --prompts 64 --group 4 --longest 32`` prints the
-moments at which steps ended, as JSON.
+times at which steps ended, as JSON.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""A policy whose answers have known lengths: 32 tokens of about equal odds, one of which ends an answer.
+"""A policy with known answer lengths: 32 tokens of about equal probability, one of which ends an answer.
 
-Untrained, with small weights: each next token has odds of 1 in 32 whatever came before. So an answer's
-length is geometric with a mean of 32 tokens: heavy-tailed with a mean of an eighth of the longest where 256
-tokens are allowed. Any library can load it, and nothing needs to be forced for lengths to be the same work.
+Untrained, with small weights: each next token has probability 1/32 independent of the context. An
+answer's length is therefore geometric with a mean of 32 tokens, an eighth of the maximum if 256 tokens
+are allowed. Any library can load it, and equal work needs no forced lengths.
 
-As a plugin (``--import benchmarks/uniform_policy.py``) it brings the reward ``digits``, which is cheap.
+As a plugin (``--import benchmarks/uniform_policy.py``) it registers the cheap reward ``digits``.
 """
 
 from __future__ import annotations

@@ -96,6 +96,6 @@ def rollout_end(call: Callable[..., MFCDef], keys: tuple[str, ...]) -> MFCDef:
     return call("rollout_end", "reward", "inference", end, input_keys=keys)
 
 
-def to_reference(eta: float) -> ParamReallocHook:
+def reference_ema_hook(eta: float) -> ParamReallocHook:
     """Builds the hook after a call of the actor: reference ← eta · actor + (1 − eta) · reference."""
     return ParamReallocHook(target=ModelName("ref"), eta=eta)

@@ -79,7 +79,7 @@ def _directory_problems(
 
 def position_problems(path: str | None, *, answers: int) -> Iterator[ConfigError]:
     """Yields answers so long that they leave no room for a prompt."""
-    most = positions_of(path)
+    most = max_positions_of(path)
     if most and answers >= most:
         yield ConfigError(
             f"answers of {answers} tokens, but the model has {most} positions for prompt and answer",
@@ -90,7 +90,7 @@ def position_problems(path: str | None, *, answers: int) -> Iterator[ConfigError
 
 def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator[str]:
     """Warns of prompts that leave less room than an answer may take."""
-    most = positions_of(path)
+    most = max_positions_of(path)
     if answers < most < prompt + answers:
         yield (
             f"a prompt of dataset.max_prompt_len={prompt} and an answer of ppo.gen.max_new_tokens="
@@ -99,7 +99,7 @@ def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator
         )
 
 
-def positions_of(path: str | None) -> int:
+def max_positions_of(path: str | None) -> int:
     """Returns the model's number of positions; 0 if absent or unreadable, which other checks report."""
     try:
         config = parse_json(read_bounded_text(Path(path or "", "config.json").expanduser()))

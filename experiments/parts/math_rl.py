@@ -30,8 +30,8 @@ from experiments.parts.math_calls import (
     POLICY_KEYS,
     REFERENCE,
     policy_calls,
+    reference_ema_hook,
     rollout_end,
-    to_reference,
 )
 from experiments.parts.math_files import (
     absolute,
@@ -44,9 +44,9 @@ from experiments.parts.math_files import (
     start_problems,
     toy_remarks,
 )
-from experiments.parts.modes import ABOUT_TRAINING, MODES, Mode, mode_problems
+from experiments.parts.modes import MODES, TRAINING_ONLY_SETTINGS, Mode, mode_problems
 from experiments.parts.placement import (
-    Allocated,
+    CallPlacements,
     Copies,
     PlacementSettings,
     RolePlacement,
@@ -55,7 +55,7 @@ from experiments.parts.placement import (
     with_copies,
 )
 from experiments.parts.replayed import replay_problems, replayed_ledger, replayed_rollouts
-from experiments.parts.rollout_parts import MADE_BY_ROLLOUTS, ROLLOUT_KEYS, RolloutOptions
+from experiments.parts.rollout_parts import CALLS_OF_ROLLOUT_WORKERS, ROLLOUT_KEYS, RolloutOptions
 from experiments.parts.sft_math import SFTMathExperiment, math_scheduling
 from experiments.parts.worker_resources import cpus_of_worker, mem_of_worker
 from realsys.api import registry
@@ -103,7 +103,7 @@ OPTIMIZER: dict[str, Any] = {
 }
 # Settings needed for answers sampled with older weights.
 DECOUPLED: dict[str, Any] = {"use_decoupled_loss": True, "correction": "cap"}
-RULES = ("reward",)  # roles without weights
+WEIGHTLESS_ROLES = ("reward",)  # roles without weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +268,7 @@ class MathRLExperiment(Experiment):
         )
 
     def _mode_problems(self) -> Iterator[ConfigError]:
-        settings = {name: getattr(self, name) for name in ABOUT_TRAINING}
+        settings = {name: getattr(self, name) for name in TRAINING_ONLY_SETTINGS}
         yield from mode_problems(self._mode, max_staleness=self.max_staleness, settings=settings)
         if self.replay_from is not None:
             yield from replay_problems(self.replay_from, is_async=self.is_async)
@@ -482,9 +482,9 @@ class MathRLExperiment(Experiment):
     @property
     def _roles(self) -> tuple[str, ...]:
         if not self.trains:
-            return RULES
+            return WEIGHTLESS_ROLES
         # In an asynchronous run the rollout workers compute the rewards.
-        left_out = (*(RULES if self.is_async else ()), *self._idle_roles)
+        left_out = (*(WEIGHTLESS_ROLES if self.is_async else ()), *self._idle_roles)
         return tuple(role for role in self._all_roles if role not in left_out)
 
     @property
@@ -495,7 +495,7 @@ class MathRLExperiment(Experiment):
     def _calls(self) -> tuple[MFCDef, ...]:
         if not self.trains:
             return (rollout_end(self._call, ROLLOUT_KEYS),)
-        made = MADE_BY_ROLLOUTS if self.is_async else ()
+        made = CALLS_OF_ROLLOUT_WORKERS if self.is_async else ()
         return tuple(
             call
             for call in self._all_calls()
@@ -506,10 +506,10 @@ class MathRLExperiment(Experiment):
 
     @property
     def _model_roles(self) -> tuple[str, ...]:
-        return tuple(role for role in self._roles if role not in RULES)
+        return tuple(role for role in self._roles if role not in WEIGHTLESS_ROLES)
 
     @cached_property
-    def _allocated(self) -> Allocated:
+    def _allocated(self) -> CallPlacements:
         calls = self._calls()
         models = {role: getattr(self, role) for role in self._model_roles}
         return allocate(
@@ -526,7 +526,7 @@ class MathRLExperiment(Experiment):
             },
             right_roles=self._right_roles,
             trained={call.role: call.name for call in calls if call.is_train},
-            rules=RULES,
+            rules=WEIGHTLESS_ROLES,
             n_seqs=self.dataset.train_bs_n_seqs,
         )
 
@@ -548,7 +548,7 @@ class MathRLExperiment(Experiment):
         return (*POLICY_KEYS, *((REFERENCE,) if self.ppo.needs_ref_logprobs else ()))
 
     def _model(self, role: str) -> RolePlacement:
-        if role in RULES:
+        if role in WEIGHTLESS_ROLES:
             return RolePlacement(
                 model=ModelAbstraction("tokenizer_only", {"path": absolute(self.actor.path)}),
                 backend=ModelBackendAbstraction("inference"),
@@ -580,7 +580,9 @@ class MathRLExperiment(Experiment):
             interface_type=ModelInterfaceType(kind),
             interface_impl=interface,
             model_name=ModelName(role),
-            mb_spec=MicroBatchSpec() if role in RULES else mb_spec_of(getattr(self, role)),
+            mb_spec=MicroBatchSpec()
+            if role in WEIGHTLESS_ROLES
+            else mb_spec_of(getattr(self, role)),
             n_minibatches=self.ppo.ppo_n_minibatches if kind == "train_step" else 1,
             **more,
         )
@@ -588,7 +590,7 @@ class MathRLExperiment(Experiment):
     def _policy_calls(self, *more_keys: str) -> dict[str, MFCDef]:
         """Builds the calls of actor, reference and reward; the update also reads ``more_keys``."""
         versions = ("packed_versions",) if self.is_async else ()
-        hooks = () if self.ref_ema_eta is None else (to_reference(self.ref_ema_eta),)
+        hooks = () if self.ref_ema_eta is None else (reference_ema_hook(self.ref_ema_eta),)
         return policy_calls(
             self._call,
             ppo=self._ppo_args(),

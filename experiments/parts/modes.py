@@ -9,7 +9,7 @@ from typing import Any
 from realsys.api.errors import ConfigError
 
 # Settings without a meaning if no model is trained.
-ABOUT_TRAINING = ("max_staleness", "replay_from", "ref_ema_eta", "auto_eval")
+TRAINING_ONLY_SETTINGS = ("max_staleness", "replay_from", "ref_ema_eta", "auto_eval")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ def mode_problems(
     """Yields settings that a mode does not use.
 
     Args:
-        settings: the settings in ``ABOUT_TRAINING``, by name.
+        settings: the settings in ``TRAINING_ONLY_SETTINGS``, by name.
     """
     if not mode.trains:
-        for name in ABOUT_TRAINING:
+        for name in TRAINING_ONLY_SETTINGS:
             if settings[name]:
                 yield ConfigError(
                     f"nothing trains with mode={mode.name}: the servers keep their initial weights",

@@ -76,7 +76,7 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Allocated:
+class CallPlacements:
     """Every call's workers and topology, the pools, and the number of workers."""
 
     n_workers: int
@@ -93,7 +93,7 @@ def allocate(
     trained: Mapping[str, str],
     rules: Collection[str] = (),
     n_seqs: int,
-) -> Allocated:
+) -> CallPlacements:
     """Decides where every call runs.
 
     Args:
@@ -143,10 +143,10 @@ def allocate(
     n_workers = settings.n_model_workers or max(
         1,
         *(max(workers) + 1 for workers in pools.values()),
-        *(request.least_workers for request in requests.values() if request.pool is None),
+        *(request.min_workers for request in requests.values() if request.pool is None),
     )
     found = allocate_calls(requests, pools, n_workers=n_workers)
-    return Allocated(n_workers=n_workers, pools=pools, calls=found)
+    return CallPlacements(n_workers=n_workers, pools=pools, calls=found)
 
 
 def _default(
@@ -161,7 +161,7 @@ def _default(
     is_spread = is_given or is_apart if rule_ranks is None else is_given and not is_apart
     return PlacementRequest(
         topology=None if is_spread else ProcessTopology(),
-        most_ranks=rule_ranks,
+        max_ranks=rule_ranks,
         pool=pool,
         where=f"{role}.pool and placement",
     )
@@ -197,7 +197,7 @@ def _halves(
         left = (n_workers + 1) // 2
         return {LEFT: tuple(range(left)), RIGHT: tuple(range(left, n_workers))}
     left, right = (
-        max([request.least_workers for request in requests if request.pool == half], default=1)
+        max([request.min_workers for request in requests if request.pool == half], default=1)
         for half in (LEFT, RIGHT)
     )
     return {LEFT: tuple(range(left)), RIGHT: tuple(range(left, left + right))}

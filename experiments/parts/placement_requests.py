@@ -24,18 +24,18 @@ class PlacementRequest:
 
     Attributes:
         topology: None: the whole pool along the data axis.
-        most_ranks: limit on the ranks if the topology is None; None: no limit.
+        max_ranks: limit on the ranks if the topology is None; None: no limit.
         pool: None: all model workers.
         where: the setting that requests it, for messages.
     """
 
     topology: ProcessTopology | None = None
-    most_ranks: int | None = None
+    max_ranks: int | None = None
     pool: str | None = None
     where: str = ""
 
     @property
-    def least_workers(self) -> int:
+    def min_workers(self) -> int:
         """Minimum number of workers."""
         return 1 if self.topology is None else self.topology.world_size
 
@@ -102,7 +102,7 @@ def allocate_calls(
             problems.append(unknown_pool(request.pool, pools, request.where))
             continue
         workers = tuple(range(n_workers)) if request.pool is None else pools[request.pool]
-        ranks = min(len(workers), request.most_ranks or len(workers))
+        ranks = min(len(workers), request.max_ranks or len(workers))
         topology = request.topology or ProcessTopology(data=ranks)
         if topology.world_size > len(workers):
             too_large.setdefault((request, topology, len(workers)), []).append(call)

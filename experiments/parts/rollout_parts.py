@@ -33,7 +33,7 @@ ROLLOUT_KEYS = (
     "seq_no_eos_mask",
     "rewards",
 )
-MADE_BY_ROLLOUTS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
+CALLS_OF_ROLLOUT_WORKERS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ NAMED_AT_MOST = 5
 
 
 @dataclass(frozen=True)
-class Freed:
+class RemovalResult:
     """What a removal freed. ``keys`` is None if the trial's store ended with its job."""
 
     files: int
@@ -71,7 +71,7 @@ def refusal(view: TrialView, *, pids: Sequence[int], users: Sequence[str]) -> Tr
     return None
 
 
-def users_of(files: TrialFiles) -> list[str]:
+def dependent_trials(files: TrialFiles) -> list[str]:
     """Lists other trials of its sweep whose code, or whose job's script and output, are in its folder."""
     sweep = sweep_of(files)
     if not sweep:
@@ -94,7 +94,7 @@ def _lies_in(files: TrialFiles, root: Path) -> bool:
     return any(folder.is_relative_to(root) for folder in folders)
 
 
-def remove(files: TrialFiles) -> Freed:
+def remove(files: TrialFiles) -> RemovalResult:
     """Removes one trial.
 
     Raises:
@@ -107,7 +107,7 @@ def remove(files: TrialFiles) -> Freed:
         with closing(TrialReader(files)) as reader:
             view = reader.view()
         pids = [process.pid for process in processes_of(files.root)]
-        if problem := refusal(view, pids=pids, users=users_of(files)):
+        if problem := refusal(view, pids=pids, users=dependent_trials(files)):
             raise problem
         keys = _clear_keys(files, read_plan(files.plan))
         with translate_os_errors(files.root):
@@ -115,7 +115,7 @@ def remove(files: TrialFiles) -> Freed:
             files.root.rename(gone)
             num_files, num_bytes = _counted(gone)
             shutil.rmtree(gone)
-    return Freed(num_files, num_bytes, keys)
+    return RemovalResult(num_files, num_bytes, keys)
 
 
 def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
@@ -146,7 +146,7 @@ def _files_below(folder: Path) -> Iterable[os.stat_result]:
             yield os.lstat(os.path.join(parent, name))
 
 
-def last_sign(files: TrialFiles, view: TrialView) -> float:
+def last_activity(files: TrialFiles, view: TrialView) -> float:
     """Returns the time of the trial's last activity: its end, or that of its newest log."""
     if view.ended_at is not None:
         return view.ended_at

@@ -63,7 +63,7 @@ def scale(
 
         after = change_scaling(store, keys, attempt, phase=phase.name, change=change)
     limit_s = timeout_s + (
-        request.grace_s + LEFT_LATE_S + DEREGISTRATION_S if changes[-1].going else 0.0
+        request.grace_s + LEFT_LATE_S + DEREGISTRATION_S if changes[-1].draining else 0.0
     )
     _ScaleWaiter(reader, changes[-1], say).wait(limit_s)
     return _rows(phase, after)
@@ -97,7 +97,7 @@ def _none(attempt: AttemptRecord, phase: PhasePlan) -> Scaling:
 
 
 def _rows(phase: PhasePlan, scaling: Scaling) -> list[tuple[str, ...]]:
-    there = [unit for unit in units(phase.config, scaling) if not unit.is_going]
+    there = [unit for unit in units(phase.config, scaling) if not unit.is_draining]
     return [(unit.name, *(w for w in unit.workers if w != unit.name)) for unit in there]
 
 
@@ -108,18 +108,18 @@ class _ScaleWaiter:
         self, reader: TrialReader, change: ScaleChange, say: Callable[[str], None]
     ) -> None:
         self._reader, self._say = reader, say
-        self._coming, self._going = list(change.coming), list(change.going)
+        self._starting, self._draining = list(change.starting), list(change.draining)
 
     def wait(self, timeout_s: float) -> None:
         """Waits. Raises TrialError, WaitTimeout."""
         deadline = time.monotonic() + timeout_s
-        while self._coming or self._going:
+        while self._starting or self._draining:
             records = self._reader.records()
             view = view_of(records)
             path = self._reader.files.attempt(view.attempt).scaling
             rows = read_jsonl(path) if path.exists() else []
             self._look(view, rows)
-            if not (self._coming or self._going):
+            if not (self._starting or self._draining):
                 return
             if view.state not in State.live():
                 raise TrialError(
@@ -143,7 +143,7 @@ class _ScaleWaiter:
 
     def _look(self, view: TrialView, rows: Sequence[dict[str, Any]]) -> None:
         for row in _events(rows, "failed"):
-            for unit in self._coming:
+            for unit in self._starting:
                 if row["worker"] in unit.workers:
                     raise TrialError(
                         f"{unit.name} could not be added: {row['worker']}: {row.get('why')}",
@@ -152,20 +152,20 @@ class _ScaleWaiter:
                     )
         at_work = {w.worker: w for w in view.workers if w.state in AT_WORK}
         left = {row["worker"]: row for row in _events(rows, "left")}
-        for unit in [u for u in self._coming if at_work.keys() >= set(u.workers)]:
-            self._coming.remove(unit)
+        for unit in [u for u in self._starting if at_work.keys() >= set(u.workers)]:
+            self._starting.remove(unit)
             where = ", ".join(
                 f"{w} (pid {at_work[w].pid} on {at_work[w].host})" for w in unit.workers
             )
             self._say(f"{unit.name} runs: {where}")
-        for unit in [u for u in self._going if left.keys() >= set(u.workers)]:
-            self._going.remove(unit)
+        for unit in [u for u in self._draining if left.keys() >= set(u.workers)]:
+            self._draining.remove(unit)
             late = [w for w in unit.workers if left[w].get("killed")]
             self._say(f"{unit.name} has left" + (f"; killed: {', '.join(late)}" if late else ""))
 
     def _left(self) -> str:
-        pending = [f"{_names(self._coming)} started"] if self._coming else []
-        pending += [f"{_names(self._going)} left"] if self._going else []
+        pending = [f"{_names(self._starting)} started"] if self._starting else []
+        pending += [f"{_names(self._draining)} left"] if self._draining else []
         return " and ".join(pending)
 
 

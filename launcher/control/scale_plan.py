@@ -54,7 +54,7 @@ class Unit:
         workers: its processes.
         like: index in the plan of the unit whose configuration it copies.
         holders: model workers that it sends experience to; makers only.
-        is_going: it is already being drained.
+        is_draining: it is already being drained.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Unit:
     workers: tuple[str, ...]
     like: int
     holders: frozenset[int] = frozenset()
-    is_going: bool = False
+    is_draining: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class ScaleChange:
     """The change to make: the next published value, and the units added and drained."""
 
     scaling: Scaling
-    coming: tuple[Unit, ...] = ()
-    going: tuple[Unit, ...] = field(default=())
+    starting: tuple[Unit, ...] = ()
+    draining: tuple[Unit, ...] = field(default=())
 
 
 def units(config: ExperimentConfig, scaling: Scaling) -> list[Unit]:
@@ -94,8 +94,8 @@ def units(config: ExperimentConfig, scaling: Scaling) -> list[Unit]:
             for name, kind in ((SERVERS, SERVER), (WORKERS, WORKER))
             for i, like in _indices(kind, len(config.workers(kind)), scaling)
         ]
-    going = scaling.drained.keys()
-    return [replace(unit, is_going=not going.isdisjoint(unit.workers)) for unit in found]
+    draining = scaling.drained.keys()
+    return [replace(unit, is_draining=not draining.isdisjoint(unit.workers)) for unit in found]
 
 
 def rescaled(config: ExperimentConfig, scaling: Scaling, request: ScaleRequest) -> ScaleChange:
@@ -114,26 +114,28 @@ def rescaled(config: ExperimentConfig, scaling: Scaling, request: ScaleRequest) 
                 where=f"--{kind}",
                 fix="use " + " or ".join(f"--{own}" for own in kinds),
             )
-    going = [_named(name, known) for name in dict.fromkeys(request.drain)]
-    coming: list[Unit] = []
+    draining = [_named(name, known) for name in dict.fromkeys(request.drain)]
+    starting: list[Unit] = []
     for kind, count in request.counts.items():
-        there = [u for u in known if u.kind == kind and not u.is_going and u not in going]
+        there = [u for u in known if u.kind == kind and not u.is_draining and u not in draining]
         if count < len(there):
-            going += there[count:]
+            draining += there[count:]
         elif count > len(there):
             like = _like(request, [u for u in known if u.kind == kind], there)
-            coming += _new(kind, count - len(there), like, known, config, scaling)
-    if request.like is not None and not coming:
+            starting += _new(kind, count - len(there), like, known, config, scaling)
+    if request.like is not None and not starting:
         raise ConfigError(
             "no unit is added that could copy it",
             where=f"--like {request.like}",
             fix="give the number that shall run, e.g. --makers 3",
         )
-    _check_remaining([u for u in [*known, *coming] if not u.is_going and u not in going], known)
-    added = {w: f"{w.partition('/')[0]}/{unit.like}" for unit in coming for w in unit.workers}
-    drained = {worker: request.grace_s for unit in going for worker in unit.workers}
+    _check_remaining(
+        [u for u in [*known, *starting] if not u.is_draining and u not in draining], known
+    )
+    added = {w: f"{w.partition('/')[0]}/{unit.like}" for unit in starting for w in unit.workers}
+    drained = {worker: request.grace_s for unit in draining for worker in unit.workers}
     after = scaling.with_added(added).with_drained(drained)
-    return ScaleChange(after, tuple(coming), tuple(going))
+    return ScaleChange(after, tuple(starting), tuple(draining))
 
 
 # ---- makers and single workers --------------------------------------------------------------
@@ -188,7 +190,7 @@ def _named(name: str, known: Sequence[Unit]) -> Unit:
                 where=f"--drain {name}",
                 fix=f"use --drain {unit.name}",
             )
-    names = [unit.name for unit in known if not unit.is_going]
+    names = [unit.name for unit in known if not unit.is_draining]
     raise UnknownName(
         f"nothing called {name!r} can be drained", where="--drain", fix=did_you_mean(name, names)
     )
@@ -225,7 +227,7 @@ def _new(
         workers = tuple(f"{own.value}/{index}" for own in types)
         taken = [unit.name for unit in [*known, *found]]
         name = _free_name(index, taken) if kind == MAKERS else workers[0]
-        found.append(replace(like, name=name, workers=workers, is_going=False))
+        found.append(replace(like, name=name, workers=workers, is_draining=False))
     return found
 
 

@@ -77,7 +77,7 @@ def component_nodes(
             used = list(zip(now, tasks, strict=True))
             cpus = max(cpus, sum(t * node.whole(g.task.cpu) for g, t in used))
             memory = max(memory, sum(t * g.task.mem for g, t in used))
-            gpus = max(gpus, _gpus_asked(now, tasks, packing, binding))
+            gpus = max(gpus, _gpus_requested(now, tasks, packing, binding))
     if len(problems) > before:
         return None
     if (
@@ -163,7 +163,7 @@ def _gpus_per_node(group: PlacedGroup, packing: Packing) -> int:
     return gpus_for(max(tasks for _, tasks in packing.runs(group.kind.value)), group.task.gpu)
 
 
-def _gpus_asked(
+def _gpus_requested(
     groups: Sequence[PlacedGroup],
     tasks: Sequence[int],
     packing: Packing,
@@ -196,7 +196,9 @@ def _bindings(
             g.kind.value: "none" if not g.task.gpu else "visible" if g.task.gpu < 1 else whole
             for g in groups
         }
-        if all(_gpus_asked(groups, t, packing, found) <= node.gpus for _, t in packing.patterns):
+        if all(
+            _gpus_requested(groups, t, packing, found) <= node.gpus for _, t in packing.patterns
+        ):
             return found
     problems += [
         _uneven(g, packing, node) for g in groups if 0 < g.task.gpu < 1 and _is_uneven(g, packing)

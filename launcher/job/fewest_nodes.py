@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from launcher.job.node_patterns import OutOfWork, PackingProblem, Pattern, Patterns
+from launcher.job.node_patterns import Pattern, Patterns, SearchBudget, SearchBudgetExhausted
 
 FEW_NODES = 6
-SEARCH_WORK = 60_000  # patterns of one exact search, about 0.2 s
+MAX_SEARCH_PATTERNS = 60_000  # patterns of one exact search, about 0.2 s
 Runs = list[tuple[int, Pattern]]  # (nodes, the pattern on each of them)
 
 
-def fewest_nodes(patterns: Patterns, search_work: int = SEARCH_WORK) -> tuple[Runs, int]:
+def fewest_nodes(patterns: Patterns, search_work: int = MAX_SEARCH_PATTERNS) -> tuple[Runs, int]:
     """The tasks of all groups on as few nodes as were found, and nodes below which no way can go.
 
     Args:
@@ -26,11 +26,11 @@ def fewest_nodes(patterns: Patterns, search_work: int = SEARCH_WORK) -> tuple[Ru
     """
     left = tuple(d.count for d in patterns.demands)
     runs = min((_filled_up(patterns, left, order) for order in _orders(patterns)), key=num_nodes)
-    least, work = lower_bound(patterns, left), PackingProblem(search_work)
+    least, work = lower_bound(patterns, left), SearchBudget(search_work)
     while least < num_nodes(runs) and least <= FEW_NODES:
         try:
             found = _on_few(patterns, left, least, work, set())
-        except OutOfWork:
+        except SearchBudgetExhausted:
             break
         if found is not None:
             return [(1, pattern) for pattern in found], least
@@ -93,7 +93,7 @@ def _on_few(
     patterns: Patterns,
     left: Pattern,
     nodes: int,
-    work: PackingProblem,
+    work: SearchBudget,
     failed: set[tuple[int, Pattern]],
 ) -> list[Pattern] | None:
     """Searches for a pattern per node such that ``nodes`` nodes hold all tasks; None if there is none."""

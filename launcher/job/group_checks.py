@@ -77,7 +77,7 @@ def node_limit(groups: Sequence[PlacedGroup], partition: PartitionSpec) -> NodeL
     return min(limits, key=lambda limit: limit.nodes or 0, default=NodeLimit())
 
 
-def crowded_partitions(
+def overcommitted_partitions(
     components: Sequence[JobComponent], layout: JobLayout, cluster: ClusterSpec
 ) -> Iterator[ConfigError]:
     """Yields partitions whose components fit one by one, but not at the same time.
@@ -93,7 +93,7 @@ def crowded_partitions(
         each = " and ".join(f"{c.nodes} for {c.name}" for c in here)
         what = f"{each} make {nodes} nodes of partition {name!r}, which has {partition.nodes}"
         if layout is JobLayout.SPLIT:
-            misfit = _jobs_beside_each_other(here, partition)
+            misfit = _concurrent_jobs_misfit(here, partition)
             if misfit is None:
                 continue
             what = f"the jobs don't fit into partition {name!r} at the same time: {misfit.why}"
@@ -104,7 +104,7 @@ def crowded_partitions(
         )
 
 
-def _jobs_beside_each_other(
+def _concurrent_jobs_misfit(
     jobs: Sequence[JobComponent], partition: PartitionSpec
 ) -> Misfit | None:
     """Explains why the partition can't hold all jobs at once; None if it can.

@@ -93,7 +93,7 @@ def partition_of(name: str | None, cluster: ClusterSpec, where: str) -> tuple[st
                 fix=did_you_mean(one, known),
             )
     specs = [known[one] for one in names]
-    return ",".join(names), specs[0] if len(specs) == 1 else _both(specs)
+    return ",".join(names), specs[0] if len(specs) == 1 else _common_resources(specs)
 
 
 def components_of(
@@ -191,7 +191,7 @@ def _with_defaults(kind: WorkerType, task: Scheduling, cluster: ClusterSpec) -> 
     )
 
 
-def _both(specs: Sequence[PartitionSpec]) -> PartitionSpec:
+def _common_resources(specs: Sequence[PartitionSpec]) -> PartitionSpec:
     """Computes what a node has for certain if it may come from any of the partitions."""
     types = {s.gpu_type for s in specs}
     names = [expand(s.nodelist) for s in specs if s.nodelist]

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from launcher.job.component_nodes import ComponentNodes, StepKey, component_nodes
-from launcher.job.group_checks import crowded_partitions, group_problems, group_warnings, node_limit
+from launcher.job.group_checks import (
+    group_problems,
+    group_warnings,
+    node_limit,
+    overcommitted_partitions,
+)
 from launcher.job.groups import (
     PlacedGroup,
     components_of,
@@ -21,7 +26,7 @@ from launcher.job.groups import (
     groups_of,
     too_many_components,
 )
-from launcher.job.times import JobTimes, job_times, over_the_partition, time_to_run
+from launcher.job.times import JobTimes, job_times, partition_limit_problems, training_time_problems
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 from realsys.api.plan import JobComponent, JobLayout, JobPlan, StepPlan
@@ -73,22 +78,22 @@ def allocate(
     groups = groups_of(phases, cluster, problems)
     if not groups:
         problems.append(ConfigError("no phase has a task", where=trial, fix="schedule tasks"))
-    layout, components = _laid_out(groups, cluster, request, problems)
+    layout, components = _chosen_layout(groups, cluster, request, problems)
     times = job_times(groups, cluster, begin=request.begin, deadline=request.deadline, now=now)
     problems += times.problems
     for group in groups:
         problems += group_problems(group, cluster, dependency=request.dependency is not None)
     planned = _planned(components, groups, times, cluster, problems)
-    problems += crowded_partitions([c for c, _ in planned], layout, cluster)
+    problems += overcommitted_partitions([c for c, _ in planned], layout, cluster)
     problems += _no_requeue(layout, request, cluster)
     problems += _no_such_preflight(request)
     if layout is JobLayout.HET:
-        problems += _carried_over([component for component, _ in planned])
+        problems += _inherited_options([component for component, _ in planned])
     warnings = [*times.warnings, *(w for g in groups for w in group_warnings(g, cluster))]
     warnings += _nodes_that_may_be_spared(planned)
     unique_warnings = tuple(dict.fromkeys(warnings))
     if problems:
-        return Allocation(problems=tuple(_once(problems)), warnings=unique_warnings)
+        return Allocation(problems=tuple(_without_repeats(problems)), warnings=unique_warnings)
     wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
     job = JobPlan(
         layout=layout if len(planned) > 1 else JobLayout.SINGLE,
@@ -148,7 +153,7 @@ def _no_such_preflight(request: JobRequest) -> Iterator[ConfigError]:
         yield UnknownName(f"no preflight {request.preflight!r}", where="--preflight", fix=fix)
 
 
-def _carried_over(components: Sequence[JobComponent]) -> Iterator[ConfigError]:
+def _inherited_options(components: Sequence[JobComponent]) -> Iterator[ConfigError]:
     """Refuses options that Slurm passes on to later components that set none of their own.
 
     See heterogeneous_jobs.html.
@@ -165,7 +170,7 @@ def _carried_over(components: Sequence[JobComponent]) -> Iterator[ConfigError]:
                 )
 
 
-def _laid_out(
+def _chosen_layout(
     groups: Sequence[PlacedGroup],
     cluster: ClusterSpec,
     request: JobRequest,
@@ -197,8 +202,8 @@ def _planned(
     for index, groups in enumerate(components):
         partition = groups[0].partition
         limit = times.limit(groups, all_groups)
-        problems += over_the_partition(groups, limit, times)
-        problems += time_to_run(groups, limit, times, cluster.slurm.grace_seconds)
+        problems += partition_limit_problems(groups, limit, times)
+        problems += training_time_problems(groups, limit, times, cluster.slurm.grace_seconds)
         if partition is None:
             continue  # groups_of has reported it
         nodes = component_nodes(
@@ -208,7 +213,7 @@ def _planned(
             continue
         own = {
             (g.phase, g.kind.value): replace(
-                nodes.steps[g.phase, g.kind], time_limit=times.of_step(g, limit)
+                nodes.steps[g.phase, g.kind], time_limit=times.step_limit(g, limit)
             )
             for g in groups
         }
@@ -249,7 +254,7 @@ def _component(
     )
 
 
-def _once(problems: Sequence[ConfigError]) -> Iterator[ConfigError]:
+def _without_repeats(problems: Sequence[ConfigError]) -> Iterator[ConfigError]:
     """Removes repeated problems: one common to all groups is reported for the first."""
     seen: set[str] = set()
     for problem in problems:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher.job.fewest_nodes import fewest_nodes, lower_bound, num_nodes
 from launcher.job.node_patterns import NodeShape, Patterns, TaskDemand
 
-QUICK_WORK = 2_000  # some hundred changes are tried, so each search must be short
+MAX_FIX_SEARCH_PATTERNS = 2_000  # some hundred changes are tried, so each search must be short
 
 
 def oversized(groups: Sequence[TaskDemand], node: NodeShape) -> tuple[str, str] | None:
@@ -97,7 +97,7 @@ def _fits(groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int) -> bool
     patterns = Patterns(groups, node)
     if lower_bound(patterns, tuple(d.count for d in groups)) > max_nodes:
         return False
-    return num_nodes(fewest_nodes(patterns, QUICK_WORK)[0]) <= max_nodes
+    return num_nodes(fewest_nodes(patterns, MAX_FIX_SEARCH_PATTERNS)[0]) <= max_nodes
 
 
 def _changed(groups: Sequence[TaskDemand], at: int, **changes: int) -> list[TaskDemand]:

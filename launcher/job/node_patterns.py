@@ -16,21 +16,21 @@ Pattern = tuple[int, ...]  # tasks of each group on a node
 Free = tuple[int, int, int]  # CPUs, MiB, GPUs
 
 
-class OutOfWork(Exception):
+class SearchBudgetExhausted(Exception):
     """The search has used up its budget."""
 
 
 @dataclass
-class PackingProblem:
+class SearchBudget:
     """The number of patterns a search may still examine; bounds the time of planning."""
 
     left: int
 
     def spend(self) -> None:
-        """Counts one pattern. Raises OutOfWork if the budget is used up."""
+        """Counts one pattern. Raises SearchBudgetExhausted if the budget is used up."""
         self.left -= 1
         if self.left < 0:
-            raise OutOfWork
+            raise SearchBudgetExhausted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Patterns:
         return tuple(pattern)
 
     def full(
-        self, left: Pattern, first: int, at_least: int, work: PackingProblem
+        self, left: Pattern, first: int, at_least: int, work: SearchBudget
     ) -> Iterator[Pattern]:
         """Yields every maximal pattern with ``at_least`` tasks of ``first``, those with most tasks first.
 

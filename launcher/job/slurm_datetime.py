@@ -46,7 +46,7 @@ class _Parts:
     yearless: bool = False
 
 
-def read_moment(text: str, *, now: datetime, where: str) -> datetime:
+def parse_datetime(text: str, *, now: datetime, where: str) -> datetime:
     """Parses the value into local time without a zone.
 
     Raises:
@@ -62,7 +62,7 @@ def _read(stripped: str, text: str, now: datetime, where: str) -> datetime:
     if match := _UTS.fullmatch(stripped):
         return datetime.fromtimestamp(int(match[1]))
     if match := _OFFSET.fullmatch(stripped):
-        return later(now, _offset_s(match, text, where))
+        return add_seconds(now, _offset_s(match, text, where))
     if stripped.lower() == "now":
         return now
     parts, at = _Parts(), 0
@@ -77,7 +77,7 @@ def _read(stripped: str, text: str, now: datetime, where: str) -> datetime:
     return _combined(parts, now)
 
 
-def later(at: datetime, seconds: float) -> datetime:
+def add_seconds(at: datetime, seconds: float) -> datetime:
     """Adds seconds to a local time without a zone, as Slurm does across daylight-saving changes.
 
     In the hour that occurs twice in autumn the result is ambiguous, as it is for sbatch.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from launcher.job.slurm_datetime import read_moment, seconds_between
+from launcher.job.slurm_datetime import parse_datetime, seconds_between
 from realsys.api.errors import ConfigError
 
 MAX_MINUTES = 35_791_393  # 68 years; above it 22.05 overflows: 99999-0 became 578 days
@@ -40,7 +40,7 @@ class TimeLimit:
 
 
 @dataclass(frozen=True)
-class Moment:
+class SlurmDateTime:
     """A point in time. ``text``: absolute, for --begin and --deadline; ``words``: for users."""
 
     at: datetime
@@ -116,37 +116,37 @@ def longest(limits: Iterable[TimeLimit]) -> TimeLimit | None:
     )
 
 
-def parse_begin(text: str, *, now: datetime) -> Moment:
+def parse_begin(text: str, *, now: datetime) -> SlurmDateTime:
     """Parses --begin as sbatch does at ``now`` (local time, no zone); a past one starts at once.
 
     Raises:
         ConfigError: sbatch would refuse it.
     """
-    at = read_moment(text, now=now, where="--begin")
+    at = parse_datetime(text, now=now, where="--begin")
     past = f"--begin {text} is in the past: the job may start at once" if at < now else None
     if text.strip().lower() == "now":
         past = None
-    return Moment(at, moment_text(at), moment_words(at, now), past)
+    return SlurmDateTime(at, datetime_text(at), datetime_words(at, now), past)
 
 
-def parse_deadline(text: str, *, now: datetime) -> Moment:
+def parse_deadline(text: str, *, now: datetime) -> SlurmDateTime:
     """Parses --deadline as sbatch does at ``now``.
 
     Raises:
         ConfigError: sbatch would refuse it, or it is past (Slurm's message is "time limit is invalid").
     """
-    at = read_moment(text, now=now, where="--deadline")
+    at = parse_datetime(text, now=now, where="--deadline")
     if at <= now:
         raise ConfigError(
-            f"the deadline {text} ({moment_text(at)}) is in the past",
+            f"the deadline {text} ({datetime_text(at)}) is in the past",
             where="--deadline",
             fix="give a later one, e.g. now+12hours",
         )
-    return Moment(at, moment_text(at), moment_words(at, now))
+    return SlurmDateTime(at, datetime_text(at), datetime_words(at, now))
 
 
 def deadline_problem(
-    deadline: Moment, begin: Moment | None, limit: TimeLimit | None, *, now: datetime
+    deadline: SlurmDateTime, begin: SlurmDateTime | None, limit: TimeLimit | None, *, now: datetime
 ) -> ConfigError | None:
     """Explains why a job could never end before its deadline; Slurm would remove it unstarted."""
     if limit is None or limit.minutes is None:
@@ -158,7 +158,7 @@ def deadline_problem(
     start = max(now, begin.at) if begin else now
     if seconds_between(start, deadline.at) < 60 * limit.minutes:
         return ConfigError(
-            f"a job of {limit.words} that starts {moment_text(start)} can't end before the deadline "
+            f"a job of {limit.words} that starts {datetime_text(start)} can't end before the deadline "
             f"{deadline.text}",
             where="--deadline, --time and --begin",
             fix="shorten --time, or give a later --deadline",
@@ -166,12 +166,12 @@ def deadline_problem(
     return None
 
 
-def moment_text(at: datetime) -> str:
+def datetime_text(at: datetime) -> str:
     """Renders ``2026-11-21T16:00:00``."""
     return at.isoformat(timespec="seconds")
 
 
-def moment_words(at: datetime, now: datetime) -> str:
+def datetime_words(at: datetime, now: datetime) -> str:
     """Renders ``in 2 h 5 min, on 2026-11-21 at 16:00``."""
     minutes = round(seconds_between(now, at) / 60)
     when = f"on {at:%Y-%m-%d} at {at:%H:%M}"

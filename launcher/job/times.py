@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from launcher.job.groups import PlacedGroup
 from launcher.job.time_spec import (
-    Moment,
+    SlurmDateTime,
     TimeLimit,
     deadline_problem,
     limit_text,
@@ -26,7 +26,7 @@ from realsys.api.errors import ConfigError
 _SITE_LIMIT = "slurm.time_limit in the cluster spec"
 _EARLY_S = 60  # man sbatch, --signal: it may arrive up to this much early
 _WORTHWHILE_MIN = 5  # minutes beyond the grace time in a proposed limit
-Parsed = TypeVar("Parsed", TimeLimit, Moment)
+Parsed = TypeVar("Parsed", TimeLimit, SlurmDateTime)
 
 
 @dataclass(kw_only=True)
@@ -40,8 +40,8 @@ class JobTimes:
 
     own: dict[tuple[str, str], TimeLimit] = field(default_factory=dict)
     site: TimeLimit | None = None
-    begin: Moment | None = None
-    deadline: Moment | None = None
+    begin: SlurmDateTime | None = None
+    deadline: SlurmDateTime | None = None
     problems: list[ConfigError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class JobTimes:
         """
         return self._longest(groups) or self._longest(all_groups)
 
-    def of_step(self, group: PlacedGroup, limit: TimeLimit | None) -> str | None:
+    def step_limit(self, group: PlacedGroup, limit: TimeLimit | None) -> str | None:
         """Returns a group's own limit if it is shorter than its component's."""
         own = self.own.get((group.phase, group.kind))
         if own is None or own.minutes is None or limit is None:
@@ -109,7 +109,7 @@ def job_times(
     return times
 
 
-def over_the_partition(
+def partition_limit_problems(
     groups: Sequence[PlacedGroup], limit: TimeLimit | None, times: JobTimes
 ) -> Iterator[ConfigError]:
     """Yields a limit beyond the partition's: the job would wait forever (PartitionTimeLimit)."""
@@ -133,7 +133,7 @@ def over_the_partition(
 
 
 @dataclass(frozen=True)
-class HoldingLimit:
+class EffectiveLimit:
     """The time limit that Slurm will enforce on a component, and its source. ``limit`` None: unknown."""
 
     limit: TimeLimit | None
@@ -155,27 +155,27 @@ class HoldingLimit:
 _REQUESTED = "requested"
 
 
-def holding_limit(requested: str | None, partition: PartitionSpec | None) -> HoldingLimit:
+def effective_limit(requested: str | None, partition: PartitionSpec | None) -> EffectiveLimit:
     """Returns a component's limit: the requested one, else the partition's as far as the site file states
     it.
     """
     if requested is not None:
-        return HoldingLimit(parse_time_limit(requested), _REQUESTED)
+        return EffectiveLimit(parse_time_limit(requested), _REQUESTED)
     for option, name in (("default_time", "DefaultTime"), ("max_time", "MaxTime")):
         text = getattr(partition, option, None)
         if text is not None:
             own = f"the partition's {name}: none was requested"
-            return HoldingLimit(parse_time_limit(text), own)
-    return HoldingLimit(None, "the partition's own: none was requested")
+            return EffectiveLimit(parse_time_limit(text), own)
+    return EffectiveLimit(None, "the partition's own: none was requested")
 
 
-def time_to_run(
+def training_time_problems(
     groups: Sequence[PlacedGroup], limit: TimeLimit | None, times: JobTimes, grace_s: int
 ) -> Iterator[ConfigError]:
     """Yields a limit that leaves no time before Slurm's signal to save; warns of a default limit."""
     partition, name = groups[0].partition, groups[0].task.partition
     try:
-        holds = holding_limit(limit.text if limit else None, partition)
+        holds = effective_limit(limit.text if limit else None, partition)
     except ConfigError:
         return  # malformed in the site file: reported there
     minutes = holds.limit.minutes if holds.limit else None

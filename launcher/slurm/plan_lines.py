@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.job.entry_command import job_command
-from launcher.job.times import HoldingLimit, holding_limit
+from launcher.job.times import EffectiveLimit, effective_limit
 from launcher.slurm.script import (
     render_script,
     sbatch_argv,
@@ -101,9 +101,9 @@ def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> I
                 yield f"    {phase.name}: {step_words(step)}"
 
 
-def limit_of(plan: LaunchPlan, component: JobComponent) -> HoldingLimit:
+def limit_of(plan: LaunchPlan, component: JobComponent) -> EffectiveLimit:
     """Returns the component's effective time limit, including the partition's default."""
-    return holding_limit(
+    return effective_limit(
         component.time_limit, plan.cluster.partitions.get(component.partition or "")
     )
 

@@ -69,13 +69,13 @@ class RemadePlan:
 
     Attributes:
         settings: name as typed → (former value, new value).
-        further: whether its limits allow a longer run.
+        extends_run: whether its limits allow a longer run.
         warnings: warnings that the former plan did not have.
     """
 
     plan: LaunchPlan
     settings: Mapping[str, tuple[Any, Any]]
-    further: bool
+    extends_run: bool
     warnings: tuple[str, ...] = ()
 
     @property
@@ -125,13 +125,13 @@ def remake(
             refused_settings = [_refusal("these settings together", refusals[0], "", maker)]
         raise_all([*problems, *refused_settings, *(p for error in wrong for p in flat(error))])
     assert after is not None
-    if after.job is not None and changes.job.begin is None and not requested.begins:
+    if after.job is not None and changes.job.begin is None and not requested.has_begin:
         after = replace(after, job=replace(after.job, begin=None))
     warnings = tuple(w for w in after.warnings if w not in before.warnings)
     return RemadePlan(
         plan=replace(after, warnings=(*plan.warnings, *warnings)),
         settings={**requested.changes, **of_job},
-        further=extends_run(to_plain(before), to_plain(after)),
+        extends_run=extends_run(to_plain(before), to_plain(after)),
         warnings=warnings,
     )
 
@@ -252,7 +252,7 @@ class _RequestedSettings:
                 self.changes[_typed(path, origin)] = (to_plain(old), to_plain(new))
 
     @property
-    def begins(self) -> bool:
+    def has_begin(self) -> bool:
         """Whether the settings include a begin time."""
         return any(s.path.endswith(".begin") for s in self._read if s.path.startswith(PREFIX))
 

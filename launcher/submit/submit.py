@@ -198,14 +198,16 @@ def resubmit(
     with trial_lock(files):
         current = read_stored_plan(files, finish=True)
         changed = changes is not None and not changes.is_empty
-        view = _resumable(files, but_completed=changed)
+        view = _resumable(files, allow_completed=changed)
         import_all(current.plan.imports)
         if current.plan.job is not None:
             raise_all(missing_secrets(current.plan.cluster, os.environ))
         made = None
         if changes is not None and changed:
             made = remake(files, current.record, current.plan, current.raw, changes)
-        if view.state is State.COMPLETED and not (made and made.further and has_checkpoint(files)):
+        if view.state is State.COMPLETED and not (
+            made and made.extends_run and has_checkpoint(files)
+        ):
             raise trial_completed_error(files, view.trial)
         with translate_os_errors(files.root):
             if made is None:
@@ -252,11 +254,11 @@ def trial_completed_error(files: TrialFiles, trial: str) -> TrialError:
     )
 
 
-def _resumable(files: TrialFiles, *, but_completed: bool) -> TrialView:
+def _resumable(files: TrialFiles, *, allow_completed: bool) -> TrialView:
     """Returns the view of a trial that is not running; raises if it is.
 
     Args:
-        but_completed: accept a completed trial.
+        allow_completed: accept a completed trial.
     """
     from launcher.trials.status import trial_view
 
@@ -267,7 +269,7 @@ def _resumable(files: TrialFiles, *, but_completed: bool) -> TrialView:
             where=str(files.root),
             fix=f"watch it: realsys watch {view.trial}   stop it: realsys stop {view.trial}",
         )
-    if view.state is State.COMPLETED and not but_completed:
+    if view.state is State.COMPLETED and not allow_completed:
         raise trial_completed_error(files, view.trial)
     if view.state is State.UNKNOWN:
         raise TrialError(
@@ -305,7 +307,7 @@ def trial_lock(files: TrialFiles) -> Iterator[None]:
         os.close(lock)
 
 
-def refuse_if_taken(files: TrialFiles, number: int, mine: Submission) -> None:
+def check_attempt_is_ours(files: TrialFiles, number: int, mine: Submission) -> None:
     """Raises TrialIsLive if attempt ``number``, begun after submission ``mine``, belongs to another one."""
     if number <= mine.after_attempt:
         return

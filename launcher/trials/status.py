@@ -21,7 +21,7 @@ from launcher.trials.job_board import WATCH_AGE_S, JobBoard
 from launcher.trials.liveness import Liveness, liveness
 from launcher.trials.merged_logs import worker_of
 from launcher.trials.submission import Submission, batch_logs, effective_submission, read_submission
-from launcher.trials.trial_view import Known, Records, TrialView, view_of
+from launcher.trials.trial_view import KnownProgress, Records, TrialView, view_of
 from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
@@ -191,19 +191,21 @@ class TrialReader:
             supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
         return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
 
-    def _last_known(self, attempt: AttemptFiles) -> Known:
+    def _last_known(self, attempt: AttemptFiles) -> KnownProgress:
         """Determines the attempt's progress from the files in the trial's folder."""
         last = self._last_progress
-        known = Known(has_begun=next(attempt.root.glob("resumed-*.json"), None) is not None)
+        known = KnownProgress(has_begun=next(attempt.root.glob("resumed-*.json"), None) is not None)
         if last is not None and last.attempt == attempt.number:
-            known = Known(has_begun=True, step=last.step, at=last.updated_at, phase=last.phase)
+            known = KnownProgress(
+                has_begun=True, step=last.step, at=last.updated_at, phase=last.phase
+            )
         for folder in (*sorted(self.files.root.glob("prepare/*")), self.files.root):
             rows = TrialFiles.phase(folder).rows_of(attempt.number).metrics
             with suppress(OSError, ValueError, TypeError):
                 at, step = rows.stat().st_mtime, int(last_metrics(rows).get("step", 0))
                 if at >= known.at and step:
                     phase = folder.name if folder != self.files.root else ""
-                    known = Known(has_begun=True, step=step, at=at, phase=phase)
+                    known = KnownProgress(has_begun=True, step=step, at=at, phase=phase)
         return known
 
     def _metrics(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from realsys.trial.records import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownProgress:
     """Progress known from the folder, for an attempt with an unreadable store, plan or record.
 
     Attributes:
@@ -87,7 +87,7 @@ class Records:
     notes: tuple[str, ...] = ()  # what could not be read
     unread: str = ""
     unread_attempt: int = 0
-    known: Known | None = None
+    known: KnownProgress | None = None
     logged: frozenset[str] = frozenset()
     step_waits: Mapping[str, str] = field(default_factory=dict)
     full: str = ""
@@ -263,7 +263,7 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     if records.known is not None and (state in _UNREAD_MATTERS):
         return _unread(state, records)
     if records.step_waits and state in (State.STARTING, State.RUNNING):
-        return _step_waits(records.step_waits)
+        return _explain_step_waits(records.step_waits)
     if state is State.STARTING and (silent := _silent_steps(records)):
         return silent
     if records.submission is not None and records.submission.on_slurm:
@@ -342,7 +342,7 @@ def _unread(state: State, records: Records) -> tuple[str, str]:
     return why, "try again later; `realsys doctor` checks whether the store answers"
 
 
-def _step_waits(waits: Mapping[str, str]) -> tuple[str, str]:
+def _explain_step_waits(waits: Mapping[str, str]) -> tuple[str, str]:
     """Explains a step that srun can't start; the supervisor gives up after a while."""
     sentence = next(iter(waits.values()))
     why = f"srun can't start {', '.join(waits)} yet: {sentence}"

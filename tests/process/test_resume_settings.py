@@ -137,8 +137,8 @@ def test_a_stopped_run_refuses_what_it_can_not_change_and_goes_on_with_other_per
     periods = ("exp_ctrl.eval_freq_steps=5", "exp_ctrl.ckpt_freq_steps=7", "exp_ctrl.ckpt_keep=1")
     refused = trials.run("resume", name_of(files), "seed=2", "ppo.eps_clip=0.3", *periods)
     assert refused.returncode == 4
-    assert "seed can't be changed in a trial that has begun" in refused.stderr
-    assert "ppo.eps_clip can't be changed in a trial that has begun" in refused.stderr
+    assert "seed can't be changed in a trial that has started" in refused.stderr
+    assert "ppo.eps_clip can't be changed in a trial that has started" in refused.stderr
     assert everything(files.root) == before
     resumed = trials.run("resume", name_of(files), *periods, "--detach")
     assert resumed.returncode == 0, resumed.stderr

@@ -24,7 +24,7 @@ from launcher.sites.places import user_name
 from launcher.submit import dispatch_job
 from launcher.submit import submit as submit_module
 from launcher.submit.executors.local_executor import TIMEOUT_MIN, check_folder
-from launcher.submit.submit import refuse_if_taken, resubmit, submit, translate_os_errors
+from launcher.submit.submit import check_attempt_is_ours, resubmit, submit, translate_os_errors
 from launcher.trials.liveness import processes_of
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission, read_submission
@@ -193,7 +193,7 @@ def test_the_executors_clock_is_far_away() -> None:
 
 @pytest.mark.parametrize("tag", ["%j", "%t", "%a", "%A"])
 def test_a_folder_that_submitit_would_rewrite_is_refused(tag: str) -> None:
-    with pytest.raises(ClusterError, match=f"has '{tag}'"):
+    with pytest.raises(ClusterError, match=f"contains '{tag}'"):
         check_folder(Path(f"/data/x{tag}y"))
     check_folder(Path("/data/50%"))
 
@@ -371,10 +371,10 @@ def test_a_resume_whose_attempt_somebody_elses_job_took_says_so(tmp_path: Path) 
         started_at=1.0,
         job_id="8",
     )
-    refuse_if_taken(files, 1, me)  # the attempt before: nobody has begun yet
+    check_attempt_is_ours(files, 1, me)  # the attempt before: nobody has begun yet
     write_record(files.attempt(2).record, record)
     with pytest.raises(TrialIsLive) as caught:
-        refuse_if_taken(files, 2, me)
+        check_attempt_is_ours(files, 2, me)
     assert "its job 8 has attempt 2, not job 9 of this one" in caught.value.what
     write_record(files.attempt(2).record, replace(record, job_id="9"))
-    refuse_if_taken(files, 2, me)
+    check_attempt_is_ours(files, 2, me)

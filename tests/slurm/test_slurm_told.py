@@ -116,7 +116,7 @@ def test_a_site_file_and_doctor_know_what_slurm_knows(site: SlurmCluster) -> Non
         "# only accounts theirs",
         "# MaxMemPerNode: a job can use at most 48000 MiB per node",
         "# MemSpecLimit: 1000 MiB per node are reserved for the system",
-        "# 2 threads a core",
+        "# 2 threads per core",
         "# g1 is IDLE+DRAIN: gpu 1 fell off",
     ):
         assert line in text, text

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.job.job_allocation import Allocation, JobRequest, allocate
 from launcher.job.task_placement import NodeShape, TaskDemand, place
-from launcher.job.times import holding_limit
+from launcher.job.times import effective_limit
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.plain import from_plain, to_plain
@@ -377,12 +377,12 @@ def test_the_partitions_default_limit_is_told_and_another_one_is_not():
 
 
 def test_the_limit_that_holds_and_whose_it_is():
-    assert holding_limit("60", GPU).words == "01:00:00 (1 h)"
+    assert effective_limit("60", GPU).words == "01:00:00 (1 h)"
     told = "2-00:00:00 (2 days), the partition's MaxTime: none was requested"
-    assert holding_limit(None, GPU).words == told
+    assert effective_limit(None, GPU).words == told
     told = "00:05:00 (5 min), the partition's DefaultTime: none was requested"
-    assert holding_limit(None, replace(GPU, default_time="5")).words == told
-    assert holding_limit(None, None).words == "the partition's own: none was requested"
+    assert effective_limit(None, replace(GPU, default_time="5")).words == told
+    assert effective_limit(None, None).words == "the partition's own: none was requested"
 
 
 def test_begin_and_deadline_are_absolute_and_the_launchs_own_win():

@@ -173,7 +173,7 @@ def test_a_checkpoint_that_may_not_be_read(
 
     monkeypatch.setattr(Path, "open", as_another_user)
     message = refused("ppo-math", f"actor.path={policy}")
-    assert_in_order(message, "Permission denied", str(weights), "may read it")
+    assert_in_order(message, "Permission denied", str(weights), "readable for this user")
 
 
 # ---- data sets ------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_fewer_questions_than_a_batch(refused: Refused, policy: Path, tmp_path: 
     message = refused(
         "ppo-math", f"dataset.path={path}", f"actor.path={policy}", "dataset.eval_size=10"
     )
-    assert_in_order(message, "50 questions are too few: 64 a batch and 10 held out", str(path))
+    assert_in_order(message, "50 questions are too few: 64 per batch and 10 held out", str(path))
 
 
 def test_a_batch_that_does_not_divide(refused: Refused) -> None:

@@ -208,7 +208,7 @@ def test_calls_take_the_first_workers_of_their_pool_or_all_of_it() -> None:
 
 
 def test_a_call_has_no_more_ranks_than_its_bound() -> None:
-    wishes = {str(most): PlacementRequest(most_ranks=most) for most in (1, 3, 4, 9)}
+    wishes = {str(most): PlacementRequest(max_ranks=most) for most in (1, 3, 4, 9)}
     found = allocate_calls(wishes, {}, n_workers=4)
     assert {name: place.workers for name, place in found.items()} == {
         "1": (0,),

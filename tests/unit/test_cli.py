@@ -737,4 +737,4 @@ def test_a_picture_of_an_unknown_kind_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["graph", "ppo-math", "--out", str(tmp_path / "x.txt")]) == ExitCode.USAGE
-    assert "ends in .png, .svg or .pdf" in capsys.readouterr().err
+    assert "must end in .png, .svg or .pdf" in capsys.readouterr().err

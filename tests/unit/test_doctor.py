@@ -449,7 +449,7 @@ def test_modules_and_setup_come_before_python(spec: ClusterSpec) -> None:
 
 def test_a_step_that_was_cut_off_is_not_there() -> None:
     output = (
-        'noise\n@@ realsys begin host 1.5\nwarning\nREALSYS-CANARY {"a": 1}\n@@ realsys end host 0 2.5\n'
+        'noise\n@@ realsys begin host 1.5\nwarning\nREALSYS-PROBE {"a": 1}\n@@ realsys end host 0 2.5\n'
         "@@ realsys begin gpu_image 3\nsrun: error: pulling\n@@ realsys end gpu_image 124 9\n"
         "@@ realsys begin cpu_image 9\n"
     )
@@ -540,7 +540,7 @@ def test_clusters_init_writes_once(
     path = tmp_path / "config/realsys/clusters/lab.yaml"
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_text() == text
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         site_verbs.clusters("init", "lab", write=True)
 
 

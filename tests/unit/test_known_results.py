@@ -92,7 +92,7 @@ def test_answers_beyond_the_models_positions_are_refused(given):
     model = model_folder(given / "model", {**SEVEN_BILLION, "max_position_embeddings": 4096})
     data = given / "q.jsonl"
     words = [f"actor.path={model}", f"dataset.path={data}", f"dataset.eval_path={data}"]
-    with pytest.raises(ConfigErrors, match="answers of 8192 tokens, and the model has 4096 pos"):
+    with pytest.raises(ConfigErrors, match="answers of 8192 tokens, but the model has 4096 pos"):
         make_plan("qwen2.5-7b-dapo", words)
     fits = [*words, "ppo.gen.max_new_tokens=3000", "ppo.overlong_buffer_len=none"]
     told = GRPOMathExperiment(
@@ -108,4 +108,4 @@ def test_who_computes_on_cpus_beside_gpus_is_told():
     told = " ".join(experiment.remarks(()))
     assert "Set rollout.gpus_per_server=1" in told
     assert "Set evaluator.gpus=1" in told
-    assert "answer on CPUs" not in " ".join(GRPOMathExperiment(mode="async").remarks(()))
+    assert "compute on CPUs" not in " ".join(GRPOMathExperiment(mode="async").remarks(()))

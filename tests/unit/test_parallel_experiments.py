@@ -242,7 +242,7 @@ def test_a_setting_that_the_backend_lacks_is_refused(settings: dict, what: str) 
         ({"actor": {"parallel": "p2"}}, "pipeline"),
         ({"actor": {"parallel": "p2", "backend": "megatron"}}, "3 layers"),
         ({"allocation": "actor_gen:p2"}, "3 layers"),
-        ({"allocation": "reward:t2"}, "role 'reward' has no weights to cut"),
+        ({"allocation": "reward:t2"}, "role 'reward' has no weights to split"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_built_in_model_is_refused(

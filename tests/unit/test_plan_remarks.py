@@ -33,7 +33,7 @@ def test_a_real_model_is_told_the_toys_defaults_that_it_would_get(model, file_ro
     ):
         assert setting in told
     assert "max_new_tokens" not in told  # it was set, if to the same value
-    assert f"the model in {model} has 1,080 numbers" in told
+    assert f"the model in {model} has 1,080 parameters" in told
 
 
 def test_nothing_is_said_where_all_are_set_or_the_model_is_the_toy(model, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 from launcher.cli.command_line import run
 from launcher.cli.verbs import sweep_verbs
 from launcher.control import remove
-from launcher.control.remove import last_sign, refusal, users_of
+from launcher.control.remove import dependent_trials, last_activity, refusal
 from launcher.control.stop import stop
 from launcher.submit.planning import make_plan
 from launcher.submit.submit import make_trial, record_of
@@ -82,7 +82,7 @@ def test_it_asks_and_needs_a_yes_where_nobody_can_be_asked(
     files, _ = make("run1")
     ended(files)
     assert run(["rm", "ppo-math/run1"]) == 2
-    assert "removing 1 trials needs a yes" in capsys.readouterr().err
+    assert "removing 1 trials needs confirmation" in capsys.readouterr().err
     monkeypatch.setattr(sweep_verbs, "is_confirmed", lambda doing, question: False)
     assert run(["rm", "ppo-math/run1"]) == 0
     assert files.plan.exists()
@@ -123,8 +123,8 @@ def test_the_first_trial_of_a_sweep_stays_while_others_use_its_folder(
     note = Submission(job_id="9_1", host="h", after_attempt=0, at=1.0, folder=str(first.submitit))
     write_record(second.submission, note)
     third.code.symlink_to(os.path.relpath(first.code, third.root))
-    assert users_of(first) == ["ppo-math/sweep1-1", "ppo-math/sweep1-2"]
-    assert users_of(second) == users_of(third) == []
+    assert dependent_trials(first) == ["ppo-math/sweep1-1", "ppo-math/sweep1-2"]
+    assert dependent_trials(second) == dependent_trials(third) == []
     assert run(["rm", "ppo-math/sweep1-0", "--yes"]) == 1
     assert "needed by ppo-math/sweep1-1, ppo-math/sweep1-2" in capsys.readouterr().err
     assert run(["rm", "ppo-math/sweep1", "--yes"]) == 0  # all of it: the first one goes last
@@ -140,7 +140,7 @@ def test_a_sweep_of_which_one_trial_runs_stays_whole(capsys: pytest.CaptureFixtu
     )
     write_record(trials[1].submission, note)
     assert run(["rm", "ppo-math/sweep1", "--yes"]) == 1
-    assert "1 of the sweep's 2 trials are not over" in capsys.readouterr().err
+    assert "1 of the sweep's 2 trials have not ended" in capsys.readouterr().err
     assert all(files.plan.exists() for files in trials)
 
 
@@ -163,8 +163,8 @@ def test_a_lost_trial_s_age_is_that_of_its_newest_log() -> None:
     log.touch()
     os.utime(log, (3e9, 3e9))
     view = replace(trial_view(files), started_at=1.0)
-    assert last_sign(files, view) == 3e9
-    assert last_sign(files, replace(view, ended_at=5.0)) == 5.0
+    assert last_activity(files, view) == 3e9
+    assert last_activity(files, replace(view, ended_at=5.0)) == 5.0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder away")

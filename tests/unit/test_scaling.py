@@ -164,7 +164,7 @@ def test_a_maker_is_added_like_the_last_or_like_the_one_named():
         "generation_server/2": "generation_server/1",
         "rollout_worker/2": "rollout_worker/1",
     }
-    assert [unit.name for unit in change.coming] == ["maker_2"]
+    assert [unit.name for unit in change.starting] == ["maker_2"]
     named = rescaled(TWO, EMPTY, ScaleRequest(makers=3, like="maker_0"))
     assert named.scaling.added["rollout_worker/2"] == "rollout_worker/0"
     like_added = rescaled(TWO, named.scaling, ScaleRequest(makers=4, like="maker_2"))
@@ -184,23 +184,23 @@ def test_fewer_means_that_the_last_ones_go():
 
 def test_one_goes_and_the_number_stays():
     change = rescaled(TWO, EMPTY, ScaleRequest(makers=2, drain=("maker_0",)))
-    assert [unit.name for unit in change.going] == ["maker_0"]
-    assert [unit.name for unit in change.coming] == ["maker_2"]
+    assert [unit.name for unit in change.draining] == ["maker_0"]
+    assert [unit.name for unit in change.starting] == ["maker_2"]
 
 
 def test_to_let_one_go_twice_is_the_same():
     once = rescaled(TWO, EMPTY, ScaleRequest(drain=("maker_1",)))
     twice = rescaled(TWO, once.scaling, ScaleRequest(drain=("maker_1",)))
     assert twice.scaling == once.scaling
-    assert [unit.name for unit in twice.going] == ["maker_1"], "it is waited for all the same"
+    assert [unit.name for unit in twice.draining] == ["maker_1"], "it is waited for all the same"
 
 
 def test_a_name_that_the_user_gave_is_not_given_again():
     mine = makers("fast", "maker_2", "slow")
-    (new,) = rescaled(mine, EMPTY, ScaleRequest(makers=4)).coming
+    (new,) = rescaled(mine, EMPTY, ScaleRequest(makers=4)).starting
     assert (new.name, new.workers[0]) == ("maker_3", "generation_server/3")
     mine = makers("maker_3", "a", "b")
-    (new,) = rescaled(mine, EMPTY, ScaleRequest(makers=4)).coming
+    (new,) = rescaled(mine, EMPTY, ScaleRequest(makers=4)).starting
     assert (new.name, new.workers[0]) == ("maker_4", "generation_server/3")
 
 
@@ -273,7 +273,7 @@ def test_names_are_used_once_and_somebody_stays_whatever_is_wished(wishes):
         assert not started & new
         started |= {w for w in new if w.startswith("rollout_worker/")}
         scaling = change.scaling
-        there = [unit for unit in units(TWO, scaling) if not unit.is_going]
+        there = [unit for unit in units(TWO, scaling) if not unit.is_draining]
         assert len(there) == wish.makers if wish.makers else there
         assert len({unit.name for unit in units(TWO, scaling)}) == len(units(TWO, scaling))
         for unit in units(TWO, scaling):  # both of a maker, or none

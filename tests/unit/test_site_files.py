@@ -140,7 +140,7 @@ def test_a_copied_example_is_a_site(home: Path) -> None:
 
 def test_a_site_file_is_never_written_over(home: Path) -> None:
     assert write_spec("mine", "file_root: /f\n") == home / ".config/realsys/clusters/mine.yaml"
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_spec("mine", "file_root: /g\n")
     assert find_cluster("mine").file_root == "/f"
 

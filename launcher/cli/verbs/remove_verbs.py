@@ -97,7 +97,7 @@ def _older(text: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]
     """
     from datetime import datetime
 
-    from launcher.control.remove import last_sign
+    from launcher.control.remove import last_activity
     from launcher.trials.find_trials import all_trials
     from launcher.trials.merged_logs import since_stamp
     from launcher.trials.status import trial_views
@@ -107,4 +107,4 @@ def _older(text: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]
     limit = datetime.fromisoformat(stamp).timestamp()
     trials = list(all_trials(cluster=cluster))
     pairs = zip(trials, trial_views(trials), strict=True)
-    return [(f, v) for f, v in pairs if v.state in State.final() and last_sign(f, v) < limit]
+    return [(f, v) for f, v in pairs if v.state in State.final() and last_activity(f, v) < limit]

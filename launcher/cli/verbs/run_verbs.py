@@ -290,7 +290,7 @@ def stop(
     report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, on_action=output.say)
     view = report.view
     if report.was_over:
-        output.say(f"{view.trial} is already {view.state.value}; nothing was done")
+        output.say(f"{view.trial} is {view.state.value}; nothing runs, nothing was done")
     else:
         is_done = view.state is State.COMPLETED
         how = "" if is_done else f"; resume it: realsys resume {view.trial}"
@@ -339,14 +339,14 @@ def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> 
     Raises:
         TrialIsLive: another submission's supervisor took it, not that of ``mine``.
     """
-    from launcher.submit.submit import refuse_if_taken
+    from launcher.submit.submit import check_attempt_is_ours
     from launcher.terminal import output
     from launcher.trials.render import summary
     from launcher.trials.trial_state import State
 
     view = _await_attempt(files)
     if mine is not None:
-        refuse_if_taken(files, view.attempt, mine)
+        check_attempt_is_ours(files, view.attempt, mine)
     if view.state in (State.LOST, State.FAILED):
         for line in summary(view, files):
             output.say(line)

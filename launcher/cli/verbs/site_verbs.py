@@ -90,16 +90,16 @@ def doctor(
     if not gpu and (nodes is not None or nodelist is not None or with_gloo):
         raise typer.BadParameter("--nodes, --nodelist and --with-gloo need --gpu")
     spec = find_cluster(cluster)
-    asked = GpuProbeRequest(nodes=nodes, nodelist=nodelist, gloo=with_gloo) if gpu else None
-    if asked is not None and spec.scheduler != "slurm" and (nodes or nodelist):
+    probe = GpuProbeRequest(nodes=nodes, nodelist=nodelist, gloo=with_gloo) if gpu else None
+    if probe is not None and spec.scheduler != "slurm" and (nodes or nodelist):
         raise typer.BadParameter("this machine is one node; --nodes and --nodelist need Slurm")
     if spec.scheduler == "slurm":
         output.say("running a small job on a compute node; waiting up to a minute for one")
-    if asked is not None:
-        minutes = max_gpu_probe_s(spec, partition, asked) / 60
+    if probe is not None:
+        minutes = max_gpu_probe_s(spec, partition, probe) / 60
         output.say(f"then measuring GPUs: a minute or two, {minutes:.0f} if something hangs")
     found = []
-    for finding in examine(spec, partition=partition, gpu=asked):
+    for finding in examine(spec, partition=partition, gpu=probe):
         found.append(finding)
         if not json:
             _print_finding(finding)

@@ -34,7 +34,7 @@ class PartitionFacts:
     max_mib_per_node: int | None = None
     max_mib_per_cpu: int | None = None
 
-    def may_use(self, account: str | None, qos: str | None) -> Iterator[str]:
+    def access_problems(self, account: str | None, qos: str | None) -> Iterator[str]:
         """Yields the reasons why jobs of this account and QOS never start here; None means unknown and is
         not checked.
         """
@@ -86,7 +86,7 @@ class SiteFacts:
     accounts: tuple[Account, ...] | None = None
     enforces_accounts: bool = False  # Slurm refuses jobs under accounts that the user does not have
 
-    def out(self, hosts: Iterable[str]) -> dict[str, str]:
+    def unavailable(self, hosts: Iterable[str]) -> dict[str, str]:
         """Selects the hosts that start no jobs: name → ``DRAIN: bad fan``."""
         found = ((host, self.nodes.get(host)) for host in hosts)
         return {

@@ -132,7 +132,7 @@ def _partition(
     name: str, spec: PartitionSpec, kinds: tuple[NodeKind, ...], facts: SiteFacts
 ) -> Iterator[str]:
     yield f"  {scalar(name)}:"
-    out = facts.out(host for kind in kinds for host in hosts_of(kind.nodelist))
+    out = facts.unavailable(host for kind in kinds for host in hosts_of(kind.nodelist))
     for line in _about(facts.partitions.get(name, PartitionFacts()), kinds, out):
         yield "    # " + re.sub(r"\s+", " ", line)
     shapes = {kind.shape for kind in kinds}

@@ -53,13 +53,13 @@ def examine(
     except ConfigError as error:
         yield of_error("containers", error)
         return
-    asked: list[Finding] = []
+    login_findings: list[Finding] = []
     for finding in slurm_findings(spec, list(job.request)):
-        asked.append(finding)
+        login_findings.append(finding)
         yield finding
-    yield from _there(job, asked)
+    yield from _there(job, login_findings)
     if gpu is not None:
-        if _refused(asked):
+        if _refused(login_findings):
             why = "Slurm refuses such a job"
             yield from unchecked([GPU_NODES], why, "see slurm and submission")
         else:
@@ -112,9 +112,9 @@ def image_findings(spec: ClusterSpec) -> Iterator[Finding]:
             yield from found or [Finding(where, True, image)]
 
 
-def _there(job: NodeJob, asked: list[Finding]) -> Iterator[Finding]:
+def _there(job: NodeJob, login_findings: list[Finding]) -> Iterator[Finding]:
     """Runs the node job and yields its findings; skipped if Slurm already refused such a job."""
-    if refused := _refused(asked):
+    if refused := _refused(login_findings):
         error = ClusterError(refused[0].what, where=refused[0].name, fix=refused[0].fix)
         yield from unchecked_node(job, error)
         return
@@ -131,8 +131,8 @@ def _there(job: NodeJob, asked: list[Finding]) -> Iterator[Finding]:
         yield from node_findings(job, with_write_visibility(job, seen))
 
 
-def _refused(asked: list[Finding]) -> list[Finding]:
-    return [f for f in asked if f.name in ("slurm", "submission") and not f.ok]
+def _refused(login_findings: list[Finding]) -> list[Finding]:
+    return [f for f in login_findings if f.name in ("slurm", "submission") and not f.ok]
 
 
 def _no_node(error: ClusterError) -> ClusterError:

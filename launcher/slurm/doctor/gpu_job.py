@@ -54,11 +54,11 @@ class GpuProbeRequest:
 
 
 def gpu_findings(
-    spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest
+    spec: ClusterSpec, partition: str | None, probe: GpuProbeRequest
 ) -> Iterator[Finding]:
     """Runs the GPU job and yields its findings."""
     try:
-        wanted, seen = _look(spec, partition, asked)
+        wanted, seen = _look(spec, partition, probe)
     except (ClusterError, ConfigError) as error:
         fix = error.fix or "try again later"
         yield Finding(GPU_NODES, None, f"not checked: {error.what}", fix)
@@ -86,22 +86,22 @@ def outliers(checks: list[Check], wanted: Wanted) -> Finding:
     return Finding("outliers", True, f"none of {len(wanted.nodes)}")
 
 
-def max_gpu_probe_s(spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest) -> float:
+def max_gpu_probe_s(spec: ClusterSpec, partition: str | None, probe: GpuProbeRequest) -> float:
     """Returns the longest time the measurement may take in seconds, without the wait for nodes."""
-    return _wanted(spec, partition, asked, lock="").longest_s
+    return _wanted(spec, partition, probe, lock="").longest_s
 
 
-def gpu_request(spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest) -> list[str]:
+def gpu_request(spec: ClusterSpec, partition: str | None, probe: GpuProbeRequest) -> list[str]:
     """Builds salloc's options of the GPU job: all GPUs of each node (pure)."""
     described = _described(spec, partition)
-    wanted = _wanted(spec, partition, asked, lock="")
+    wanted = _wanted(spec, partition, probe, lock="")
     cpus = min(described.cpus, 2 * wanted.processes)
     memory = min(described.memory_mib, MIB_PER_PROCESS * wanted.processes)
     found = site_request(spec, partition)
     found += [f"--nodes={len(wanted.nodes)}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
     found += [f"--mem={memory}M", f"--time={int(wanted.longest_s // 60) + 2}"]
-    if asked.nodelist:
-        found.append(f"--nodelist={asked.nodelist}")
+    if probe.nodelist:
+        found.append(f"--nodelist={probe.nodelist}")
     if described.gpus:
         kind = f"{described.gpu_type}:" if described.gpu_type else ""
         found.append(f"--gres=gpu:{kind}{described.gpus}")
@@ -109,25 +109,25 @@ def gpu_request(spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest
 
 
 def _look(
-    spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest
+    spec: ClusterSpec, partition: str | None, probe: GpuProbeRequest
 ) -> tuple[Wanted, ProbeRecords]:
     root = Path(spec.file_root)
     lock = root / f".realsys-doctor-{secrets.token_hex(8)}.lock"
-    wanted = _wanted(spec, partition, asked, lock=str(lock))
+    wanted = _wanted(spec, partition, probe, lock=str(lock))
     if wanted.processes == 0:
         raise ClusterError(
             f"{_where(spec, partition)} has no GPUs",
             where="--gpu",
             fix="another partition (--partition), gpus in the site file, or --with-gloo to try it on CPUs",
         )
-    image = spec.gpu_image or (spec.cpu_image if asked.gloo else None)
+    image = spec.gpu_image or (spec.cpu_image if probe.gloo else None)
     python = f"{spec.venv}/bin/python" if spec.venv else sys.executable
-    place = place_of(spec, image, gpu=not asked.gloo, python=python, in_shell=True)
+    place = place_of(spec, image, gpu=not probe.gloo, python=python, in_shell=True)
     if spec.scheduler != "slurm":
         return wanted, examine(wanted, place, os.environ)
     make_folders(root, root=root)
     try:
-        return _in_job(wanted, place, gpu_request(spec, partition, asked))
+        return _in_job(wanted, place, gpu_request(spec, partition, probe))
     finally:
         lock.unlink(missing_ok=True)
 
@@ -172,7 +172,7 @@ def _driver(wanted: Wanted, place: ProbeTarget) -> str:
 
 
 def _wanted(
-    spec: ClusterSpec, partition: str | None, asked: GpuProbeRequest, *, lock: str
+    spec: ClusterSpec, partition: str | None, probe: GpuProbeRequest, *, lock: str
 ) -> Wanted:
     """Describes the measurement; node names are ``?`` until Slurm has granted the job."""
     low, _, high = (spec.port_range or "").partition("-")
@@ -181,14 +181,14 @@ def _wanted(
     gpus = described.gpus if is_slurm else machine_gpus(os.environ)
     if not is_slurm:
         nodes: tuple[str, ...] = (socket.gethostname().partition(".")[0],)
-    elif asked.nodelist and asked.nodes is None:
-        nodes = expand(asked.nodelist)
+    elif probe.nodelist and probe.nodes is None:
+        nodes = expand(probe.nodelist)
     else:
-        nodes = ("?",) * (asked.nodes or min(2, described.nodes or 1))
+        nodes = ("?",) * (probe.nodes or min(2, described.nodes or 1))
     return Wanted(
         nodes=nodes,
-        device="cpu" if asked.gloo else "cuda",
-        processes=CPU_PROCESSES if asked.gloo else gpus,
+        device="cpu" if probe.gloo else "cuda",
+        processes=CPU_PROCESSES if probe.gloo else gpus,
         gpus=gpus,
         gpu_type=described.gpu_type if is_slurm else None,
         lock=lock if is_slurm else "",

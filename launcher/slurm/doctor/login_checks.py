@@ -131,9 +131,9 @@ def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]
                 f"remove it from partitions; there are {', '.join(there)}",
             )
             continue
-        lacks = list(_lacks(described, there[name]))
-        shut = list(_shut(name, spec, site))
-        out = site.facts.out(h for k in site.kinds[name] for h in hosts_of(k.nodelist))
+        lacks = list(_missing_resources(described, there[name]))
+        shut = list(_access_problems(name, spec, site))
+        out = site.facts.unavailable(h for k in site.kinds[name] for h in hosts_of(k.nodelist))
         if shut:
             fix = "choose another partition, account or QOS, or wait until the site opens it"
             yield Finding(f"partition {name}", False, "; ".join([*shut, *lacks]), fix)
@@ -141,7 +141,9 @@ def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]
             fix = "compare with `realsys clusters init`, and correct the site file"
             yield Finding(f"partition {name}", False, "; ".join(lacks), fix)
         else:
-            yield Finding(f"partition {name}", True, _has(described) + _without(out))
+            yield Finding(
+                f"partition {name}", True, _resources_text(described) + _unavailable_text(out)
+            )
     if not spec.partitions:
         yield Finding(
             "partitions",
@@ -151,7 +153,7 @@ def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]
         )
 
 
-def _shut(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
+def _access_problems(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
     """Yields the reasons why none of this user's jobs starts in the partition."""
     facts = site.facts.partitions.get(name, PartitionFacts())
     if facts.state != "UP":
@@ -159,21 +161,21 @@ def _shut(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
     default = site.facts.default_account
     account = spec.slurm.account or (default.name if default else None)
     qos = spec.slurm.qos or (default.default_qos if default else None)
-    yield from facts.may_use(account, qos)
+    yield from facts.access_problems(account, qos)
     hosts = [host for kind in site.kinds[name] for host in hosts_of(kind.nodelist)]
-    out = site.facts.out(hosts)
+    out = site.facts.unavailable(hosts)
     if hosts and len(out) == len(set(hosts)):
-        yield f"all its nodes are out{_without(out)}"
+        yield f"all its nodes are out{_unavailable_text(out)}"
 
 
-def _without(out: Mapping[str, str]) -> str:
+def _unavailable_text(out: Mapping[str, str]) -> str:
     """Renders ``; down or drained: n3 (DRAIN: bad fan)``; empty if all nodes are up."""
     named = [f"{node} ({why})" for node, why in list(out.items())[:_MOST_NODES]]
     more = f" and {len(out) - _MOST_NODES} more" if len(out) > _MOST_NODES else ""
     return f"; down or drained: {', '.join(named)}{more}" if named else ""
 
 
-def _lacks(configured: PartitionSpec, actual: PartitionSpec) -> Iterator[str]:
+def _missing_resources(configured: PartitionSpec, actual: PartitionSpec) -> Iterator[str]:
     for option in ("nodes", "cpus", "memory_mib", "gpus"):
         promised, found = getattr(configured, option), getattr(actual, option)
         if promised is not None and found is not None and promised > found:
@@ -193,7 +195,7 @@ def _same_time(one: str | None, other: str) -> bool:
     return False
 
 
-def _has(spec: PartitionSpec) -> str:
+def _resources_text(spec: PartitionSpec) -> str:
     nodes = f"{spec.nodes} nodes, each " if spec.nodes else "each node "
     gpus = f", {spec.gpus} × {spec.gpu_type or 'gpu'}" if spec.gpus else ""
     return f"{nodes}{spec.cpus} CPUs, {spec.memory_mib} MiB{gpus}"

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-MARK = "REALSYS-CANARY "
+MARK = "REALSYS-PROBE "
 PORTS_TRIED = 32
 CONNECT_S = 5.0
 

@@ -39,17 +39,17 @@ def local_store_finding(spec: ClusterSpec) -> Finding:
 def node_store_probe(spec: ClusterSpec) -> dict[str, Any]:
     """Lists what node_probe.py must test on a compute node: folder, endpoints, files, programs."""
     url = spec.name_resolve or ""
-    asked: dict[str, Any] = {"folder": None, "endpoints": [], "files": [], "programs": []}
+    probe: dict[str, Any] = {"folder": None, "endpoints": [], "files": [], "programs": []}
     if url.startswith("file://"):
-        asked["folder"] = unquote(url.removeprefix("file://"))
+        probe["folder"] = unquote(url.removeprefix("file://"))
     elif url == JOB_ETCD:
-        asked["programs"] = [PROGRAM]
+        probe["programs"] = [PROGRAM]
     elif url.startswith(ETCD):
         from realsys.name_resolve.etcd.access import endpoints_of
 
-        asked["endpoints"] = list(endpoints_of(url))
-        asked["files"] = _files(spec.etcd)
-    return asked
+        probe["endpoints"] = list(endpoints_of(url))
+        probe["files"] = _files(spec.etcd)
+    return probe
 
 
 def node_store_finding(spec: ClusterSpec, problems: list[str]) -> Finding:
