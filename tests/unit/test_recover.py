@@ -580,7 +580,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path
     loop.files, loop.rollouts, loop.step, loop.ckpt_keep = files, None, 7, 2
     loop.outbox = Outbox(may_publish=lambda: True, patience_s=1.0)
     loop.progress = SimpleNamespace(publish=lambda what: None)
-    loop.executor = SimpleNamespace(ahead=returns(None))
+    loop.executor = SimpleNamespace(prefetched=returns(None))
     loop.workers = SimpleNamespace(records=[], call_all=returns([]))
     loop.publisher = SimpleNamespace(lineage=EVERYTHING, allow_checkpoint=lambda step: None)
     loop.runner = SimpleNamespace(phase_files=phase, attempt=SimpleNamespace(number=1))

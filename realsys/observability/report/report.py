@@ -1,7 +1,7 @@
-"""report.html: one page that tells a trial's run, made from its folder alone.
+"""report.html: one page that describes a trial's run, made from its folder alone.
 
-Works while the trial runs, after it failed and when it is done; nothing on the page is fetched from
-elsewhere. ``python -m realsys.observability.report.report TRIAL_DIR`` writes it anew.
+Works while the trial runs, after it failed and when it is done; the page loads nothing from elsewhere.
+``python -m realsys.observability.report.report TRIAL_DIR`` recreates it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from realsys.trial.records import TrialFiles
 
 
 def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
-    """Writes the page whole (temporary file, rename) and returns its path.
+    """Writes the page atomically and returns its path.
 
     Args:
         trial_dir: the trial's folder.
@@ -44,7 +44,7 @@ def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
 
 
 def report_html(story: TrialStory) -> str:
-    """The page."""
+    """Returns the page as HTML."""
     return page(
         f"{story.trial} · realsys report",
         [
@@ -66,7 +66,7 @@ def report_html(story: TrialStory) -> str:
 
 
 def going_on(story: TrialStory) -> str:
-    """Commands for what one may want next."""
+    """Returns useful next commands as HTML."""
     steps = {
         AttemptOutcome.RUNNING: (f"realsys watch {story.trial}", "attach the live view"),
         AttemptOutcome.UNKNOWN: (f"realsys status {story.trial}", "ask how it stands"),
@@ -93,7 +93,7 @@ def going_on(story: TrialStory) -> str:
 
 
 def _newest_checkpoint(story: TrialStory) -> Path | None:
-    """The newest saved folder of the run's product: its first role, or the only one."""
+    """Returns the newest saved folder of the run's product: its first role, or the only one."""
     folder = story.main.files.checkpoints
     if not folder.is_dir():
         return None
@@ -123,7 +123,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m realsys.observability.report.report",
         description="Write a trial's report.html from its folder.",

@@ -1,6 +1,6 @@
-"""What the report shows further down: time, dataflow, settings. From the trial's story to HTML.
+"""Lower sections of the report: time, dataflow, settings. From a TrialStory to HTML.
 
-Every text of the trial is escaped.
+All text of the trial is escaped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from realsys.observability.timeline import mean_ratio, mfc_summary, role_of, typ
 
 
 def time_spent(story: TrialStory) -> str:
-    """Seconds and share of each call, and the picture of a typical step."""
+    """Renders seconds and share of each call, and the picture of a typical step."""
     events = story.main.events
     summary, ratio = mfc_summary(events), mean_ratio(events)
     if not summary or ratio is None:
@@ -50,7 +50,7 @@ def time_spent(story: TrialStory) -> str:
 
 
 def predicted(story: TrialStory) -> str:
-    """What the launch predicted, beside what was measured."""
+    """Renders the launch's prediction beside the measurement."""
     record = story.prediction
     rows = predicted_rows(record, story.main.events) if record else []
     if record is None or not rows:
@@ -73,13 +73,13 @@ def predicted(story: TrialStory) -> str:
 
 
 def mfc_roles(story: TrialStory) -> dict[str, str]:
-    """Call → role, as planned."""
+    """Returns call → role, from the plan."""
     plan = story.main_plan
     return {rpc.name: rpc.role for rpc in plan.config.model_rpcs} if plan else {}
 
 
 def dataflow(story: TrialStory) -> str:
-    """Picture of the graph, and its text for those who can't see it."""
+    """Renders the graph as a picture, and as text for screen readers."""
     plan = story.main_plan
     if plan is None:
         return ""
@@ -92,7 +92,7 @@ def dataflow(story: TrialStory) -> str:
 
 
 def settings(story: TrialStory) -> str:
-    """What differs from the defaults; every option, folded."""
+    """Renders the settings that differ from defaults, and all options, folded."""
     if story.plan is None or not story.plan.options:
         return ""
     rows = option_rows(story.plan.options, story.plan.experiment_name)

@@ -15,7 +15,7 @@ MANY = 50
 
 
 def evaluations(story: TrialStory) -> str:
-    """A row a checkpoint, the newest first; nothing where none was evaluated."""
+    """Renders a row per checkpoint, newest first; nothing if there are none."""
     rows = newest_rows(story.main.evaluations)
     if not rows:
         return ""

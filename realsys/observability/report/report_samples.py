@@ -16,7 +16,7 @@ Sample = Mapping[str, Any]
 
 
 def samples(story: TrialStory) -> str:
-    """The first prompts in the file's order, so that none is picked for its answer."""
+    """Renders the first prompts in file order, so that none is selected by its answer."""
     rows = story.main.samples
     if not rows:
         return ""

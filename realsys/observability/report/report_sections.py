@@ -1,6 +1,6 @@
-"""What the report shows first: headline, failure, curves. From the trial's story to HTML.
+"""Top sections of the report: headline, failure, curves. From a TrialStory to HTML.
 
-Every text of the trial is escaped.
+All text of the trial is escaped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BADGE = {
 
 
 def headline(story: TrialStory) -> str:
-    """Trial, result and the figures that one looks for first."""
+    """Renders trial, result and the main figures."""
     metrics = table(story.main.all_metrics)
     figures = [_steps_figure(story), _duration_figure(story)]
     accuracy = first_and_last(metrics, ACCURACY) or first_and_last(metrics, SAVED_ACCURACY)
@@ -107,7 +107,7 @@ def _accuracy_figure(first: float, last: float) -> tuple[str, str]:
 
 
 def failure_box(story: TrialStory) -> str:
-    """Which worker, where, why, its last log lines; nothing when nothing failed."""
+    """Renders the first failure: worker, host, reason, last log lines; nothing if there is none."""
     if story.failure is None:
         return ""
     first = story.failure
@@ -129,7 +129,7 @@ def failure_box(story: TrialStory) -> str:
 
 
 def _log(failure: Failure) -> str:
-    """The last lines in sight, the ones before them folded."""
+    """Renders the last lines openly and those before folded."""
     lines = [escape(without_colours(line)) for line in failure.log_tail]
     earlier, last = lines[:-LOG_LINES], lines[-LOG_LINES:]
     name = f"Last lines of <code>{escape(failure.log)}</code>" if failure.log else "Last log lines"
@@ -142,7 +142,7 @@ def _log(failure: Failure) -> str:
 
 
 def notes_box(story: TrialStory) -> str:
-    """Files that could not be read."""
+    """Lists files that could not be read."""
     if not story.notes:
         return ""
     lines = "".join(f"<p>{escape(note)}</p>" for note in story.notes[:10])
@@ -152,7 +152,7 @@ def notes_box(story: TrialStory) -> str:
 
 
 def curves(story: TrialStory) -> str:
-    """The main curves, then every other metric, folded."""
+    """Renders the main curves, then every other metric, folded."""
     metrics = table(story.main.all_metrics)
     seconds = tuple((int(r["step"]), r["wall_s"]) for r in step_rows(story.main.events))
     shown = main_curves(metrics, seconds)
@@ -184,7 +184,7 @@ def _card(curve: Curve) -> str:
 
 
 def preparing(story: TrialStory) -> str:
-    """A small loss curve per phase that made the start; one that was cached says so."""
+    """Renders a small loss curve per preparing phase; a cached one is marked as such."""
     cards = []
     for phase in story.preparing:
         metrics = table(phase.metrics)
