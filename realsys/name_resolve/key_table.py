@@ -172,7 +172,7 @@ KEY_TABLE: tuple[KeyRow, ...] = (
     KeyRow(
         name="command",
         pattern="command/<type>/<index>",
-        writer="whoever steers the worker",
+        writer="launcher: tell; supervisor: stacks",
         reader="the worker's heartbeat process",
         lifetime="until the worker takes it",
     ),
@@ -215,14 +215,14 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         name="checkpoint",
         pattern="checkpoint/<phase>",
         writer="master, before it renames a checkpoint into place",
-        reader="nobody: the transaction is the point",
+        reader="none: it fences the rename",
         lifetime=_TRIAL,
     ),
     KeyRow(
         name="saved_model",
         pattern="saved_model/<role>",
         writer="master, before it renames a saved model into place",
-        reader="nobody: the transaction is the point",
+        reader="none: it fences the rename",
         lifetime=_TRIAL,
     ),
     KeyRow(
@@ -271,7 +271,7 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         name="component",
         pattern="component/<index>",
         writer="layout split: who runs in that Slurm job, 0 is the supervisor",
-        reader="supervisor; component agents look at 0",
+        reader="supervisor; component agents read 0",
         lifetime=_LEASE,
     ),
     KeyRow(

@@ -23,14 +23,14 @@ class Op(StrEnum):
     TOOK_ATTEMPT = "took_attempt"  # supervisor: the store gave it this attempt
     REGISTERED = "registered"  # worker: its key is in the store
     RESUMED = (
-        "resumed"  # master: goes on after ``step``; everything later of older attempts is dead
+        "resumed"  # master: resumes after ``step``; everything later of older attempts is dead
     )
     STEP = "step"  # master: the metrics row of ``step`` is written
     CHECKPOINT = "checkpoint"  # master: the store accepted the recovery checkpoint of ``step``
     SAVE = "save"  # the store accepted a published model
     DONE = "done"  # master: the store accepted that all steps are done
     REFUSED = "refused"  # a fenced write was refused: another attempt runs
-    EXITED = "exited"  # a process ended: says so itself, or its parent does
+    EXITED = "exited"  # a process ended: written by itself or its parent
     LOST = "lost"  # supervisor: declares ``worker`` lost
     RESTARTED = "restarted"  # supervisor: has started ``worker`` again, by itself
     DIED = "died"  # test harness: it killed ``worker`` or its node

@@ -114,7 +114,7 @@ def _no_write_after_a_newer_attempt(rows: Sequence[Row], slack_s: float) -> Iter
         attempt, sent = int(row["attempt"]), float(row.get("began", row["at"])) - slack_s
         fenced = row["op"] in FENCED
         if not fenced and not _counts(row, lineage):
-            continue  # of a dead branch: nobody reads it
+            continue  # of a dead branch, which is never read
         for number, newer in (taken if fenced else written).items():
             if number > attempt and float(newer["at"]) < sent:
                 yield (
@@ -144,7 +144,7 @@ def _deaths_are_noticed(rows: Sequence[Row], within_s: float, until: float) -> I
         notices = [r for r in rows if _notices(r, row) and float(r["at"]) >= float(row["at"])]
         first = min((float(r["at"]) for r in notices), default=None)
         if first is None:
-            yield f"nobody noticed that {_who(row)} died ({_when(row)})"
+            yield f"the death of {_who(row)} was not noticed ({_when(row)})"
         elif first > deadline:
             late_s = first - float(row["at"])
             yield f"{_who(row)} died ({_when(row)}), noticed after {late_s:.1f} s, allowed {within_s:g} s"

@@ -114,7 +114,7 @@ def _run_id(path: Path) -> str:
 def _warn(error: Exception) -> None:
     first_line = (str(error).splitlines() or [""])[0]
     logger.warning(
-        "wandb switched off error=%s: %s; metrics.jsonl goes on, `wandb sync` can send offline runs",
+        "wandb switched off error=%s: %s; metrics.jsonl continues, `wandb sync` can send offline runs",
         type(error).__name__,
         first_line,
     )

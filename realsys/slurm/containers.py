@@ -175,13 +175,13 @@ def image_warnings(container: ContainerSpec, image: str | None, *, where: str) -
         return
     if is_mutable(image):
         yield (
-            f"{where}: {image} may be another image tomorrow, or on another node; name a tag or a digest, "
+            f"{where}: {image} may change over time or between nodes; name a tag or a digest, "
             f"or keep it as a file: realsys image pull {shlex.quote(image)}"
         )
     if container.runtime == "pyxis" and container.name:
         yield (
-            f"container.name {container.name}: a node that has this container goes on with it and does "
-            f"not look at {where}, nor at new mounts"
+            f"container.name {container.name}: a node that has this container reuses it and ignores "
+            f"{where} and new mounts"
         )
 
 

@@ -76,7 +76,7 @@ def own_devices(visible: str | None, local_task: int, gpus_per_task: float) -> s
     entries = [e.strip() for e in (visible or "").split(",") if e.strip()]
     if wanted.stop > len(entries):
         raise ClusterError(
-            f"task {local_task} of this node should use GPU {wanted.stop} of the step's, and Slurm "
+            f"task {local_task} of this node should use GPU {wanted.stop} of the step's, but Slurm "
             f"gave {len(entries)}",
             where=f"CUDA_VISIBLE_DEVICES={visible or '(not set)'}",
             fix="check GresTypes and gres.conf with `realsys doctor`, or set slurm.gpu_binding: "

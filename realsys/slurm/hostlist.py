@@ -174,4 +174,4 @@ def _too_many(text: str) -> ConfigError:
 
 
 def _refused(text: str, why: str, fix: str) -> ConfigError:
-    return ConfigError(f"{text!r} is no hostlist: {why}", where="hostlist", fix=fix)
+    return ConfigError(f"{text!r} is not a hostlist: {why}", where="hostlist", fix=fix)

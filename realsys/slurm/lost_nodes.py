@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from realsys.slurm.hostlist import compress, expand
 from realsys.trial.records import ExitMarker
 
-# In a failure's own words: nobody saw the worker end, its node just fell silent; or CUDA says that a GPU
-# is broken (not seen on a real one).
+# Texts of failures: the worker's end was not observed because its node fell silent; or CUDA reports a
+# broken GPU (not seen on a real one).
 _OF_A_NODE = (
     *("its node is lost", "but has not ended within", "ode failure"),
     "has not been seen to end",  # in records before 0.2

@@ -522,7 +522,7 @@ def main() -> None:
     stages = {"hold": hold, "look": look, "reduce": reduce, "rank": rank}
     stages[request["stage"]](request)
     sys.stdout.flush()
-    os._exit(0)  # whoever hangs in a driver must not keep the others' numbers
+    os._exit(0)  # a thread that hangs in a driver must not delay the others' numbers
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ class _Found:
                 against[node] = (
                     f"began, and was not done after {self.wanted.look_s + self.wanted.starts_s:.0f} s"
                 )
-        fix = "look at that node: is its driver hanging (dmesg), is the image there?"
+        fix = "check that node: does its driver hang (dmesg), does the image exist?"
         return _check("nodes", f"{len(ended)} answered: {compress(sorted(ended))}", against, fix)
 
     def driver(self) -> Check:
@@ -520,7 +520,7 @@ class _Found:
                 against.setdefault(node, f"{which}{words(rate)}, the median is {words(median)}")
         if not rates and not against:
             return Check(name, None, "not checked: nobody came so far", "see the lines above")
-        fix = "leave the node out, and ask the site to look at it: cooling, power, cables, NVLink"
+        fix = "leave the node out, and ask the site to check it: cooling, power, cables, NVLink"
         return _check(name, f"{_span(rates.values(), words)}; {how}", against, fix)
 
     def _broken(self, *, before: str = "", doing: str = "") -> dict[str, str]:

@@ -147,7 +147,7 @@ class GserverManagerClient:
             before = told
             if time.monotonic() - well_s > NONE_WELL_S:
                 raise RolloutError(
-                    f"no generation server has been well for {NONE_WELL_S:g} s: {told}",
+                    f"no generation server has been healthy for {NONE_WELL_S:g} s: {told}",
                     where=MANAGER,
                     fix="see their logs (realsys logs TRIAL generation_server); then realsys resume",
                 )

@@ -141,7 +141,7 @@ class RolloutDispatcher:
         losses = self._losses[request.worker]
         while not (over := self._over or self._may_leave(request.worker)):
             if self._losses[request.worker] != losses:
-                break  # whoever asked is gone: what it left is not for it
+                break  # the requesting worker has ended
             while len(tickets) < request.room and (ticket := self._next_ticket(request.worker)):
                 tickets.append(ticket)
             left = deadline - time.monotonic()
@@ -277,7 +277,7 @@ class RolloutDispatcher:
     def _lose(self, worker: str) -> None:
         self._losses[worker] += 1
         if self._ledger is not None and (numbers := self._ledger.lost(worker)):
-            logger.warning("prompts given out anew worker=%s num=%d", worker, len(numbers))
+            logger.warning("prompts reassigned worker=%s num=%d", worker, len(numbers))
             for number in numbers:
                 self._left(number, self._given[number])
         self._changed.notify_all()

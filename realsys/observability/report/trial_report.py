@@ -16,7 +16,7 @@ from realsys.api.plan import LaunchPlan, PhasePlan, read_plan
 from realsys.observability.evaluations import metric_rows
 from realsys.observability.events import Event, parse_events
 from realsys.observability.jsonl import parse_jsonl
-from realsys.observability.report.attempt_story import (
+from realsys.observability.report.attempt_outcomes import (
     Attempt,
     AttemptOutcome,
     duration_s,
@@ -56,7 +56,7 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialStory:
+class TrialReport:
     """Everything that the report shows."""
 
     root: Path
@@ -83,7 +83,7 @@ class TrialStory:
         return self.attempts[-1].marker if self.attempts else None
 
 
-def read_story(trial_dir: Path) -> TrialStory:
+def read_trial_report(trial_dir: Path) -> TrialReport:
     """Reads a trial folder.
 
     Raises:
@@ -103,7 +103,7 @@ def read_story(trial_dir: Path) -> TrialStory:
     read = [reader.attempt(a) for a in files.all_attempts()]
     attempts = tuple(a for a in read if a is not None)
     main = reader.phase("main", trial_dir)
-    return TrialStory(
+    return TrialReport(
         root=trial_dir,
         trial=_trial_name(trial_dir, plan, record),
         outcome=outcome(attempts),
