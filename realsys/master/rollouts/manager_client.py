@@ -143,7 +143,7 @@ class GserverManagerClient:
                 continue
             told = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
             if told != before:
-                logger.warning("no generation server is well why=%s", told)
+                logger.warning("no healthy generation server reason=%s", told)
             before = told
             if time.monotonic() - well_s > NONE_WELL_S:
                 raise RolloutError(

@@ -190,7 +190,7 @@ class RolloutDispatcher:
             number, request.tries, oldest=request.oldest, newest=request.newest
         )
         if not verdict.kept:
-            logger.info("delivery refused id=%s why=%s", sample_id, verdict.why)
+            logger.info("delivery refused id=%s reason=%s", sample_id, verdict.why)
             self._unused.append((request.holder, sample_id))
         elif request.meta.ids != (sample_id,):
             raise InternalError(
@@ -228,7 +228,7 @@ class RolloutDispatcher:
                 if request.unscored:
                     self._unscored.add(number)
                 logger.warning(
-                    "rollout failed id=%s by=%s why=%s", request.id, request.worker, request.why
+                    "rollout failed id=%s by=%s reason=%s", request.id, request.worker, request.why
                 )
                 self._failures[number] += 1
                 if self._failures[number] >= MAX_FAILURES:
@@ -246,7 +246,7 @@ class RolloutDispatcher:
         self._unscored.discard(number)
         self._set_aside.append(request.id)
         logger.warning(
-            "record set aside id=%s num=%d why=%s", request.id, len(self._set_aside), request.why
+            "record set aside id=%s num=%d reason=%s", request.id, len(self._set_aside), request.why
         )
         num_aside, num_all = len(self._set_aside), len(self._set_aside) + self._num_kept
         if self._failed is None and too_many(num_aside, num_all):
