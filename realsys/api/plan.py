@@ -50,7 +50,7 @@ class StepPlan:
         gpus_per_task: a fraction below 1 when several tasks share one GPU.
         gpus_per_node: GPUs that the step has on each of its nodes; 0 without GPUs. Meant for
             ``gpu_binding`` visible: task l of a node (SLURM_LOCALID) uses entries
-            ``realsys.slurm.gpus.slots`` of them.
+            ``realsys.slurm.gpus.gpu_positions`` of them.
         gpu_binding: ``visible``, ``per_task`` (srun's --gpus-per-task) or ``none``.
         time_limit: of this step alone, where it is shorter than the job's.
     """

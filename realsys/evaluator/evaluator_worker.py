@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 EvaluateOne = Callable[[SavedCheckpoint, Callable[[], None]], Mapping[str, float]]
 CUT_OFF = "its process ended while it was at it"
-SURE_S = 10.0  # at the files of checkpoints whose names are those that were there
+SURE_S = 10.0  # interval of checking the files of checkpoints with unchanged names
 
 
 class LeaveRequested(Exception):
@@ -145,7 +145,7 @@ class EvaluatorLoop:
         finally:
             self._world.ends()
         if not self._saved.is_unchanged(checkpoint):
-            # Saved anew or gone meanwhile: nobody knows which weights these figures are of.
+            # Saved again or removed meanwhile: the weights of these figures are unknown.
             logger.warning("checkpoint changed while it was evaluated step=%d", checkpoint.step)
             outcome = replace(trying, standing=EvaluationState.RETRY, tries=action.number - 1)
         seconds = time.monotonic() - began_s

@@ -68,7 +68,7 @@ def next_action(
     for checkpoint in sorted(checkpoints, key=lambda c: c.step):
         known = evaluations.get(checkpoint.step)
         if known is not None and known.weights != checkpoint.weights:
-            known = None  # saved anew by a resumed run, with other weights
+            known = None  # saved again by a resumed run, with other weights
         if known is not None and known.standing in OVER:
             continue
         tries = counted_tries(known, attempt=attempt)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class EvaluationState(StrEnum):
     """State of an evaluation."""
 
-    TRYING = "trying"  # begun; if nobody is at it, its process has died of it or was ended
+    TRYING = "trying"  # begun; if it does not run, its process crashed or was ended
     RETRY = "retry"  # the last try failed, another one will be made
     DONE = "done"
     FAILED = "failed"  # no more tries

@@ -105,7 +105,7 @@ class WorkerKeys:
             raise StaleAttempt(
                 self.termination_reason(other),
                 where=self.keys.attempt,
-                fix="nothing: the newer attempt, if there is one, runs the trial",
+                fix="none: the newer attempt, if there is one, runs the trial",
             )
         return entry.revision
 

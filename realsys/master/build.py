@@ -28,7 +28,7 @@ from realsys.master.graph.peer_watch import PeerWatch
 from realsys.master.graph.storage_tracker import StorageTracker
 from realsys.master.graph.weight_hooks import WeightHooks
 from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
-from realsys.master.rollouts.rollout_side import RolloutService
+from realsys.master.rollouts.rollout_service import RolloutService
 from realsys.master.run_progress import ProgressBoard
 from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 300.0
 SETUP_TIMEOUT_S = 1800.0
-LOOKS = 5  # at checkpoints that an older attempt may be tidying up
+LOOKS = 5  # tries, at checkpoints that an older attempt may be removing
 
 
 def run(runner: WorkerRunner) -> int:
@@ -181,7 +181,7 @@ async def _initialize(
     )
     if spec.total_train_steps < 1:
         raise ConfigError(
-            f"{ctrl.total_train_epochs} epochs of {dataset_size} records make no batch of "
+            f"{ctrl.total_train_epochs} epochs of {dataset_size} records do not fill a batch of "
             f"{batch_size}",
             where="exp_ctrl.total_train_epochs and dataset.train_bs_n_seqs",
             fix="use a smaller batch, more records or more epochs",
@@ -314,7 +314,7 @@ def _take_checkpoint(
         if found is None or ours is not None:
             return found, ours
     raise CheckpointError(
-        f"checkpoints vanished {LOOKS} times while they were looked at",
+        f"checkpoints vanished {LOOKS} times while they were being read",
         where=str(runner.phase_files.recover),
         fix="another attempt writes there: realsys status",
     )

@@ -26,8 +26,8 @@ from realsys.master.graph.function_executor import FunctionExecutor, StepReport
 from realsys.master.graph.master_state import MasterState
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.periodic import Periodic
-from realsys.master.rollouts.rollout_desk import base_ids
-from realsys.master.rollouts.rollout_side import RolloutService
+from realsys.master.rollouts.rollout_dispatcher import base_ids
+from realsys.master.rollouts.rollout_service import RolloutService
 from realsys.master.run_progress import ProgressBoard
 from realsys.master.statistics import headline, metrics_row
 from realsys.observability.events import EventLog

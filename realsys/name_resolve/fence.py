@@ -76,12 +76,12 @@ class AttemptFence:
                 f"attempt {newest.number} on {newest.host} has taken over, "
                 f"we are attempt {self._attempt.number}",
                 where=where,
-                fix="nothing: this process must exit, the newer attempt runs the trial",
+                fix="none: this process must exit, the newer attempt runs the trial",
             )
         if newest.ended_at is not None and not self._may_have_ended:
             raise StaleAttempt(
                 f"attempt {newest.number} was ended by its supervisor",
                 where=where,
-                fix="nothing: this process must exit",
+                fix="none: this process must exit",
             )
         self._revision = entry.revision

@@ -205,7 +205,7 @@ KEY_TABLE: tuple[KeyRow, ...] = (
         name="component",
         pattern="component/<index>",
         writer="layout split: who runs in that Slurm job, 0 is the supervisor",
-        reader="supervisor; component agents look at 0",
+        reader="supervisor; component agents read 0",
         lifetime=_LEASE,
     ),
     KeyRow(

@@ -1,6 +1,7 @@
 """Evaluations of saved checkpoints as metrics (pure): lines of ``evaluations.jsonl`` → rows by step.
 
-The evaluator writes those lines, the master the metrics: two files, each with one writer, shown as one.
+The evaluator writes those lines, the master the metrics: two files with one writer each, presented as
+one.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ PREFIX = "auto_eval/"
 
 
 def newest_rows(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The last line of each role and step, in the order of steps: a checkpoint that was saved anew with
-    other weights has several. Lines without a step are left out."""
+    """Returns the last line of each role and step, in order of steps: a checkpoint saved again with other
+    weights has several. Lines without a step are skipped."""
     newest = {(r["step"], str(r.get("role"))): r for r in rows if type(r.get("step")) is int}
     return [newest[key] for key in sorted(newest)]
 
 
 def metric_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """``{"step": 200, "auto_eval/accuracy": 0.5}`` of each that has figures."""
+    """Returns ``{"step": 200, "auto_eval/accuracy": 0.5}`` for each row that has figures."""
     found = []
     for row in newest_rows(rows):
         figures = row.get("figures")
@@ -29,7 +30,8 @@ def metric_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The newest checkpoint's figures, and its step as ``auto_eval/step``; empty when there are none."""
+    """Returns the newest checkpoint's figures, with its step as ``auto_eval/step``; empty if there are
+    none."""
     found = metric_rows(rows)
     if not found:
         return {}

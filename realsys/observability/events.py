@@ -1,7 +1,7 @@
-"""What happened when: calls, steps and periodic work, one JSON line each.
+"""Event log of a run: calls, steps and periodic work, one JSON line each.
 
-Written by the master only, read by the timeline and the report. Times are seconds since the epoch on
-the master's clock, except ``compute_s``, a duration that the worker measured.
+Written by the master only, read by the timeline and the report. Times are seconds since the epoch on the
+master's clock, except ``compute_s``, a duration that the worker measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MfcEvent:
         queued: its inputs were complete.
         start, end: the request left the master, the reply came back.
         compute_s: seconds inside the interface, measured by the worker.
-        tokens: tokens of its input, 0 when they were not counted.
+        tokens: tokens of its input, 0 if not counted.
     """
 
     step: int
@@ -80,9 +80,9 @@ Event = MfcEvent | MoveEvent | StepEvent | PeriodicEvent
 
 
 class EventLog:
-    """Appends events, each flushed to the system at once.
+    """Appends events, each flushed to the operating system at once.
 
-    Open it after MetricsWriter, which may replace the file when a run goes on.
+    Open it after MetricsWriter, which may replace the file when a run resumes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class EventLog:
         compute_s: float,
         tokens: int,
     ) -> None:
-        """A call has finished."""
+        """Records a finished call."""
         times = {"queued": queued, "start": start, "end": end, "compute_s": compute_s}
         row = {"event": "mfc", "step": step, "name": name, "worker": worker, **times}
         self._file.append({**row, "tokens": tokens})
@@ -108,32 +108,32 @@ class EventLog:
     def move(
         self, step: int, name: str, worker: str, *, start: float, end: float, num_bytes: int
     ) -> None:
-        """Weights have been moved."""
+        """Records a finished weight movement."""
         row = {"event": "move", "step": step, "name": name, "worker": worker}
         self._file.append({**row, "start": start, "end": end, "num_bytes": num_bytes})
 
     def step(self, step: int, start: float, end: float) -> None:
-        """A step has finished."""
+        """Records a finished step."""
         self._file.append({"event": "step", "step": step, "start": start, "end": end})
 
     def periodic(self, kind: PeriodicKind, step: int, start: float, end: float) -> None:
-        """Saving, evaluating or checkpointing has finished."""
+        """Records a finished save, evaluation or checkpoint."""
         if kind not in get_args(PeriodicKind):
             raise ValueError(f"{kind!r} is none of {get_args(PeriodicKind)}")
         row = {"event": "periodic", "kind": kind, "step": step, "start": start, "end": end}
         self._file.append(row)
 
     def sync(self) -> None:
-        """Brings the events so far to the disk."""
+        """Syncs the events so far to the disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Closes the file; again is fine."""
+        """Closes the file; may be called again."""
         self._file.close()
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a file, in the order of writing; none when there is no file.
+    """Reads the events of a file, in order of writing; none if there is no file.
 
     Raises:
         DataError: a damaged line (a torn last one is left out), or a row that is no event.
@@ -142,7 +142,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def parse_events(rows: Iterable[Mapping[str, Any]], *, where: str) -> list[Event]:
-    """Rows as events. Raises DataError naming the first row that is none."""
+    """Converts rows to events. Raises DataError naming the first invalid row."""
     kinds: dict[str, type[Event]] = {
         "mfc": MfcEvent,
         "move": MoveEvent,

@@ -1,8 +1,8 @@
-"""What the processes of a trial did, one line an operation, so that fencing can be judged afterwards.
+"""Records what the processes of a trial did, one line per operation, so that fencing can be verified
+afterwards.
 
-``attempts/NNNN/history/<type>-<i>.jsonl``, one file a process. tests/support/history_check.py says
-whether a history could have come from a system that keeps its promises; tests and chaos runs read
-it, nothing else does.
+``attempts/NNNN/history/<type>-<i>.jsonl``, one file per process. tests/support/history_check.py checks
+whether a history is consistent with realsys' guarantees; only tests and chaos runs read it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from realsys.trial.records import TrialFiles
 
 
 class Op(StrEnum):
-    """What a row says."""
+    """The operation of a row."""
 
     TOOK_ATTEMPT = "took_attempt"  # supervisor: the store gave it this attempt
     REGISTERED = "registered"  # worker: its key is in the store
     RESUMED = (
-        "resumed"  # master: goes on after ``step``; everything later of older attempts is dead
+        "resumed"  # master: resumes after ``step``; everything later of older attempts is dead
     )
     STEP = "step"  # master: the metrics row of ``step`` is written
     CHECKPOINT = "checkpoint"  # master: the store accepted the recovery checkpoint of ``step``
     SAVE = "save"  # the store accepted a published model
     DONE = "done"  # master: the store accepted that all steps are done
     REFUSED = "refused"  # a fenced write was refused: another attempt runs
-    EXITED = "exited"  # a process ended: says so itself, or its parent does
+    EXITED = "exited"  # a process ended: written by itself or its parent
     LOST = "lost"  # supervisor: declares ``worker`` lost
     RESTARTED = "restarted"  # supervisor: has started ``worker`` again, by itself
     DIED = "died"  # test harness: it killed ``worker`` or its node
@@ -42,9 +42,9 @@ class HistoryLog:
     """Appends the operations of one process.
 
     Args:
-        path: of its own file; made with its folder.
-        worker, attempt, token: who speaks, in every row unless a row says otherwise.
-        phase: whose steps are counted; "" for a process that outlives a phase.
+        path: of its own file; created with its folder.
+        worker, attempt, token: the writer, in every row unless a row overrides it.
+        phase: of the steps; "" for a process that outlives a phase.
         clock: seconds since the epoch.
     Raises:
         ClusterError: the file can't be written (also in ``note``).
@@ -65,11 +65,11 @@ class HistoryLog:
         self._file = JsonlAppender(path)
 
     def note(self, op: Op, *, step: int = 0, **more: Any) -> None:
-        """Writes one row, whole.
+        """Writes one row atomically.
 
         Args:
-            more: ``began`` = when the operation was sent, for a write that the store judged: it may
-                have been accepted long before the row is written, but never before it was sent.
+            more: ``began`` = when the operation was sent, for a fenced write: it may have been accepted
+                long before the row is written, but never before it was sent.
         """
         self._file.append({"at": self._clock(), "op": str(op), **self._who, "step": step, **more})
 
@@ -78,12 +78,12 @@ class HistoryLog:
 
 
 def history_file(folder: Path, worker: str) -> Path:
-    """The file of ``model_worker/3`` in an attempt's history folder."""
+    """Returns the file of ``model_worker/3`` in an attempt's history folder."""
     return folder / (worker.replace("/", "-") + ".jsonl")
 
 
 def read_history(trial_dir: Path) -> list[dict[str, Any]]:
-    """All rows of all attempts, oldest first.
+    """Reads all rows of all attempts, oldest first.
 
     Raises:
         DataError: a damaged line; a torn last one of a killed process is left out.

@@ -1,8 +1,8 @@
-"""Files of one JSON object a line: append whole lines, read them after a crash, cut them back.
+"""Files of one JSON object per line: append whole lines, read them after a crash, truncate them.
 
 For metrics, events, ledger and samples of a phase. A process that dies may leave its last line torn;
-every reader here leaves that line out, and the next writer removes it. A damaged line anywhere else
-was not made by us and is an error that names it.
+every reader here skips that line, and the next writer removes it. A damaged line anywhere else was not
+written by realsys and is an error that names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Jsonl:
-    """What a file held. ``lines`` are the bytes of each row, without the line's end."""
+    """The contents of a file. ``lines`` are the bytes of each row, without the line end."""
 
     rows: tuple[dict[str, Any], ...] = ()
     lines: tuple[bytes, ...] = ()
@@ -35,7 +35,7 @@ class Jsonl:
 
 
 def parse_jsonl(data: bytes) -> Jsonl:
-    """The rows of ``data``. Damaged lines are counted, a torn last one is left out."""
+    """Parses the rows of ``data``. Damaged lines are counted, a torn last one is skipped."""
     pieces = data.split(b"\n")
     rows: list[dict[str, Any]] = []
     lines: list[bytes] = []
@@ -63,7 +63,7 @@ def _object(piece: bytes) -> dict[str, Any] | None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; none when there is no file.
+    """Reads the rows of a file; none if there is no file.
 
     Raises:
         DataError: a line other than a torn last one is damaged; names the lines.
@@ -87,10 +87,10 @@ def _read_whole(path: Path) -> Jsonl:
 
 
 def copy_rows(source: Path, target: Path, *, last_step: int) -> int:
-    """Writes the lines of ``source`` with ``step <= last_step`` to ``target``, byte for byte; returns how
+    """Copies the lines of ``source`` with ``step <= last_step`` to ``target``, byte for byte; returns how
     many.
 
-    Whole or not at all: temporary file beside it, fsync, rename. No source gives an empty target.
+    Atomic: temporary file beside it, fsync, rename. Without a source the target is empty.
 
     Raises:
         DataError: a damaged line, or one without a step.
@@ -145,9 +145,9 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 class JsonlAppender:
-    """Appends rows, each in one write: a reader never sees half of a line that we finished.
+    """Appends rows, each in one write: a reader never sees part of a finished line.
 
-    Opening removes a torn last line of an earlier process. One writer a file.
+    Opening removes a torn last line of an earlier process. One writer per file.
 
     Raises:
         ClusterError: no space (the file is left as it was before the row) or no permission.
@@ -178,7 +178,7 @@ class JsonlAppender:
         logger.warning("torn last line removed path=%s bytes=%d", self.path, len(last))
 
     def append(self, row: Mapping[str, Any], *, sort_keys: bool = False) -> None:
-        """Writes one row. NaN and infinities are refused: they are no JSON."""
+        """Writes one row. NaN and infinities are refused: they are not JSON."""
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
         line, written = text.encode("utf-8", "backslashreplace") + b"\n", 0
         try:
@@ -192,14 +192,14 @@ class JsonlAppender:
             raise write_error(error, self.path) from error
 
     def sync(self) -> None:
-        """Returns when the rows so far would outlive a power cut. Raises ClusterError."""
+        """Syncs the rows so far to the disk. Raises ClusterError."""
         try:
             os.fsync(self._handle)
         except OSError as error:
             raise write_error(error, self.path) from error
 
     def close(self) -> None:
-        """Closes the file; again is fine."""
+        """Closes the file; may be called again."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -217,7 +217,7 @@ class JsonlAppender:
 
 
 def write_error(error: OSError, path: Path) -> RealsysError:
-    """A failed write as an error that says what to do."""
+    """Converts a failed write to an error with a fix."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = f"no space left for {path.name}"
         fix = "free space or raise the quota, then resume the trial"

@@ -1,9 +1,9 @@
-"""One row of numbers a step: metrics.jsonl always, TensorBoard and Weights & Biases on request.
+"""Writes one row of numbers per step: metrics.jsonl always, TensorBoard and Weights & Biases on request.
 
-The master owns the one writer of a phase. Each attempt writes files of its own: a run that goes on after
-step k first copies every row up to step k, so that its files end up equal to those of a run that was never
-interrupted (``deterministic`` leaves out what is measured by a clock), and a master that was cut off and
-wakes up late writes where nobody looks. The phase's own names are links to the newest attempt's files.
+The master owns the single writer of a phase. Each attempt writes files of its own: a run that resumes
+after step k first copies every row up to step k, so that its files end up equal to those of an
+uninterrupted run (``deterministic`` leaves out measured times), and a cut-off master that continues late
+writes to files that no longer count. The phase's own names are links to the newest attempt's files.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class MetricsWriter:
         files: the phase's files.
         run_name: ``<experiment>/<trial>``, with ``/<phase>`` for a preparing phase.
         config: shown by Weights & Biases.
-        attempt: whose files are written.
-        resume_step: last step to take over; None starts from nothing.
-        former: attempts whose rows count, newest first (master/lineage.py).
+        attempt: number of the attempt that writes.
+        resume_step: last step to copy; None starts without rows.
+        former: attempts whose rows count, newest first (trial/lineage.py).
     Raises:
         ConfigError: wandb is asked for and not installed.
         ClusterError: no space, no permission.
@@ -60,14 +60,14 @@ class MetricsWriter:
         # Before any file changes: a missing package must not cost an earlier attempt's rows.
         self._wandb = start_wandb(wandb, folder=files.root, run_name=run_name, config=config)
         last_step = -1 if resume_step is None else resume_step
-        self.own = take_over(files, attempt, last_step, former=former)
+        self.own = start_from(files, attempt, last_step, former=former)
         self._file = JsonlAppender(self.own.metrics)
         if tensorboard:
             first_step = 0 if resume_step is None else resume_step + 1
             self._tensorboard = TensorBoardFiles(files.tensorboard, first_step=first_step)
 
     def write(self, step: int, row: Mapping[str, float | int | str]) -> None:
-        """Appends the row of a step. A line appears whole and at once.
+        """Appends the row of a step atomically.
 
         NaN and infinities become "nan", "inf", "-inf", with a warning that names the key.
         Raises ClusterError when the disk is full.
@@ -83,11 +83,11 @@ class MetricsWriter:
             self._wandb.write(step, row)
 
     def sync(self) -> None:
-        """Brings the rows so far to the disk; those of TensorBoard can be made again from them."""
+        """Syncs the rows so far to the disk; those of TensorBoard can be recreated from them."""
         self._file.sync()
 
     def close(self) -> None:
-        """Flushes and closes every file; again is fine."""
+        """Flushes and closes every file; may be called again."""
         self._file.close()
         if self._tensorboard:
             self._tensorboard.close()
@@ -106,14 +106,14 @@ class MetricsWriter:
         self.close()
 
 
-def take_over(
+def start_from(
     files: PhaseFiles, attempt: int, last_step: int, *, former: Sequence[int] = ()
 ) -> PhaseFiles:
-    """Copies every row up to ``last_step`` into this attempt's own files, which are returned, and has
-    the phase's names point to them.
+    """Copies every row up to ``last_step`` into this attempt's own files, points the phase's names to
+    them, and returns them.
 
-    Rows come from the newest of ``former`` that got so far as to have the file. The phase's names say
-    less: a master that was cut off may have pointed them to its own rows just before.
+    Rows are copied from the newest of ``former`` that has the file. The phase's names are no evidence: a
+    cut-off master may have pointed them to its own rows just before.
     """
     own = files.rows_of(attempt)
     for name, target in _rows(files, own):
@@ -123,22 +123,23 @@ def take_over(
 
 
 def source_of(files: PhaseFiles, name: Path, former: Sequence[int]) -> Path:
-    """Where the rows of ``name`` come from that count: the newest of ``former`` that has the file."""
+    """Returns the file from which to copy the rows of ``name``: that of the newest of ``former`` that has
+    it."""
     sources = [files.rows_of(number).root / name.name for number in former]
     return next((path for path in sources if path.exists()), name)
 
 
 def point_to_newest(files: PhaseFiles) -> None:
-    """Has the phase's names point to the newest attempt's rows, whoever that is.
+    """Points the phase's names to the newest attempt's rows.
 
-    Also called by an attempt that has been superseded without knowing: it looks again after it has
-    turned a name, so that it never leaves one on its own rows when there are newer ones.
+    Also called by an attempt that has been superseded without knowing: it checks again after changing a
+    name, so that it never leaves one on its own rows if there are newer ones.
 
-    It is called after each step: while all is well it lists one folder and reads four links.
+    It is called after each step: normally it lists one folder and reads four links.
     """
     attempts = _attempts(files)
     for name in (files.metrics, files.ledger, files.samples, files.events):
-        while (link := _to_turn_to(name, attempts)) is not None:
+        while (link := _new_target(name, attempts)) is not None:
             try:
                 replace_symlink(name, link)
             except OSError as error:
@@ -147,7 +148,7 @@ def point_to_newest(files: PhaseFiles) -> None:
 
 
 def _attempts(files: PhaseFiles) -> list[str]:
-    """Folders of attempts' rows, newest first."""
+    """Returns the folders of attempts' rows, newest first."""
     try:
         found = [name for name in os.listdir(files.root / "rows") if name.isdecimal()]
     except FileNotFoundError:
@@ -155,8 +156,9 @@ def _attempts(files: PhaseFiles) -> list[str]:
     return sorted(found, key=int, reverse=True)
 
 
-def _to_turn_to(name: Path, attempts: Sequence[str]) -> str | None:
-    """What ``name`` must point to, the file of the newest attempt that has it; None when it does."""
+def _new_target(name: Path, attempts: Sequence[str]) -> str | None:
+    """Returns the new target of ``name``, the file of the newest attempt that has it; None if it is
+    already right."""
     for attempt in attempts:
         link = f"rows/{attempt}/{name.name}"
         if _points_to(name, link):
@@ -179,7 +181,7 @@ def _rows(files: PhaseFiles, own: PhaseFiles) -> list[tuple[Path, Path]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows in the order of writing; ``"nan"`` and ``"inf"`` stay text, so that rows compare equal.
+    """Reads rows in order of writing; ``"nan"`` and ``"inf"`` stay text, so that rows compare equal.
 
     Raises DataError for a damaged line other than a torn last one.
     """
@@ -187,7 +189,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def deterministic(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without what a clock measured: two runs of one seed agree on it bit for bit."""
+    """Returns the row without measured times: two runs of one seed agree on it bit for bit."""
     return {k: v for k, v in row.items() if not k.startswith(WALL_CLOCK_PREFIXES)}
 
 

@@ -1,4 +1,4 @@
-"""A step as it was predicted at launch beside the step as it was measured (pure)."""
+"""Compares the step time predicted at launch with the measured one (pure)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP = "step"
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedRow:
-    """A call, or the whole step: seconds as predicted, and the median of the measured ones."""
+    """A call, or the whole step: predicted seconds, and the median of the measured ones."""
 
     name: str
     predicted_s: float
@@ -23,16 +23,16 @@ class PredictedRow:
 
     @property
     def error(self) -> float:
-        """The prediction's, as a share of what was measured: below 0, it took longer than predicted."""
+        """Relative error of the prediction: negative if it took longer than predicted."""
         if self.measured_s <= 0:
             return 0.0
         return (self.predicted_s - self.measured_s) / self.measured_s
 
 
 def predicted_rows(record: PredictionRecord, events: Sequence[Event]) -> list[PredictedRow]:
-    """The step first, then each call that was predicted and has run.
+    """Returns the step first, then each predicted call that has run.
 
-    The first step is left out where there are others: it warms up.
+    The first step is excluded if there are others, because it includes warm-up.
     """
     steps = finished_steps(events)
     timings = [overhead(events, step) for step in steps[1:] or steps]
@@ -53,5 +53,5 @@ def predicted_rows(record: PredictionRecord, events: Sequence[Event]) -> list[Pr
 
 
 def error_text(row: PredictedRow) -> str:
-    """``-12 %``: it took longer than predicted."""
+    """Formats the error as ``-12 %``: it took longer than predicted."""
     return f"{row.error * 100:+.0f} %"

@@ -1,7 +1,7 @@
-"""Scalars as TensorBoard event files, written without torch and without TensorFlow.
+"""Writes scalars as TensorBoard event files, without torch and TensorFlow.
 
-A run that goes on writes a new file whose first event tells TensorBoard to forget what older files
-say about the steps from there on.
+A resumed run writes a new file whose first event makes TensorBoard drop what older files contain from
+that step on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from realsys.observability.jsonl import write_error
 
 
 class TensorBoardFiles:
-    """Writes one event file. Raises ClusterError when the disk refuses it."""
+    """Writes one event file. Raises ClusterError if the disk refuses it."""
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -34,7 +34,7 @@ class TensorBoardFiles:
             raise write_error(error, folder) from error
 
     def write(self, step: int, row: Mapping[str, float | int | str]) -> None:
-        """The row's numbers under their names; text is left out."""
+        """Writes the row's numbers under their names; text is skipped."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -51,7 +51,7 @@ class TensorBoardFiles:
             raise write_error(error, self.folder) from error
 
     def close(self) -> None:
-        """Flushes and closes the file; again is fine."""
+        """Flushes and closes the file; may be called again."""
         try:
             self._writer.close()
         except OSError as error:

@@ -1,6 +1,7 @@
-"""Where the time of a step went: events in, rows and traces out. Pure but for ``write_perfetto``.
+"""Analyses where the time of a step went: events in, rows and traces out. Pure but for
+``write_perfetto``.
 
-The picture of one step is drawn in step_picture.py; ``draw_step`` is offered here too.
+step_picture.py draws the picture of one step; ``draw_step`` is re-exported here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class MfcTiming:
-    """One call of one step. A call on several workers counts once, as long as its slowest worker."""
+    """One call of one step. A call on several workers counts once, with its slowest worker's time."""
 
     wait_s: float  # from inputs complete to request sent
     wall_s: float  # from first request to last reply
@@ -46,7 +47,7 @@ class MfcTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTiming:
-    """One finished step. ``ratio`` passes 1 when calls ran at the same time."""
+    """One finished step. ``ratio`` exceeds 1 if calls ran at the same time."""
 
     wall_s: float
     compute_s: float
@@ -67,12 +68,12 @@ class MfcSummary:
 
 
 def finished_steps(events: Iterable[Event]) -> list[int]:
-    """Steps that have ended, in order."""
+    """Returns the steps that have ended, in order."""
     return sorted({e.step for e in events if isinstance(e, StepEvent)})
 
 
 def overhead(events: Iterable[Event], step: int) -> StepTiming:
-    """How much of a step's wall time its calls computed.
+    """Returns how much of a step's wall time its calls computed.
 
     Raises:
         DataError: the step has not finished.
@@ -119,7 +120,7 @@ def _timings(events: Iterable[Event]) -> dict[int, StepTiming]:
 
 
 def step_rows(events: Iterable[Event]) -> list[dict[str, float]]:
-    """A row per finished step: ``step``, ``wall_s``, ``compute_s``, ``ratio``, ``<mfc>_s`` …"""
+    """Returns a row per finished step: ``step``, ``wall_s``, ``compute_s``, ``ratio``, ``<mfc>_s`` …"""
     return [
         {
             "step": step,
@@ -133,14 +134,14 @@ def step_rows(events: Iterable[Event]) -> list[dict[str, float]]:
 
 
 def mean_ratio(events: Iterable[Event]) -> float | None:
-    """Compute time over wall time of all finished steps together; None before the first."""
+    """Returns compute time over wall time of all finished steps together; None before the first."""
     timings = _timings(events).values()
     wall_s = sum(t.wall_s for t in timings)
     return sum(t.compute_s for t in timings) / wall_s if wall_s > 0 else None
 
 
 def mfc_summary(events: Iterable[Event]) -> list[MfcSummary]:
-    """A row per call over all finished steps, in the order in which calls first ran."""
+    """Returns a row per call over all finished steps, in the order in which calls first ran."""
     timings = _timings(events)
     wall_s = sum(t.wall_s for t in timings.values())
     calls: dict[str, list[MfcTiming]] = {}
@@ -164,7 +165,8 @@ def mfc_summary(events: Iterable[Event]) -> list[MfcSummary]:
 
 
 def typical_step(events: Iterable[Event]) -> int | None:
-    """The finished step whose wall time is nearest the median; the first one (warm-up) only if alone."""
+    """Returns the finished step whose wall time is nearest the median; the first one (warm-up) only if
+    alone."""
     walls = {step: t.wall_s for step, t in _timings(events).items() if t.per_mfc}
     later = dict(list(walls.items())[1:]) or walls
     if not later:
@@ -174,14 +176,15 @@ def typical_step(events: Iterable[Event]) -> int | None:
 
 
 def role_of(mfc: str, roles: Mapping[str, str] | None = None) -> str:
-    """A call's role: from ``roles`` (call → role), else its name up to the first underscore."""
+    """Returns a call's role: from ``roles`` (call → role), else its name up to the first underscore."""
     return (roles or {}).get(mfc) or mfc.partition("_")[0]
 
 
 def perfetto_trace(
     events: Sequence[Event], *, roles: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Chrome trace JSON: a process per worker, a thread per role; times in µs from the first event."""
+    """Returns Chrome trace JSON: a process per worker, a thread per role; times in µs from the first
+    event."""
     starts = [e.queued if isinstance(e, MfcEvent) else e.start for e in events]
     zero = min(starts, default=0.0)
     lanes: dict[str, dict[str, int]] = {"master": {"steps": 0, "periodic": 1}}

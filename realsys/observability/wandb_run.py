@@ -1,7 +1,7 @@
-"""Weights & Biases: an optional copy of the metrics. Its trouble never ends a run.
+"""Writes an optional copy of the metrics to Weights & Biases. Its failures never end a run.
 
-The first failure is logged once and switches it off; metrics.jsonl goes on. The run's id is kept in
-the phase's folder, so that a trial that goes on stays one run there.
+The first failure is logged and switches it off; metrics.jsonl continues. The run's id is stored in the
+phase's folder, so that a resumed trial stays one run there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WandbRun:
             self._switch_off(error)
 
     def close(self) -> None:
-        """Marks the run finished; again is fine."""
+        """Marks the run finished; may be called again."""
         if self._run is None:
             return
         try:
@@ -61,7 +61,7 @@ class WandbRun:
 def start_wandb(
     options: WandbOptions, *, folder: Path, run_name: str, config: Mapping[str, Any]
 ) -> WandbRun | None:
-    """A run, or None when it is disabled or did not start (logged).
+    """Starts a run; returns None if it is disabled or failed to start (logged).
 
     Raises:
         ConfigError: the package is not installed.
@@ -98,7 +98,7 @@ def start_wandb(
 
 
 def _known_settings(wandb: Any) -> dict[str, Any]:
-    """Ours, as far as this version of wandb has them; it refuses unknown ones."""
+    """Returns our settings that this version of wandb has; it refuses unknown ones."""
     known = getattr(getattr(wandb, "Settings", None), "model_fields", {})
     return {name: value for name, value in SETTINGS.items() if name in known}
 
@@ -114,7 +114,7 @@ def _run_id(path: Path) -> str:
 def _warn(error: Exception) -> None:
     first_line = (str(error).splitlines() or [""])[0]
     logger.warning(
-        "wandb switched off error=%s: %s; metrics.jsonl goes on, `wandb sync` can send offline runs",
+        "wandb switched off error=%s: %s; metrics.jsonl continues, `wandb sync` can send offline runs",
         type(error).__name__,
         first_line,
     )

@@ -1,4 +1,4 @@
-"""Log lines of a worker: one event a line, stamped with who speaks and at which step.
+"""Log lines of a worker: one event per line, stamped with worker and step.
 
     2026-11-21T04:12:03.123 INFO model_worker/0 step=3 realsys.x  call finished name=actor_train
 
@@ -32,14 +32,14 @@ QUIET = (
 
 
 class WorkerContext(logging.Filter):
-    """Stamps each record with who speaks and at which step, so call sites never repeat it."""
+    """Adds worker and step to each record, so that call sites need not repeat them."""
 
     def __init__(self, worker: str) -> None:
         super().__init__()
         self.worker, self.step = worker, 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Adds the fields; lets every record pass."""
+        """Adds the fields; passes every record."""
         record.worker, record.step = self.worker, self.step
         if record.name == "py.warnings":  # its second line repeats the source code
             record.msg, record.args = "%s", (record.getMessage().splitlines()[0],)
@@ -47,21 +47,21 @@ class WorkerContext(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """The line above. Tracebacks follow on lines of their own."""
+    """Formats the line above. Tracebacks follow on lines of their own."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(worker)s step=%(step)s %(name)s  %(message)s")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """ISO 8601, local, to the millisecond."""
+        """Formats ISO 8601, local, to the millisecond."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created))
         return f"{seconds}.{int(record.msecs):03d}"
 
 
 def configure_logging(worker: str, *, level: int = logging.INFO) -> WorkerContext:
-    """Sends all records of this process to standard error; set ``.step`` of the result as you go.
+    """Sends all records of this process to standard error; update ``.step`` of the result with the step.
 
-    Python warnings become records; third-party loggers speak from WARNING on. Calling it again
+    Python warnings become records; third-party loggers log from WARNING on. Calling it again
     replaces the worker's name and keeps one handler.
     """
     root = logging.getLogger()

@@ -1,1 +1,1 @@
-"""What the launcher and the supervisor both know of Slurm: grammars, srun commands, GPUs. Pure."""
+"""Slurm knowledge shared by launcher and supervisor: grammars, srun commands, GPUs. Pure."""

@@ -1,10 +1,10 @@
-"""How a task gets into its container: srun options for pyxis, a command prefix for apptainer (pure).
+"""Runs a task in its container: srun options for pyxis, a command prefix for apptainer (pure).
 
-Both mean the same. ``file_root`` is there under its own path, every mount where it was asked for, and
-home and root only if the site says so, whatever the runtime's own default. The variables in FORWARDED
-come from the host, the rest of the environment from the image and from the trial's 0600 file, which
-the task reads by itself: no value ever stands on a command line. Options go on srun and never into the
-batch script, which would itself land in the image and find no srun there.
+Both have the same effect. ``file_root`` is mounted under its own path, every mount where requested, and
+home and root only if the site says so, whatever the runtime's default. The variables in FORWARDED come
+from the host, the rest of the environment from the image and from the trial's 0600 file, which the task
+reads itself: no value ever appears on a command line. Options go on srun and never into the batch script,
+which would itself run in the image and find no srun there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FORWARD = (
 
 @dataclass(frozen=True)
 class Wrapped:
-    """What a container adds to an srun: options of srun, and the command with what goes before it."""
+    """What a container adds to an srun: options of srun, and the command with its prefix."""
 
     srun_options: tuple[str, ...]
     command: tuple[str, ...]
@@ -49,7 +49,7 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of the node and where it is inside."""
+    """A folder of the node and its path inside the container."""
 
     source: str
     target: str
@@ -67,10 +67,10 @@ def wrap(
     file_root: str,
     gpu: bool,
 ) -> Wrapped:
-    """``command`` as it runs in ``image``; unchanged without an image or a runtime.
+    """Returns ``command`` as it runs in ``image``; unchanged without an image or a runtime.
 
     Args:
-        gpu: the task uses GPUs of the node; apptainer wants to be told.
+        gpu: the task uses GPUs of the node; apptainer needs an option for them.
     Raises:
         ConfigError: a mount, or the file root, that no runtime can express.
     """
@@ -84,14 +84,14 @@ def wrap(
 
 
 def all_mounts(container: ContainerSpec, file_root: str) -> tuple[Mount, ...]:
-    """The site's mounts, and last the file root: a mount above it must not hide it."""
+    """Returns the site's mounts, and last the file root: a mount above it must not hide it."""
     if not _mountable(file_root):
         raise _unmountable_root(file_root)
     return (*map(parse_mount, container.mounts), Mount(file_root, file_root))
 
 
 def parse_mount(text: str) -> Mount:
-    """The mount of ``src:dst[:ro]``. Raises ConfigError."""
+    """Parses ``src:dst[:ro]``. Raises ConfigError."""
     source, *rest = text.split(":")
     target, flags = (rest[0] if rest else ""), rest[1:]
     if not all(map(_mountable, (source, target))) or flags not in ([], ["ro"], ["rw"]):
@@ -106,7 +106,7 @@ def parse_mount(text: str) -> Mount:
 
 
 def mount_problems(container: ContainerSpec, *, file_root: str) -> Iterator[ConfigError]:
-    """Mounts that can't be read, that clash, or that are in the file root's place."""
+    """Yields mounts that can't be parsed, that clash, or that replace the file root."""
     seen: dict[str, str] = {}
     for text in container.mounts:
         try:
@@ -135,7 +135,7 @@ def mount_problems(container: ContainerSpec, *, file_root: str) -> Iterator[Conf
 def image_problems(
     container: ContainerSpec, image: str | None, *, where: str
 ) -> Iterator[ConfigError]:
-    """Why ``image`` can't be run as it is written, with the right spelling. Looks at no file."""
+    """Yields why ``image`` can't be run as written, with the right spelling. Accesses no file."""
     if image is None:
         return
     if container.runtime == "none":
@@ -157,7 +157,7 @@ def image_problems(
 def missing_files(
     container: ContainerSpec, image: str | None, *, where: str, exists: Callable[[str], bool]
 ) -> Iterator[ConfigError]:
-    """An image that is a file which is not there. ``exists`` looks, on whichever host matters."""
+    """Yields an error if the image is a missing file. ``exists`` checks, on the relevant host."""
     if image is None or container.runtime == "none":
         return
     path = parse_image(image).path
@@ -170,18 +170,18 @@ def missing_files(
 
 
 def image_warnings(container: ContainerSpec, image: str | None, *, where: str) -> Iterator[str]:
-    """What is allowed and will surprise somebody."""
+    """Yields warnings about settings that are allowed but surprising."""
     if image is None or container.runtime == "none":
         return
     if is_mutable(image):
         yield (
-            f"{where}: {image} may be another image tomorrow, or on another node; name a tag or a digest, "
+            f"{where}: {image} may change over time or between nodes; name a tag or a digest, "
             f"or keep it as a file: realsys image pull {shlex.quote(image)}"
         )
     if container.runtime == "pyxis" and container.name:
         yield (
-            f"container.name {container.name}: a node that has this container goes on with it and does "
-            f"not look at {where}, nor at new mounts"
+            f"container.name {container.name}: a node that has this container reuses it and ignores "
+            f"{where} and new mounts"
         )
 
 
@@ -203,7 +203,8 @@ def _pyxis_options(
 def _apptainer_prefix(
     container: ContainerSpec, mounts: Sequence[Mount], *, gpu: bool
 ) -> tuple[str, ...]:
-    """``sh`` renames the variables and becomes apptainer, in the same process."""
+    """Returns the command prefix: ``sh`` renames the variables and becomes apptainer, in the same
+    process."""
     hidden = "cwd" if container.mount_home else "home,cwd"
     return (
         "sh",

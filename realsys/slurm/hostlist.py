@@ -1,9 +1,9 @@
-"""Slurm's hostlists, exactly: ``gpu[01-04,7],login1`` to names and back (pure).
+"""Expands and compresses Slurm's hostlists exactly: ``gpu[01-04,7],login1`` to names and back (pure).
 
-Read from Slurm's own answers (`scontrol show hostnames`, 22.05), tables in tests/unit/test_hostlist.py.
-The package python-hostlist (2.3) agrees on one and two brackets and on zero padding, but orders three
-brackets in another way, does not split at blanks, and has another limit of a range. A local parser also
-serves where no Slurm is installed.
+Derived from Slurm's own answers (`scontrol show hostnames`, 22.05), tables in
+tests/unit/test_hostlist.py. The package python-hostlist (2.3) agrees on one and two brackets and on zero
+padding, but orders three brackets differently, does not split at blanks, and has another limit for a
+range. A local parser also works where no Slurm is installed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _HOW = "write names and ranges like gpu[01-04,7],login1"
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The names, in Slurm's order, each once.
+    """Returns the names, in Slurm's order, each once.
 
     Raises:
-        ConfigError: not a hostlist, or one that only Slurm's controller can expand.
+        ConfigError: not a hostlist, or one that only slurmctld can expand.
     """
     found: dict[str, None] = {}
     named = 0
@@ -39,7 +39,8 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """A hostlist of the names, in their order: ``n[1-3,10]``, as `scontrol show hostlist` writes it."""
+    """Returns a hostlist of the names, in their order: ``n[1-3,10]``, as `scontrol show hostlist` writes
+    it."""
     parts = []
     for (prefix, numbered), group in groupby(map(_split, dict.fromkeys(names)), key=_family):
         digits = [digit for _, digit in group]
@@ -55,12 +56,12 @@ def compress(names: Iterable[str]) -> str:
 def check_nodelist(
     text: str, *, known: Collection[str] | None, where: str
 ) -> Iterator[ConfigError]:
-    """What is wrong with a nodelist or exclude: its grammar, and nodes that the site does not have.
+    """Yields the errors of a nodelist or exclude: its grammar, and nodes that the site does not have.
 
-    Slurm accepts an unknown node in --exclude without a word, so a typing error there does nothing.
+    Slurm silently accepts an unknown node in --exclude, so a typing error there has no effect.
 
     Args:
-        known: the site's nodes; None where they are not known.
+        known: the site's nodes; None if unknown.
     """
     try:
         names = expand(text)
@@ -82,7 +83,7 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 
 def _items(text: str) -> list[str]:
-    """Split at commas and blanks outside brackets."""
+    """Splits at commas and blanks outside brackets."""
     if "/" in text:
         raise _refused(text, "Slurm takes a value with '/' for the name of a file", _HOW)
     if "{" in text:
@@ -107,7 +108,7 @@ def _items(text: str) -> list[str]:
 
 
 def _names(item: str, text: str) -> Iterator[str]:
-    """One item's names: the last bracket counts fastest, and of the others the first does."""
+    """Yields one item's names: the last bracket counts fastest, and of the others the first."""
     literals = _BRACKET.split(item)[::2]
     groups: list[list[str]] = []
     room = MAX_HOSTS
@@ -125,7 +126,7 @@ def _names(item: str, text: str) -> Iterator[str]:
 
 
 def _numbers(inner: str, text: str, room: int) -> list[str]:
-    """``01-03,7`` → 01 02 03 7: as wide as the low bound is written. At most ``room`` of them."""
+    """Expands ``01-03,7`` to 01 02 03 7, as wide as the low bound is written. At most ``room`` of them."""
     found: list[str] = []
     for part in inner.split(","):
         match = _RANGE.fullmatch(part)
@@ -143,7 +144,7 @@ def _numbers(inner: str, text: str, room: int) -> list[str]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """(``gpu``, ``07``); no digits for a name that does not end in a number."""
+    """Splits into (``gpu``, ``07``); no digits for a name that does not end in a number."""
     match = _NUMBERED.fullmatch(name)
     return (match[1], match[2]) if match else (name, "")
 
@@ -153,7 +154,7 @@ def _family(pair: tuple[str, str]) -> tuple[str, bool]:
 
 
 def _runs(digits: list[str]) -> Iterator[str]:
-    """``["01", "02", "1"]`` → ``01-02``, ``1``: a run counts up by one in the same width."""
+    """Yields runs: ``["01", "02", "1"]`` → ``01-02``, ``1``; a run counts up by one in the same width."""
     start = end = digits[0]
     for digit in [*digits[1:], ""]:
         if digit == f"{int(end) + 1:0{len(start)}d}":
@@ -168,4 +169,4 @@ def _too_many(text: str) -> ConfigError:
 
 
 def _refused(text: str, why: str, fix: str) -> ConfigError:
-    return ConfigError(f"{text!r} is no hostlist: {why}", where="hostlist", fix=fix)
+    return ConfigError(f"{text!r} is not a hostlist: {why}", where="hostlist", fix=fix)

@@ -1,8 +1,8 @@
-"""Names of container images, as pyxis and apptainer each want them (pure).
+"""Container image names in the spellings of pyxis and apptainer (pure).
 
-For containers.py, which checks, and for `realsys image pull`, which takes either spelling. enroot, under
-pyxis, parts registry and image by ``#`` and looks everything else up on Docker Hub; apptainer wants a
-scheme. A file is a file to pyxis only if a slash is in its name.
+For containers.py, which checks, and for `realsys image pull`, which accepts either spelling. enroot, used
+by pyxis, separates registry and image by ``#`` and looks everything else up on Docker Hub; apptainer
+requires a scheme. pyxis takes a name for a file only if it contains a slash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Image:
     """A parsed image name: a file (``path``), or a name in a registry.
 
     Attributes:
-        scheme: as written, without ``://``; empty if none was.
+        scheme: as written, without ``://``; may be empty.
         version: ``:tag``, ``@sha256:…`` or both; empty if neither was given.
     """
 
@@ -37,7 +37,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a runtime wants an image written, why, and what to do where it can't run it at all."""
+    """The spelling a runtime requires, why, and the fix if it can't run the image at all."""
 
     spelling: str
     why: str = ""
@@ -45,7 +45,7 @@ class Spelling:
 
 
 def parse_image(text: str) -> Image:
-    """The parts of an image name in any of the spellings. Never fails."""
+    """Parses an image name in any of the spellings. Never fails."""
     found = _SCHEME.fullmatch(text)
     scheme, rest = (found[1], found[2]) if found else ("", text)
     if not scheme and (rest.startswith(("/", ".", "~")) or rest.endswith(_FILE_ENDINGS)):
@@ -64,7 +64,7 @@ def parse_image(text: str) -> Image:
 
 
 def spelled_for(runtime: str, text: str) -> Spelling:
-    """``text`` as ``runtime`` (pyxis or apptainer) wants it, or none with the way out."""
+    """Returns ``text`` as ``runtime`` (pyxis or apptainer) requires it, or no spelling and the fix."""
     image = parse_image(text)
     if not text.strip() or re.search(r"\s|[\x00-\x1f]", text) or text.startswith("-"):
         return Spelling("", "that is no name of an image", "give a file or a name in a registry")
@@ -85,33 +85,33 @@ def spelled_for(runtime: str, text: str) -> Spelling:
 
 
 def enroot_source(image: Image) -> str:
-    """The name for ``enroot import``."""
+    """Returns the name for ``enroot import``."""
     user = f"{image.user}@" if image.user else ""
     registry = f"{image.registry}#" if image.registry else ""
     return f"{image.scheme or 'docker'}://{user}{registry}{image.name}{image.version}"
 
 
 def apptainer_source(image: Image) -> str:
-    """The name for ``apptainer pull`` and ``exec``."""
+    """Returns the name for ``apptainer pull`` and ``exec``."""
     registry = f"{image.registry}/" if image.registry else ""
     return f"{image.scheme or 'docker'}://{registry}{image.name}{image.version}"
 
 
 def is_mutable(text: str) -> bool:
-    """Whether the name may mean another image tomorrow: no tag and no digest, or ``latest``."""
+    """Returns whether the name may refer to another image later: no tag and no digest, or ``latest``."""
     image = parse_image(text)
     return not image.path and image.version in ("", ":latest")
 
 
 def file_stem(text: str) -> str:
-    """A file name, without ending, that says which image it holds."""
+    """Returns a file name, without suffix, that identifies the image."""
     image = parse_image(text)
     parts = (image.registry, *image.name.split("/"), image.version.lstrip(":@").replace(":", "-"))
     return "+".join(re.sub(r"[^\w.-]", "-", part) for part in parts if part)
 
 
 def _docker_registry(text: str) -> tuple[str, str]:
-    """Docker's rule: the first part is a registry if it has a dot or a port, or is localhost."""
+    """Splits by Docker's rule: the first part is a registry if it has a dot or a port, or is localhost."""
     first, slash, rest = text.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return first, rest

@@ -1,7 +1,7 @@
-"""Which nodes an attempt lost, and whether the next one can do without them (pure).
+"""Determines which nodes an attempt lost, and whether the next one can do without them (pure).
 
-For the supervisor, which leaves them out when its job is requeued, and for `realsys resume`, which offers
-to. A node that is back in Slurm's eyes may fail again: Slurm alone would give it to the same job.
+For the supervisor, which excludes them when its job is requeued, and for `realsys resume`, which offers
+to. A node that Slurm considers healthy again may fail again: Slurm alone would assign it to the same job.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from realsys.slurm.hostlist import compress, expand
 from realsys.trial.records import ExitMarker
 
-# In a failure's own words: nobody saw the worker end, its node just fell silent; or CUDA says that a GPU
-# is broken (not seen on a real one).
+# Texts of failures: the worker's end was not observed because its node fell silent; or CUDA reports a
+# broken GPU (not seen on a real one).
 _OF_A_NODE = (
     *("its node is lost", "but has not ended within", "ode failure"),
     "has not been seen to end",  # in records before 0.2
@@ -22,8 +22,8 @@ _OF_A_NODE = (
 
 
 def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
-    """Node of the attempt → the evidence against it: a worker there of which nobody heard any more, or
-    whose GPU is broken, or what the preflight found (realsys/supervisor/health/preflight_check.py).
+    """Returns node of the attempt → the evidence against it: a worker there that was lost, or with a
+    broken GPU, or a finding of the preflight (realsys/supervisor/health/preflight_check.py).
 
     Args:
         nodes: hostlist of the attempt's nodes; empty on one machine.
@@ -42,11 +42,11 @@ def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
 def without_lost(
     lost: Iterable[str], *, excluded: str, pinned: str, of_partition: int, needed: int
 ) -> str | None:
-    """The job's new --exclude; None where it could then never start.
+    """Returns the job's new --exclude; None if the job could then never start.
 
     Args:
         excluded, pinned: the job's present --exclude and --nodelist, hostlists.
-        of_partition, needed: how many nodes the partition has, and the job wants.
+        of_partition, needed: number of nodes that the partition has, and that the job needs.
     """
     gone = set(lost)
     if gone & set(expand(pinned) if pinned else ()):
@@ -56,7 +56,7 @@ def without_lost(
 
 
 def evidence(lost: Mapping[str, str]) -> str:
-    """``n2 (model_worker/1 there: its lease has ended …)``."""
+    """Formats ``n2 (model_worker/1 there: its lease has ended …)``."""
     return "; ".join(f"{node} ({why})" for node, why in lost.items())
 
 

@@ -1,4 +1,4 @@
-"""By which words Slurm's programs say that the controller does not answer, not that it refuses (pure)."""
+"""Recognises messages of Slurm's programs that mean an unreachable controller, not a refusal (pure)."""
 
 from __future__ import annotations
 

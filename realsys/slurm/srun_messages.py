@@ -1,9 +1,9 @@
-"""What srun says of its step's start and of its tasks' ends, read from its log (pure).
+"""Parses srun's messages about its step's start and its tasks' ends from its log (pure).
 
-srun prints a line for a task that failed as soon as it hears of it, long before its own end: the
-quickest way to know, and the only one when the node is gone. It says nothing of tasks that ended well. A
-step for which nothing is free it tries to start again and again, for ever, and says so only after
-SlurmctldTimeout (120 s by default, and up to 10 more).
+srun prints a line for a failed task as soon as it learns of it, long before its own end: the fastest way
+to know, and the only one if the node is gone. It prints nothing about tasks that ended well. It keeps
+trying to start a step for which nothing is free, and reports that only after SlurmctldTimeout (120 s by
+default, and up to 10 more).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SIGNALS = {  # strsignal(3)
 
 
 def failed_tasks(text: str) -> dict[int, tuple[str, int, str]]:
-    """Task → (host, return code, srun's own words); a negative code is the signal that ended it."""
+    """Returns task → (host, return code, srun's own words); a negative code is the signal that ended it."""
     found: dict[int, tuple[str, int, str]] = {}
     for match in _TASKS.finditer(text):
         how = match["how"].strip()
@@ -48,7 +48,7 @@ def failed_tasks(text: str) -> dict[int, tuple[str, int, str]]:
 
 
 def return_code(how: str) -> int:
-    """srun's words for the end of a task as a return code: 1 where they say no number."""
+    """Converts srun's words for the end of a task to a return code: 1 if they contain no number."""
     if match := _CODE.search(how):
         code = int(match[1])
         # The task wrapper passes a worker's signal on as 128 + signal, as shells do.
@@ -60,10 +60,10 @@ def return_code(how: str) -> int:
 
 
 def last_trouble(text: str) -> str:
-    """The last complaint of srun or a node's slurmstepd that is about no single task; "" if none.
+    """Returns the last error of srun or a node's slurmstepd that is about no single task; "" if none.
 
-    Without one that is marked as an error (``srun: unrecognized option …``, a site's wrapper that fails)
-    the last line of the log that is no notice.
+    If none is marked as an error (``srun: unrecognized option …``, a failing wrapper of the site), the
+    last line of the log that is not a notice.
     """
     found = [m["text"].strip() for m in _TROUBLE.finditer(text) if not _TASKS.search(m[0])]
     if not found:
@@ -73,8 +73,8 @@ def last_trouble(text: str) -> str:
 
 
 def step_wait(text: str) -> str:
-    """What srun says while it can't start its step: ``Job 7 step creation temporarily disabled, retrying
-    (Requested nodes are busy)``; "" when it does not wait, or no more."""
+    """Returns srun's message while it can't start its step: ``Job 7 step creation temporarily disabled,
+    retrying (Requested nodes are busy)``; "" if it does not wait (any more)."""
     sentence = ""
     for line in text.splitlines():
         if match := _WAITS.match(line):
@@ -85,21 +85,21 @@ def step_wait(text: str) -> str:
 
 
 def patience_s(sentence: str) -> float:
-    """How long a step may wait for its start, by what srun says it waits for.
+    """Returns how long a step may wait for its start, by srun's message about the reason.
 
-    What the steps of a job have been given they keep: a step that finds its nodes busy waits for one of
-    an earlier phase to be cleared away, or for ever.
+    Steps keep what they were given: a step whose nodes are busy waits for the clean-up of a step of an
+    earlier phase, or for ever.
     """
     return BUSY_S if "busy" in sentence else LONGEST_S
 
 
 def what_to_do(words: str) -> str:
-    """About what srun said; "" where nothing better than its words is known."""
+    """Returns the fix for srun's message; "" if nothing more than its words is known."""
     if "step creation" in words and "busy" in words:
         return (
             "the job's other steps hold the CPUs or GPUs that this one needs: give the workers fewer CPUs "
             "(cpus_per_model_worker, scheduling.<worker type>.cpu), or correct the nodes' CPUs in the "
-            "cluster spec (realsys doctor), then launch anew"
+            "cluster spec (realsys doctor), then launch again"
         )
     if "unrecognized option" in words or "invalid option" in words:
         return (

@@ -1,10 +1,10 @@
-"""The srun command of a step, and the host of each of its tasks (pure).
+"""Builds the srun command of a step, and the host of each of its tasks (pure).
 
-One step per worker type, ``--exact`` beside the others of its allocation. Where tasks sit is said by a
-host file (``--distribution=arbitrary``, man srun): task i runs on line i, so uneven counts a node and
-several groups on one node need no arithmetic of Slurm's. Memory is the job's: ``--mem=0`` lets the
-steps share what the job asked for as their sum. Container options go here and never into the batch
-script, which would lose srun inside the image.
+One step per worker type, ``--exact`` beside the others of its allocation. A host file places the tasks
+(``--distribution=arbitrary``, man srun): task i runs on line i, so uneven counts per node and several
+groups on one node need no arithmetic of Slurm's. Memory is the job's: ``--mem=0`` lets the steps share
+the sum that the job requested. Container options go here and never into the batch script, which would
+lose srun inside the image.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _KEPT_PREFIXES = ("SLURM_JOB_ID_HET_GROUP", "SLURM_JOB_NODELIST_HET_GROUP", "SLU
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """One task of a step that is started again, or added later, in a step of its own.
+    """One task that is restarted, or added later, in a step of its own.
 
     Attributes:
         index: of its worker.
-        restart: how often it was started again, this time too; 0: it was added and has no place yet. One
-            that is added in the place of another begins with 1: it keeps to that one's CPUs and GPUs.
-        like: of one that was added: index of the worker whose configuration it has.
+        restart: number of restarts, including this one; 0: it was added and has no place yet. One that is
+            added in the place of another starts with 1: it uses that one's CPUs and GPUs.
+        like: for an added worker: index of the planned one with the same configuration.
     """
 
     index: int
@@ -49,13 +49,13 @@ class Again:
 
     @property
     def options(self) -> list[str]:
-        """Of the task wrapper."""
+        """Returns the options of the task wrapper."""
         own = [f"--first-index={self.index}", f"--restart={self.restart}"]
         return own if self.like is None else [*own, f"--like={self.like}"]
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without what srun would read as options of the step."""
+    """Returns ``environ`` without variables that srun would read as options of the step."""
     return {
         name: value
         for name, value in environ.items()
@@ -66,12 +66,12 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hosts(step: StepPlan, nodes: Sequence[str]) -> list[str]:
-    """The host of each task, in order of their indices.
+    """Returns the host of each task, in order of their indices.
 
     Args:
         nodes: the nodes of the step's component, in Slurm's order.
     Raises:
-        ClusterError: Slurm gave fewer nodes than the plan asked for.
+        ClusterError: Slurm assigned fewer nodes than planned.
     """
     needed = sum(count for count, _ in step.nodes)
     if len(nodes) < needed:
@@ -98,7 +98,7 @@ def task_command(
     python: str,
     again: Again | None = None,
 ) -> list[str]:
-    """The task wrapper's command line, as it reads inside the step's container if it has one."""
+    """Returns the task wrapper's command line, inside the step's container if it has one."""
     return [
         python if step.container_image is None else plan.cluster.container.python,
         "-m",
@@ -122,12 +122,12 @@ def srun_argv(
     python: str,
     again: Again | None = None,
 ) -> list[str]:
-    """The step's whole command line. It names no host: SLURM_HOSTFILE does, when it runs.
+    """Returns the step's whole command line. It names no host: SLURM_HOSTFILE does at run time.
 
     Args:
-        again: of this task alone. The first step still holds its share of the node, so the new one
-            takes no share: it may use all that the job has there, and keeps to the old one's CPUs and
-            GPUs by itself (realsys/worker/task_place.py).
+        again: for this task alone. The first step still holds its share of the node, so the new one
+            requests none: it may use all that the job has there, and restricts itself to the old one's
+            CPUs and GPUs (realsys/worker/task_place.py).
     """
     assert plan.job is not None
     cluster, kind = plan.cluster, step.worker_type.value
@@ -168,9 +168,9 @@ def srun_argv(
 
 
 def srun_log(attempt: AttemptFiles, step: StepPlan, again: Again | None = None) -> Path:
-    """Where the step's srun itself writes: who ended how, and what it could not start.
+    """Returns the log of the step's srun itself: how tasks ended, and what it could not start.
 
-    A file for each restart: the srun of the start before may have a last word to say of its task 0.
+    A file for each restart: the previous srun may still write about its task 0.
     """
     kind = step.worker_type.value
     name = f"{kind}-{again.index}-{again.restart}" if again else kind
@@ -178,26 +178,27 @@ def srun_log(attempt: AttemptFiles, step: StepPlan, again: Again | None = None) 
 
 
 def filename_pattern(path: str) -> str:
-    """A path inside --output: a percent sign begins a replacement symbol there (man srun)."""
+    """Escapes a path for --output: a percent sign begins a replacement symbol there (man srun)."""
     return path.replace("%", "%%")
 
 
 def het_group(job: JobPlan | None, step: StepPlan) -> list[str]:
-    """srun's option for the component of a heterogeneous job that the step runs in."""
+    """Returns srun's option for the component of a heterogeneous job in which the step runs."""
     if job is None:
         return []
     return [f"--het-group={step.component}"] if job.layout is JobLayout.HET else []
 
 
 def _share(cluster: ClusterSpec, step: StepPlan) -> list[str]:
-    """What the step has of its nodes for itself."""
+    """Returns the step's own share of its nodes, as options."""
     cpu_bind = [f"--cpu-bind={cluster.slurm.cpu_bind}"] if cluster.slurm.cpu_bind else []
     cpus = ["--exact", f"--cpus-per-task={step.cpus_per_task}", "--mem=0"]
     return [*cpus, *_gpu_options(step), *cpu_bind]
 
 
 def _no_share(step: StepPlan) -> list[str]:
-    """A step beside all others. Without a request for GPUs it sees all that the job has on the node."""
+    """Returns options for a step beside all others. Without a GPU request it sees all that the job has on
+    the node."""
     gpus = [] if step.gpus_per_task else ["--gres=none"]
     return ["--overlap", "--mem=0", *gpus, "--cpu-bind=none"]
 

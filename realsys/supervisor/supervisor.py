@@ -301,7 +301,7 @@ class Supervisor:
             raise StaleAttempt(
                 f"attempt {newer.number} on {newer.host} has taken over: Slurm requeued the job",
                 where=str(self.attempt_files.root),
-                fix="nothing: the newer attempt runs the trial",
+                fix="none: the newer attempt runs the trial",
             )
 
     def _has_failed(self, task: Task) -> bool:

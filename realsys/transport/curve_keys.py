@@ -97,7 +97,7 @@ class TrialKeypairs:
                     f"others can read the trial's keys (mode {status.st_mode & 0o777:04o}, "
                     f"owner {status.st_uid}, we are {os.geteuid()})",
                     where=str(path),
-                    fix=f"chmod 600 {path}; if somebody may have read them, start a new trial",
+                    fix=f"chmod 600 {path}; if others may have read them, start a new trial",
                 )
             return cls._parse(file.read(), path)
 

@@ -424,7 +424,7 @@ def _damaged_key(kind: type[Any], key: str, what: object) -> TrialError:
     return TrialError(
         f"the key {key!r} holds no {kind.__name__}: {what}",
         where=key,
-        fix=f"`realsys resume {trial}` clears it and goes on; to remove it from a live etcd: "
+        fix=f"`realsys resume {trial}` clears it and resumes; to remove it from a live etcd: "
         f"etcdctl del '/{key}'",
     )
 

@@ -152,7 +152,7 @@ def _make_runner(args: argparse.Namespace, files: TrialFiles) -> WorkerRunner:
         raise StaleAttempt(
             f"attempt {args.attempt} is not the newest ({newest})",
             where=str(files.attempts),
-            fix="nothing: a newer attempt runs the trial",
+            fix="none: a newer attempt runs the trial",
         )
     return WorkerRunner(
         plan=plan,

@@ -134,7 +134,7 @@ def test_a_run_goes_on_while_its_role_is_revoked_and_its_password_is_another(
     assert len(trained_ids(files)) == 108 * 8
     assert check_history(read_history(files.root)) == []
     log = files.attempt(1).log("master_worker/0").read_text()
-    assert "going on without publishing" in log
+    assert "publishing suspended" in log
     assert "etcd does not let the user 'anna' do that" in log
     assert "does not know the user 'anna' with this password" in log
 

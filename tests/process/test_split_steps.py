@@ -613,7 +613,7 @@ def test_a_lost_lease_is_taken_again(trial: Trial):
     agent = trial.joined(trial.agent())
     wait_until(lambda: agent._member is not None)
     before = trial.store.get(trial.keys.component(1)).lease_id
-    agent._member._keeper.end("the test says so")
+    agent._member._renewer.end("the test says so")
     wait_until(lambda: trial.store.get(trial.keys.component(1)).lease_id != before)
     assert trial.left == []
     steps.close()
@@ -664,11 +664,11 @@ def superseded(trial: Trial) -> AttemptRecord:
 def test_an_old_supervisor_takes_and_says_nothing_of_a_newer_attempt(trial: Trial):
     steps = trial.split_steps()
     board = steps.board
-    keeper = board._member._keeper
+    keeper = board._member._renewer
     superseded(trial)
     theirs = {entry.key: entry for entry in trial.store.get_subtree(trial.keys.root)}
     assert keeper is not None
-    keeper._gone = True  # its lease is lost: it is taken anew only if the attempt is ours
+    keeper._lost = True  # its lease is lost: it is reacquired only if the attempt is ours
     wait_until(lambda: keeper.lease_status is LeaseStatus.EXPIRED, timeout_s=30.0)
     assert "attempt 2 on n9 has taken over" in keeper.reason
     assert board.components() == {}

@@ -1,6 +1,6 @@
 """The supervisor: takes an attempt, starts workers, looks who is there, ends the attempt.
 
-It plays FailureDetector and AttemptFence. The steps of take_attempt and end_attempt are those of
+It plays FailureDetector and AttemptFence. The steps of claim_attempt and end_attempt are those of
 realsys/supervisor/attempt/attempt.py.
 """
 

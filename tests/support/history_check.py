@@ -1,8 +1,9 @@
-"""Whether a history keeps what realsys promises about attempts, fencing and detection (pure).
+"""Checks a history against realsys' guarantees about attempts, fencing and detection (pure).
 
     python tests/support/history_check.py TRIAL_DIR
 
-For chaos tests and the simulation (tests/simulation). A violation is a sentence with who, when and what.
+For chaos tests and the simulation (tests/simulation). A violation is a sentence with worker, time and
+operation.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def check_history(
     until: float = float("inf"),
     slack_s: float = 0.0,
 ) -> list[str]:
-    """Returns the violations, oldest rule first; none for a good history.
+    """Returns the violations, grouped by rule; none for a valid history.
 
     Args:
         rows: as read_history returns them, in any order.
-        detect_within_s: a death must be noticed so soon.
-        faults_known: all faults are in the history (``died``, ``cut_off``, ``hung``): then anybody
-            else who was declared lost was declared so wrongly.
-        until: when the history was read; deaths just before can't have been noticed yet.
+        detect_within_s: a death must be detected within this time.
+        faults_known: all faults are in the history (``died``, ``cut_off``, ``hung``): then any other
+            worker that was declared lost is a violation.
+        until: when the history was read; deaths just before can't have been detected yet.
         slack_s: how far clocks of two hosts may differ.
     """
     ordered = sorted(rows, key=lambda row: float(row["at"]))
@@ -53,7 +54,7 @@ def check_history(
 
 
 def lineages(rows: Iterable[Row]) -> dict[str, Lineage]:
-    """Phase → whose work counts in it, by what the attempts themselves have said."""
+    """Returns phase → its lineage, by the attempts' resume records."""
     told: dict[str, dict[int, Resumed]] = {}
     for row in rows:
         if row["op"] == Op.RESUMED:
@@ -70,7 +71,7 @@ def _counts(row: Row, found: Mapping[str, Lineage]) -> bool:
 
 
 def _branch(row: Row) -> tuple[str, int]:
-    """Steps are counted anew in each phase."""
+    """Returns (phase, attempt): steps are counted separately in each phase."""
     return str(row.get("phase", "")), int(row["attempt"])
 
 
@@ -103,7 +104,7 @@ def _one_writer_a_step(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _no_write_after_a_newer_attempt(rows: Sequence[Row], slack_s: float) -> Iterator[str]:
-    """A fenced write must have been sent before a newer attempt was taken. A metrics row is not
+    """Checks that fenced writes were sent before a newer attempt was claimed. A metrics row is not
     fenced: it must not count once a newer attempt has written."""
     lineage = lineages(rows)
     writes = [row for row in rows if row["op"] in (Op.STEP, *FENCED)]
@@ -113,7 +114,7 @@ def _no_write_after_a_newer_attempt(rows: Sequence[Row], slack_s: float) -> Iter
         attempt, sent = int(row["attempt"]), float(row.get("began", row["at"])) - slack_s
         fenced = row["op"] in FENCED
         if not fenced and not _counts(row, lineage):
-            continue  # of a dead branch: nobody reads it
+            continue  # of a dead branch, which is never read
         for number, newer in (taken if fenced else written).items():
             if number > attempt and float(newer["at"]) < sent:
                 yield (
@@ -124,7 +125,7 @@ def _no_write_after_a_newer_attempt(rows: Sequence[Row], slack_s: float) -> Iter
 
 
 def _first_of_each(rows: Iterable[Row]) -> dict[int, Row]:
-    """attempt → its first row."""
+    """Returns attempt → its first row."""
     first: dict[int, Row] = {}
     for row in rows:
         first.setdefault(int(row["attempt"]), row)
@@ -143,7 +144,7 @@ def _deaths_are_noticed(rows: Sequence[Row], within_s: float, until: float) -> I
         notices = [r for r in rows if _notices(r, row) and float(r["at"]) >= float(row["at"])]
         first = min((float(r["at"]) for r in notices), default=None)
         if first is None:
-            yield f"nobody noticed that {_who(row)} died ({_when(row)})"
+            yield f"the death of {_who(row)} was not noticed ({_when(row)})"
         elif first > deadline:
             late_s = first - float(row["at"])
             yield f"{_who(row)} died ({_when(row)}), noticed after {late_s:.1f} s, allowed {within_s:g} s"
@@ -158,7 +159,7 @@ def _notices(row: Row, death: Row) -> bool:
 
 
 def _ends_the_watch(row: Row, attempt: int, deadline: float) -> bool:
-    """The attempt is over, or has nobody who watches, by then."""
+    """Returns whether by then the attempt has ended, or has no supervisor."""
     if float(row["at"]) > deadline:
         return False
     if row["op"] == Op.TOOK_ATTEMPT:
@@ -187,7 +188,7 @@ def _when(row: Row) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the verdict on a trial's history; 1 if something is wrong."""
+    """Prints the violations in a trial's history; returns 1 if there are any."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python tests/support/history_check.py TRIAL_DIR\n")
         return 2

@@ -552,7 +552,7 @@ def model(**scheduling):
         ),
         (
             lambda: run(model(exclude="./list")),
-            "'./list' is no hostlist: Slurm takes a value with '/' for the name of a file",
+            "'./list' is not a hostlist: Slurm takes a value with '/' for the name of a file",
             "scheduling.model_worker.exclude",
             "write names and ranges like gpu[01-04,7],login1",
         ),

@@ -318,7 +318,7 @@ def test_names_that_may_be_another_image_tomorrow(image: str, mutable: bool) -> 
 def test_a_kept_container_hides_a_changed_image() -> None:
     container = ContainerSpec(runtime="pyxis", name="kept")
     (warning,) = image_warnings(container, "/x.sqsh", where="gpu_image")
-    assert "does not look at gpu_image" in warning
+    assert "ignores gpu_image and new mounts" in warning
 
 
 @pytest.mark.parametrize(

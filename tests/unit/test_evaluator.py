@@ -280,9 +280,9 @@ def test_while_nothing_is_pending_names_are_looked_at_and_no_files(tmp_path, mon
     """A checkpoint that comes is seen at the next look, and one that comes with the end."""
     looks, over, folder = [0], [False], tmp_path / "checkpoints" / "actor"
     bench = Bench(tmp_path, {6: [0.5], 12: [0.75], 18: [1.0]})
-    real = SavedCheckpoints.look
+    real = SavedCheckpoints.present
     monkeypatch.setattr(
-        SavedCheckpoints, "look", lambda self: looks.__setitem__(0, looks[0] + 1) or real(self)
+        SavedCheckpoints, "present", lambda self: looks.__setitem__(0, looks[0] + 1) or real(self)
     )
     turns = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from realsys.api.errors import ClusterError
-from realsys.slurm.gpus import gpus_for, own_devices, slots, tasks_per_gpu
+from realsys.slurm.gpus import gpu_positions, gpus_for, own_devices, tasks_per_gpu
 
 INTEGERS = "4,5,6,7"
 UUIDS = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,GPU-0fd7,GPU-aa,GPU-bb"
@@ -30,7 +30,7 @@ def test_gpus_of_a_node_are_those_that_its_tasks_need():
     assert [gpus_for(tasks, 0.5) for tasks in range(5)] == [0, 1, 1, 2, 2]
     assert [gpus_for(tasks, 2.0) for tasks in range(3)] == [0, 2, 4]
     assert gpus_for(7, 0.0) == 0
-    assert slots(3, 0.0) == range(0)
+    assert gpu_positions(3, 0.0) == range(0)
 
 
 def test_a_task_without_gpus_sees_none():
@@ -39,5 +39,5 @@ def test_a_task_without_gpus_sees_none():
 
 @pytest.mark.parametrize("visible", [None, "", "0"])
 def test_too_few_gpus_are_told_with_both_numbers(visible):
-    with pytest.raises(ClusterError, match="should use GPU 2 of the step's, and Slurm gave"):
+    with pytest.raises(ClusterError, match="should use GPU 2 of the step's, but Slurm gave"):
         own_devices(visible, 1, 1.0)

@@ -172,7 +172,7 @@ def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypa
             now_s[0] += seconds
             if looks:
                 pulse.note_check()
-            return link._stands_still()
+            return link._is_hung()
 
         assert not any(turn(1.0, looks=True) for _ in range(300))
         assert not turn(3600.0, looks=False), "both were suspended"

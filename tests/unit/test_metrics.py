@@ -23,7 +23,7 @@ from realsys.observability.metrics import (
     deterministic,
     point_to_newest,
     read_metrics,
-    take_over,
+    start_from,
 )
 from realsys.trial.records import PhaseFiles
 
@@ -255,7 +255,7 @@ def test_an_older_attempt_s_link_is_put_right_and_its_rows_are_not_taken_over(
         )  # whoever does it: attempt 1 itself, when it looks again, or attempt 2
         assert steps_in(files.metrics) == [1, 2]
     turn(files.metrics, 1)  # and again, before the next attempt looks
-    take_over(files, 3, 2, former=(2, 1))
+    start_from(files, 3, 2, former=(2, 1))
     assert steps_in(files.metrics) == [1, 2]
 
 
@@ -265,7 +265,7 @@ def test_rows_come_from_the_newest_attempt_that_got_so_far_as_to_have_them(tmp_p
     for kind in KINDS:
         rows(getattr(files.rows_of(1), kind), 1, 2, 3)
     rows(files.rows_of(2).metrics, 1, 2)
-    take_over(files, 4, 2, former=(3, 2, 1))
+    start_from(files, 4, 2, former=(3, 2, 1))
     for kind in KINDS:
         assert steps_in(getattr(files, kind)) == [1, 2]
 
@@ -273,7 +273,7 @@ def test_rows_come_from_the_newest_attempt_that_got_so_far_as_to_have_them(tmp_p
 def test_rows_of_a_version_without_files_of_each_attempt_are_taken_over(tmp_path: Path) -> None:
     files = PhaseFiles(tmp_path)
     rows(files.metrics, 1, 2, 3)
-    take_over(files, 2, 2, former=(1,))
+    start_from(files, 2, 2, former=(1,))
     assert files.metrics.is_symlink()
     assert steps_in(files.metrics) == [1, 2]
 

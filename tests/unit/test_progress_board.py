@@ -30,7 +30,7 @@ def told(store: MemoryStore) -> Progress:
     return loads(Progress, store.get(KEYS.progress).value, where="")
 
 
-def test_calls_that_come_and_go_are_not_a_write_each_but_a_step_is_told_at_once() -> None:
+def test_calls_that_come_and_go_are_not_a_write_each_but_a_step_is_urgent_part() -> None:
     store = MemoryStore()
     board = make_board(store)
     before, began_s = store.revision(), time.monotonic()

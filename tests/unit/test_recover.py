@@ -391,7 +391,7 @@ def test_what_an_older_attempt_wrote_after_a_newer_one_went_on_is_not_taken(tmp_
     assert newest_step(tmp_path) == 12
     with caplog.at_level(logging.WARNING):
         assert newest_step(tmp_path, lineage=lineage((1, 0, 0), (2, 10, 1))) == 10
-    assert "step-000012.1 why=it does not count" in caplog.text
+    assert "step-000012.1 reason=it does not count" in caplog.text
 
 
 def test_what_the_newer_one_wrote_is_taken(tmp_path):
@@ -524,13 +524,12 @@ def test_a_checkpoint_that_the_ledger_does_not_cover_is_passed_over(tmp_path, ca
     write_ledger(ledger, range(1, 98))  # its end is lost
     assert look().step == 50
     assert asked == [(1, 100), (1, 100), (1, 50)]
-    assert "look at step 98, 99, 100. What was trained on" in caplog.text
+    assert "check step 98, 99, 100. The record of what was trained on" in caplog.text
     write_ledger(ledger, range(1, 11))
     with pytest.raises(CheckpointError) as caught:
         look()
-    assert (
-        "each step of the checkpoint of step 100: look at step 11, 12, 13, 14, 15 and 85 more"
-        in (caught.value.what)
+    assert "each step of the checkpoint of step 100: check step 11, 12, 13, 14, 15 and 85 more" in (
+        caught.value.what
     )
     assert str(ledger) in caught.value.where
     ledger.unlink()
@@ -580,7 +579,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path
     loop.files, loop.rollouts, loop.step, loop.ckpt_keep = files, None, 7, 2
     loop.outbox = Outbox(may_publish=lambda: True, patience_s=1.0)
     loop.progress = SimpleNamespace(publish=lambda what: None)
-    loop.executor = SimpleNamespace(ahead=returns(None))
+    loop.executor = SimpleNamespace(prefetched=returns(None))
     loop.workers = SimpleNamespace(records=[], call_all=returns([]))
     loop.publisher = SimpleNamespace(lineage=EVERYTHING, allow_checkpoint=lambda step: None)
     loop.runner = SimpleNamespace(phase_files=phase, attempt=SimpleNamespace(number=1))

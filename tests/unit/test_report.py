@@ -26,7 +26,7 @@ from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter
 from realsys.observability.report import report
-from realsys.observability.report.attempt_story import Attempt, duration_s
+from realsys.observability.report.attempt_outcomes import Attempt, duration_s
 from realsys.observability.report.curves import (
     ACCURACY,
     KINDS,

@@ -15,7 +15,7 @@ from launcher.trials.status import trial_view
 from realsys.api.scheduling import WorkerType
 from realsys.api.worker_configs import ExperimentSaveEvalControl
 from realsys.observability.report.report import report_html
-from realsys.observability.report.trial_story import read_story
+from realsys.observability.report.trial_report import read_trial_report
 from realsys.trial.records import PhaseFiles, TrialFiles
 
 ROWS: list[dict[str, Any]] = [
@@ -36,14 +36,14 @@ def trial(tmp_path: Path) -> TrialFiles:
 
 
 def test_the_report_has_a_row_for_each_and_the_reasons_of_failed_ones(trial: TrialFiles) -> None:
-    html = report_html(read_story(trial.root))
+    html = report_html(read_trial_report(trial.root))
     assert "3 saved checkpoints evaluated beside the training, 1 of them without success." in html
     assert "half &lt;written&gt;" in html
     assert "1 min 01 s" in html
 
 
 def test_the_report_draws_their_accuracy_and_tells_its_change(trial: TrialFiles) -> None:
-    html = report_html(read_story(trial.root))
+    html = report_html(read_trial_report(trial.root))
     assert "Accuracy of saved checkpoints" in html
     assert "auto_eval/accuracy 75" in html
     assert "held-out accuracy, +50.0 points from 25.0 %" in html
@@ -53,14 +53,14 @@ def test_the_trainers_own_accuracy_comes_first(trial: TrialFiles) -> None:
     rows = ({"step": 0, "eval/accuracy": 0.5}, {"step": 18, "eval/accuracy": 0.6})
     metrics = PhaseFiles(trial.root).metrics
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    html = report_html(read_story(trial.root))
+    html = report_html(read_trial_report(trial.root))
     assert "held-out accuracy, +10.0 points from 50.0 %" in html
     assert "Held-out accuracy</h3>" in html
 
 
 def test_without_evaluations_nothing_is_said_of_them(trial: TrialFiles) -> None:
     PhaseFiles(trial.root).evaluations.unlink()
-    html = report_html(read_story(trial.root))
+    html = report_html(read_trial_report(trial.root))
     assert "Saved checkpoints</h2>" not in html
     view = trial_view(trial)
     assert evaluation_text(view.metrics) == ""

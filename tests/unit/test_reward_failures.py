@@ -35,7 +35,7 @@ from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.master.rollouts.rollout_desk import RolloutDispatcher
+from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
 from realsys.rewards.scores import SetAsideRecords, checked_score, score, too_many

@@ -208,7 +208,7 @@ def test_words_and_records_of_an_earlier_phase_are_no_news(make):
     trial.told(0, 0)
     trial.start()
     assert [code for code, _ in trial.ends()] == [1, 1]
-    assert trial.tasks[1].hint.startswith("no exit record missing")
+    assert trial.tasks[1].hint.startswith("no exit record")
 
 
 def test_an_srun_that_complains_at_once_is_heard(make, monkeypatch):

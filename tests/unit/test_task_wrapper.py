@@ -300,7 +300,7 @@ def test_fewer_gpus_than_planned_leave_last_words(make, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
     assert wrapper.run() == 1
     assert wrapper.words().why == (
-        "task 1 of this node should use GPU 2 of the step's, and Slurm gave 1"
+        "task 1 of this node should use GPU 2 of the step's, but Slurm gave 1"
     )
 
 

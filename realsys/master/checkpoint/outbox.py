@@ -51,7 +51,7 @@ class Outbox:
     _waiting: deque[Waiting] = field(default_factory=deque)
     _publishing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _since_s: float | None = None  # when it began to wait, on the monotonic clock
-    _trouble: str = ""
+    _last_error: str = ""
     _failure: Exception | None = None  # of ``run``, for the next caller
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Outbox:
                 self._waiting.popleft()
             if self._since_s is not None:
                 waited_s = time.monotonic() - self._since_s
-                logger.info("published what had waited seconds=%.1f", waited_s)
+                logger.info("publishing resumed seconds=%.1f", waited_s)
             self._since_s = None
             return True
 
@@ -102,9 +102,9 @@ class Outbox:
                 more = f" and {len(self) - 1} more" if len(self) > 1 else ""
                 raise WaitTimeout(
                     f"{self._waiting[0].what}{more} could not be published for "
-                    f"{self.patience_s:g} s: {self._trouble}",
+                    f"{self.patience_s:g} s: {self._last_error}",
                     where="the master",
-                    fix="look whether the name-resolution store answers (realsys doctor), then resume",
+                    fix="check that the name-resolution store answers (realsys doctor), then resume",
                 )
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -116,7 +116,7 @@ class Outbox:
                 continue
             try:
                 await self.flush()
-            except Exception as error:  # told by whoever publishes next: the loop that owns us
+            except Exception as error:  # raised at the next publication, in the loop that owns this
                 self._failure = error
 
     def _withdraw(self) -> None:
@@ -128,9 +128,9 @@ class Outbox:
             old.withdraw()
 
     def _note(self, trouble: str) -> None:
-        self._trouble = trouble
+        self._last_error = trouble
         if self._since_s is None:
             self._since_s = time.monotonic()
             logger.warning(
-                "going on without publishing why=%s first=%s", trouble, self._waiting[0].what
+                "publishing suspended reason=%s first=%s", trouble, self._waiting[0].what
             )

@@ -98,7 +98,7 @@ class Publisher:
             raise StaleAttempt(
                 f"attempt {writer} has saved this step, we are {self._runner.attempt.number}",
                 where=str(final),
-                fix="nothing: this process must exit, the newer attempt runs the trial",
+                fix="none: this process must exit, the newer attempt runs the trial",
             )
 
     def _check_folder(self) -> None:
@@ -109,7 +109,7 @@ class Publisher:
             raise StaleAttempt(
                 f"attempt {newest} has taken over, we are {self._runner.attempt.number}",
                 where=str(self._runner.trial_files.attempts),
-                fix="nothing: this process must exit, the newer attempt runs the trial",
+                fix="none: this process must exit, the newer attempt runs the trial",
             )
 
     def _publish(self, key: str, op: Op, *, step: int, **about: Any) -> None:

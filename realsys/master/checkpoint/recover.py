@@ -36,10 +36,10 @@ from realsys.trial.records import Resumed, TrialFiles, read_record
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-MASTER = "master_worker/0"  # whose file is there when it had something to remember
+MASTER = "master_worker/0"  # its file exists only if the master had state to save
 VERSION = 1
 NO_FILE = "no file"
-# Files of a checkpoint, by worker → the hash of each, and nothing; or nothing, and why it can't be read.
+# Files of a checkpoint, by worker → (hash, ""), or ("", why it can't be read).
 HashesOf = Callable[[Mapping[str, Path]], Mapping[str, tuple[str, str]]]
 
 
@@ -186,7 +186,7 @@ def newest_whole(
     skipped, as is one that does not count, and one whose steps are missing in the ledger.
 
     Args:
-        ledger_of: (attempt, step) of a checkpoint → the ledger that a run from there would go on with.
+        ledger_of: (attempt, step) of a checkpoint → the ledger with which a run from there would resume.
         hashes_of: reads files for us, side by side: worker → file to its hash, or why there is none.
     Raises:
         CheckpointError: there are whole ones, and the ledger covers none of them.
@@ -207,7 +207,7 @@ def newest_whole(
             uncovered = uncovered or error
             raise error
         except CheckpointError as why:
-            logger.warning("checkpoint refused folder=%s why=%s", found.path, why.what)
+            logger.warning("checkpoint refused folder=%s reason=%s", found.path, why.what)
     if uncovered is not None:
         raise uncovered
     return None
@@ -223,7 +223,7 @@ def _uncovered(found: _Folder, ledger: Path, lacks: Sequence[int]) -> Checkpoint
     shown = ", ".join(map(str, lacks[:5])) + (f" and {len(lacks) - 5} more" * (len(lacks) > 5))
     return CheckpointError(
         f"the ledger does not have one row for each step of the checkpoint of step {found.step}: "
-        f"look at step {shown}. What was trained on would not be known any more",
+        f"check step {shown}. The record of what was trained on would be incomplete",
         where=f"{ledger} and {found.path}",
         fix="restore the ledger from a backup and resume; or launch a new trial that begins with the "
         "weights of a saved model (actor.path=<trial folder>/checkpoints/actor/latest)",
@@ -282,7 +282,7 @@ def _read_whole(found: _Folder, workers: Sequence[str], hashes_of: HashesOf) -> 
         try:
             files[worker], expected[worker] = folder / str(entry["file"]), str(entry["sha256"])
         except (KeyError, TypeError) as error:
-            raise _torn(folder, f"its manifest says nothing of {worker}: {error!r}") from error
+            raise _torn(folder, f"its manifest has no entry for {worker}: {error!r}") from error
     masters = {worker: file for worker, file in files.items() if worker == MASTER}
     others = {worker: file for worker, file in files.items() if worker != MASTER}
     read = {**_hashes(masters), **(hashes_of(others) if others else {})}
@@ -308,7 +308,9 @@ def _hashes(files: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
 
 
 def _torn(folder: Path, why: str) -> CheckpointError:
-    return CheckpointError(why, where=str(folder), fix="nothing: the checkpoint before it is taken")
+    return CheckpointError(
+        why, where=str(folder), fix="none is needed: the checkpoint before it is used"
+    )
 
 
 class _Folder(NamedTuple):

@@ -80,9 +80,9 @@ def recorded_steps(ledger: Path) -> list[list[str]]:
     steps = {int(row["step"]): list(row.get("samples") or row["ids"]) for row in rows}
     if sorted(steps) != list(range(1, len(steps) + 1)) or not steps:
         raise DataError(
-            f"it tells of steps {sorted(steps)[:5]} …, not of all from 1",
+            f"it has steps {sorted(steps)[:5]} …, not all from 1",
             where=str(ledger),
-            fix="replay a run whose ledger is whole",
+            fix="replay a run with a complete ledger",
         )
     return [steps[step] for step in sorted(steps)]
 

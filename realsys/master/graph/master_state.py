@@ -82,7 +82,7 @@ def read_state(path: Path) -> MasterState:
         return msgspec.json.decode(path.read_bytes(), type=MasterState)
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(
-            f"what the master knew can't be read: {error}",
+            f"the master's state can't be read: {error}",
             where=str(path),
-            fix="remove this checkpoint's folder and realsys resume: the one before it is taken",
+            fix="remove this checkpoint's folder and realsys resume: the one before it is used",
         ) from error

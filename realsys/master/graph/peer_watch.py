@@ -62,7 +62,7 @@ class PeerWatch:
                     for event in watch.poll(POLL_S):
                         self._take(event)
                 except RealsysError as error:  # the supervisor sees the worker's end all the same
-                    logger.warning("peers not watched error=%s", error.what)
+                    logger.warning("watching peers interrupted error=%s", error.what)
                     self._thread.pause(POLL_S)
 
     def _take(self, event: Event) -> None:

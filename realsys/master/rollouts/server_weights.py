@@ -10,7 +10,7 @@ from pathlib import Path
 from realsys.api.model import ModelName
 from realsys.api.worker_configs import MakerRoute
 from realsys.master.graph.model_workers import ModelWorkers
-from realsys.master.rollouts.manager_link import GserverManagerClient
+from realsys.master.rollouts.manager_client import GserverManagerClient
 from realsys.transport.generation_messages import WeightPart, WeightSource
 from realsys.transport.worker_requests import Published, PublishWeights, SaveModel
 

@@ -81,7 +81,7 @@ def final_error(
     return StoreError(
         f"etcd refused: {details or 'no reason given'} ({code})",
         where=where,
-        fix="look at etcd's log for the reason",
+        fix="see etcd's log for the reason",
     )
 
 
@@ -126,7 +126,7 @@ _LOGIN_PROBLEMS = (
     (
         "authentication failed",
         "etcd does not know the user {user!r} with this password",
-        "look at the user and the password file in the cluster's etcd section",
+        "check the user and the password file in the cluster's etcd section",
     ),
     (
         "user name is empty",

@@ -46,7 +46,7 @@ def make_administrator(
             raise StoreUnavailable(
                 f"etcd did not answer in {timeout_s:g} s",
                 where=access.where,
-                fix="look at its log; does another program listen there?",
+                fix="check its log, and whether another program listens there",
             )
         try:
             for method, request in _calls(access):
@@ -56,7 +56,7 @@ def make_administrator(
             raise StoreError(
                 f"etcd refused its first user: {error.details()}",  # names no password
                 where=access.where,
-                fix="look at its log",
+                fix="check its log",
             ) from error
 
 

@@ -1,8 +1,8 @@
-"""Where the parts of a dataflow graph's picture go. Pure: a graph in, coordinates out.
+"""Computes the layout of a dataflow graph's picture. Pure: a graph in, coordinates out.
 
-Columns from left to right: the data set, then each topological level, and between two of them the
-keys that the left one makes. Readers of the same keys share one label. A line that passes a column gets
-a place in it (Sugiyama's dummy nodes), so that lines go round boxes and not through them.
+Columns from left to right: the data set, then each topological level, and between two of them the keys
+that the left one makes. Readers of the same keys share one label. A line that passes a column gets a
+place in it (Sugiyama's dummy nodes), so that lines go around boxes and not through them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARGIN = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class NodePosition:
-    """A part of the picture; ``x`` and ``y`` are its middle, in inches from the top left."""
+    """A node of the picture; ``x`` and ``y`` are its centre, in inches from the top left."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class NodePosition:
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeLine:
-    """Leaves a part on its right side and enters another on its left."""
+    """A line from the right side of one node to the left side of another."""
 
     start: str
     end: str
@@ -61,7 +61,7 @@ class GraphLayout:
 
 @dataclass
 class _Net:
-    """Parts by column, before they have coordinates."""
+    """Nodes by column, before they have coordinates."""
 
     columns: list[list[str]]
     kinds: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Net:
 
 
 def lay_out(graph: DataflowGraph) -> GraphLayout:
-    """Places of all parts."""
+    """Computes the positions of all nodes."""
     net = _net(graph)
     ys = _rows(net)
     top = min(ys[n] - net.size(n)[1] / 2 for n in net.kinds)
@@ -116,7 +116,7 @@ def lay_out(graph: DataflowGraph) -> GraphLayout:
 
 
 def _lines(net: _Net, places: dict[str, NodePosition]) -> tuple[EdgeLine, ...]:
-    """Lines into one box enter side by side, in the order of their sources, not in one point."""
+    """Returns the lines; lines into one box end side by side, in the order of their sources."""
     lines = []
     for end, place in places.items():
         sources = sorted((a for a, b in net.lines if b == end), key=lambda a: places[a].y)
@@ -160,7 +160,7 @@ def _net(graph: DataflowGraph) -> _Net:
 
 
 def _connect(net: _Net, label: str, first: int, readers: dict[str, int]) -> None:
-    """Lines from a label to its readers, through one shared place in each column on the way."""
+    """Connects a label to its readers, through one shared place in each column in between."""
     last = max(readers.values())
     here = label
     for column in range(first + 1, last + 1):
@@ -175,7 +175,7 @@ def _connect(net: _Net, label: str, first: int, readers: dict[str, int]) -> None
 
 
 def _bundles(graph: DataflowGraph) -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """(producer, keys) → its readers of exactly these keys."""
+    """Returns (producer, keys) → the readers of exactly these keys."""
     bundles: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for node in graph.nodes:
         by_source: dict[str, list[str]] = {}
@@ -187,7 +187,7 @@ def _bundles(graph: DataflowGraph) -> dict[tuple[str, tuple[str, ...]], list[str
 
 
 def shortened(keys: Sequence[str]) -> tuple[str, ...]:
-    """Lines of a label: at most MAX_KEYS, none longer than 26 characters."""
+    """Returns the lines of a label: at most MAX_KEYS, none longer than 26 characters."""
     shown = keys if len(keys) <= MAX_KEYS else keys[: MAX_KEYS - 1]
     lines = [k if len(k) <= 26 else f"{k[:25]}…" for k in shown]
     if len(shown) < len(keys):
@@ -196,7 +196,8 @@ def shortened(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _rows(net: _Net) -> dict[str, float]:
-    """Heights: order each column by its neighbours' mean, then pull towards them without overlap."""
+    """Computes heights: orders each column by its neighbours' mean, then moves nodes towards it without
+    overlap."""
     ys: dict[str, float] = {}
     for column in net.columns:
         _stack(net, column, ys, dict.fromkeys(column, 0.0))
@@ -215,7 +216,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _stack(net: _Net, column: list[str], ys: dict[str, float], wanted: dict[str, float]) -> None:
-    """Puts a column in its order as near to the wanted heights as gaps allow (two sweeps, averaged)."""
+    """Places a column, in its order, as near to the desired heights as possible (two sweeps, averaged)."""
     down, up = dict(wanted), dict(wanted)
     for above, below in pairwise(column):
         down[below] = max(down[below], down[above] + _distance(net, above, below))

@@ -1,7 +1,7 @@
-"""The dataflow graph as a picture and as text.
+"""Draws the dataflow graph as a picture and as text.
 
-Where things go is decided in graph_layout.py; this file draws. Boxes are calls, coloured by role;
-the keys stand on the arrows, once for all readers of the same keys.
+graph_layout.py computes the positions; this file draws. Boxes are calls, coloured by role; keys are on
+the arrows, once for all readers of the same keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _drawn: dict[str, bytes] = {}
 
 
 def draw(graph: DataflowGraph, path: Path) -> None:
-    """Writes the picture; the ending of ``path`` chooses the format (.png, .svg, .pdf)."""
+    """Writes the picture; the suffix of ``path`` selects the format (.png, .svg, .pdf)."""
     if path.suffix == ".png":
         path.write_bytes(graph_png(graph))
     else:
@@ -40,7 +40,7 @@ def draw(graph: DataflowGraph, path: Path) -> None:
 
 
 def graph_png(graph: DataflowGraph) -> bytes:
-    """The picture as PNG bytes. A process draws a graph once: it is a file, and in the report."""
+    """Returns the picture as PNG bytes, drawn once per process."""
     key = repr(graph)
     if key not in _drawn:
         out = io.BytesIO()
@@ -50,7 +50,7 @@ def graph_png(graph: DataflowGraph) -> bytes:
 
 
 def graph_figure(graph: DataflowGraph) -> Figure:
-    """The picture, data set on the left, one column a topological level."""
+    """Draws the figure: data set on the left, one column per topological level."""
     from matplotlib.figure import Figure
 
     layout = lay_out(graph)
@@ -172,7 +172,8 @@ def _dataset_lines(graph: DataflowGraph) -> tuple[str, ...]:
 
 
 def graph_text(graph: DataflowGraph) -> str:
-    """The graph for a terminal: a line per call, grouped by level, with what it reads from whom."""
+    """Returns the graph as text: a line per call, grouped by level, with the keys it reads and their
+    sources."""
     lines = [f"data set → {', '.join(sorted(graph.dataset_keys))}"]
     wide = max(len(n.name) for n in graph.nodes)
     models = max(len(str(n.model_name)) for n in graph.nodes)
@@ -203,7 +204,7 @@ def _sources(graph: DataflowGraph, node: MFCDef) -> list[tuple[str, list[str]]]:
 
 
 def hooks_text(call: MFCDef) -> str:
-    """``before: weights from actor@0; after: to CPU memory``."""
+    """Returns ``before: weights from actor@0; after: to CPU memory``."""
     parts = []
     for when, hooks in (("before", call.pre_hooks), ("after", call.post_hooks)):
         if hooks:

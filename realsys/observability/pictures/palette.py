@@ -20,9 +20,9 @@ OTHERS = ("#5aa9c4", "#c9564e", "#8a77cf", "#a08a2a", "#6b8e3d", "#c2709a")
 
 
 class RoleColours:
-    """Gives each role a colour that stays: known roles theirs, others in the order of asking.
+    """Assigns each role a fixed colour: predefined for known roles, others in order of first use.
 
-    ``roles`` maps calls to roles; a call that is not there takes its name up to the first underscore.
+    ``roles`` maps calls to roles; a missing call's role is its name up to the first underscore.
     """
 
     def __init__(self, roles: Mapping[str, str] | None = None) -> None:
@@ -30,12 +30,12 @@ class RoleColours:
         self._given: dict[str, str] = {}
 
     def of_role(self, role: str) -> str:
-        """``#rrggbb``."""
+        """Returns the role's colour as ``#rrggbb``."""
         if role in KNOWN:
             return KNOWN[role]
         return self._given.setdefault(role, OTHERS[len(self._given) % len(OTHERS)])
 
     def of_call(self, mfc: str) -> str:
-        """Colour of a call's role."""
+        """Returns the colour of a call's role."""
         short = mfc.partition("_")[0]
         return self.of_role(self._roles.get(mfc) or {"rew": "reward"}.get(short, short))

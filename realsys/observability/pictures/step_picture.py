@@ -1,4 +1,4 @@
-"""The Gantt chart of one step: a lane per worker and call, drawn by matplotlib without pyplot."""
+"""Draws the Gantt chart of one step: a lane per worker and call, with matplotlib but without pyplot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draw_step(
 def step_png(
     events: Sequence[Event], step: int, *, roles: Mapping[str, str] | None = None
 ) -> bytes:
-    """The same as PNG bytes."""
+    """Draws a step and returns PNG bytes."""
     out = io.BytesIO()
     step_figure(events, step, roles=roles).savefig(out, format="png", dpi=150)
     return out.getvalue()
@@ -39,7 +39,7 @@ def step_png(
 def step_figure(
     events: Sequence[Event], step: int, *, roles: Mapping[str, str] | None = None
 ) -> Figure:
-    """Bars from request to reply, solid while the worker computed; thin while inputs waited."""
+    """Draws bars from request to reply: solid while the worker computed, thin while inputs waited."""
     from matplotlib.figure import Figure
 
     own = [e for e in events if e.step == step]
@@ -63,7 +63,7 @@ def step_figure(
 
 
 def _lanes(calls: Sequence[MfcEvent], own: Sequence[Event]) -> list[Lane]:
-    """Workers in order of name, each one's calls in order of start; the master's own work last."""
+    """Returns the lanes: workers by name, each one's calls by start; the master's own work last."""
     lanes = sorted(dict.fromkeys((c.worker, c.name) for c in calls), key=lambda lane: lane[0])
     periodic = [e for e in own if isinstance(e, PeriodicEvent)]
     return lanes + list(dict.fromkeys(("master", str(e.kind)) for e in periodic))

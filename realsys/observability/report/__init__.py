@@ -1,4 +1,4 @@
 """report.html: one page about a trial, made from its folder alone.
 
-``report.py`` is the entrance, ``trial_story.py`` what it reads.
+``report.py`` is the entry point, ``trial_report.py`` reads the trial.
 """

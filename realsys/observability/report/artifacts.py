@@ -1,9 +1,9 @@
-"""What a trial leaves to look at, made from its folder when an attempt ends.
+"""Writes a trial's report and pictures from its folder when an attempt ends.
 
     report.html  dataflow_graph.png  timeline.json (opens in ui.perfetto.dev)
 
-``python -m realsys.observability.report.artifacts TRIAL_DIR`` makes them anew; the supervisor runs it in a
-process of its own, so that drawing can't hurt a run's result.
+``python -m realsys.observability.report.artifacts TRIAL_DIR`` recreates them; the supervisor runs it in a
+process of its own, so that drawing can't affect a run's result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from realsys.observability.timeline import write_perfetto
 from realsys.trial.records import TrialFiles
 
 
-def write_keepsakes(trial_dir: Path) -> None:
+def write_artifacts(trial_dir: Path) -> None:
     """Writes the pictures of every phase that has begun, and the report."""
     files = TrialFiles(trial_dir)
     for phase in read_plan(files.plan).phases:
@@ -38,4 +38,4 @@ def _write_pictures(phase: PhasePlan) -> None:
 
 
 if __name__ == "__main__":
-    write_keepsakes(Path(sys.argv[1]))
+    write_artifacts(Path(sys.argv[1]))

@@ -1,7 +1,7 @@
-"""Which metrics become which curves of the report. Pure: rows in, named series out.
+"""Selects the curves of the report from the metrics. Pure: rows in, named series out.
 
-A curve is found by patterns on metric names, the most telling first, so that other interfaces and
-experiments get their curves too; what no pattern takes is shown under "all other metrics".
+A curve is found by patterns on metric names, the most specific first, so that other interfaces and
+experiments get curves too; metrics without a pattern are shown under "all other metrics".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ASIDE = ("eval*", "auto_eval/*", "*/first_minibatch/*")
 
 @dataclass(frozen=True, kw_only=True)
 class CurveKind:
-    """What a curve is called and which metrics show it."""
+    """A curve's title and the patterns of its metrics."""
 
     title: str
     patterns: tuple[str, ...]
@@ -34,7 +34,7 @@ class CurveKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A picture to draw: one or more series under one title."""
+    """A chart to draw: one or more series under one title."""
 
     title: str
     series: Table
@@ -107,7 +107,7 @@ LOSS = CurveKind(title="Loss", patterns=("loss", "*/loss", "*loss*"))
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Metric → (step, value) in order of steps. Texts are left out, but for "nan" and "inf"."""
+    """Returns metric → (step, value) in order of steps. Text is skipped, except "nan" and "inf"."""
     points: dict[str, dict[int, float]] = {}
     for row in rows:
         for key, value in row.items():
@@ -124,9 +124,9 @@ def _number(value: Any) -> float | None:
 
 
 def find(metrics: Table, kind: CurveKind) -> Table:
-    """The series of the first pattern that any metric fits, at most three; empty when none does.
+    """Returns the series of the first pattern that any metric matches, at most three; else empty.
 
-    Of series with the same values (calls that report on the same batch) only the first is taken.
+    Of series with equal values (calls that report on the same batch) only the first is used.
     """
     for pattern in kind.patterns:
         keys = [
@@ -144,7 +144,7 @@ def find(metrics: Table, kind: CurveKind) -> Table:
 
 
 def main_curves(metrics: Table, step_seconds: Points) -> list[Curve]:
-    """The curves everybody looks for, as far as there are any; step time comes from the events."""
+    """Returns the main curves for which there are metrics; step time comes from the events."""
     curves = [
         Curve(title=kind.title, series=series, percent=kind.percent)
         for kind in KINDS
@@ -156,13 +156,13 @@ def main_curves(metrics: Table, step_seconds: Points) -> list[Curve]:
 
 
 def other_curves(metrics: Table, shown: Sequence[Curve]) -> list[Curve]:
-    """A curve for each metric that is not in ``shown``."""
+    """Returns a curve for each metric that is not in ``shown``."""
     taken = {key for curve in shown for key in curve.series}
     return [Curve(title=key, series={key: metrics[key]}) for key in sorted(metrics.keys() - taken)]
 
 
 def first_and_last(metrics: Table, kind: CurveKind) -> tuple[float, float] | None:
-    """First and last finite value of a kind's first series; None with no value."""
+    """Returns the first and last finite value of a kind's first series; None if there is none."""
     for points in find(metrics, kind).values():
         finite = [value for _, value in points if math.isfinite(value)]
         if finite:
@@ -171,7 +171,7 @@ def first_and_last(metrics: Table, kind: CurveKind) -> tuple[float, float] | Non
 
 
 def thinned(points: Points, limit: int = 400) -> Points:
-    """At most ``limit`` points: means of equal groups. A group with a NaN stays NaN, so it shows."""
+    """Returns at most ``limit`` points: means of equal groups. A group with a NaN stays NaN."""
     if len(points) <= limit:
         return points
     size = math.ceil(len(points) / limit)
@@ -180,9 +180,9 @@ def thinned(points: Points, limit: int = 400) -> Points:
 
 
 def smoothed(points: Points) -> Points:
-    """Mean over a twentieth of the points on either side: it does not lag behind as a running average.
+    """Returns the mean over a twentieth of the points on either side, which does not lag.
 
-    Near the ends the window shrinks on both sides alike. NaN and infinities are left out.
+    Near the ends the window shrinks equally on both sides. NaN and infinities are excluded.
     """
     finite = [p for p in points if math.isfinite(p[1])]
     reach = max(1, len(finite) // 20)

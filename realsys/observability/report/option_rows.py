@@ -1,4 +1,4 @@
-"""Options of a trial as rows for the report: value, default, unit, meaning. Pure."""
+"""Settings of a trial as rows for the report: value, default, unit, meaning. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptionRow:
-    """One setting. ``default`` is None in text form when nobody knows it."""
+    """One setting. ``default`` is None in text form if unknown."""
 
     name: str
     value: str
@@ -26,14 +26,14 @@ class ReportOptionRow:
 
     @property
     def differs(self) -> bool:
-        """True when the default is known and the value is another one."""
+        """True if the default is known and the value differs."""
         return self.default is not None and self.value != self.default
 
 
 def option_rows(options: Mapping[str, Any], experiment_name: str) -> list[ReportOptionRow]:
-    """Every setting in the order of its declaration, with what the experiment declares about it.
+    """Returns every setting in order of declaration, with the experiment's metadata.
 
-    Looks at experiments that are registered in this process; imports no file of the trial.
+    Uses the experiments registered in this process; imports no file of the trial.
     """
     experiment = _default_experiment(experiment_name)
     declared = dict(_declared(experiment)) if experiment is not None else {}

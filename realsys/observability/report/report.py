@@ -1,7 +1,7 @@
-"""report.html: one page that tells a trial's run, made from its folder alone.
+"""report.html: one page that describes a trial's run, made from its folder alone.
 
-Works while the trial runs, after it failed and when it is done; nothing on the page is fetched from
-elsewhere. ``python -m realsys.observability.report.report TRIAL_DIR`` writes it anew.
+Works while the trial runs, after it failed and when it is done; the page loads nothing from elsewhere.
+``python -m realsys.observability.report.report TRIAL_DIR`` recreates it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from realsys.api.errors import RealsysError
 from realsys.observability.jsonl import write_error
 from realsys.observability.report import report_details as details
 from realsys.observability.report import report_sections as parts
-from realsys.observability.report.attempt_story import AttemptOutcome
+from realsys.observability.report.attempt_outcomes import AttemptOutcome
 from realsys.observability.report.report_evaluations import evaluations
 from realsys.observability.report.report_page import page, section
 from realsys.observability.report.report_samples import samples
-from realsys.observability.report.trial_story import TrialStory, read_story
+from realsys.observability.report.trial_report import TrialReport, read_trial_report
 from realsys.trial.records import TrialFiles
 
 
 def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
-    """Writes the page whole (temporary file, rename) and returns its path.
+    """Writes the page atomically and returns its path.
 
     Args:
         trial_dir: the trial's folder.
@@ -37,54 +37,54 @@ def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
         NoSuchTrial: the folder holds no trial.
         ClusterError: the page can't be written.
     """
-    story = read_story(Path(trial_dir).absolute())
-    path = output or TrialFiles(story.root).report
-    _write_whole(path, report_html(story))
+    trial = read_trial_report(Path(trial_dir).absolute())
+    path = output or TrialFiles(trial.root).report
+    _write_whole(path, report_html(trial))
     return path
 
 
-def report_html(story: TrialStory) -> str:
-    """The page."""
+def report_html(trial: TrialReport) -> str:
+    """Returns the page as HTML."""
     return page(
-        f"{story.trial} · realsys report",
+        f"{trial.trial} · realsys report",
         [
-            parts.headline(story),
-            parts.failure_box(story),
-            parts.notes_box(story),
-            parts.curves(story),
-            evaluations(story),
-            samples(story),
-            parts.preparing(story),
-            details.time_spent(story),
-            details.predicted(story),
-            details.dataflow(story),
-            details.settings(story),
-            going_on(story),
-            _footer(story),
+            parts.headline(trial),
+            parts.failure_box(trial),
+            parts.notes_box(trial),
+            parts.curves(trial),
+            evaluations(trial),
+            samples(trial),
+            parts.preparing(trial),
+            details.time_spent(trial),
+            details.predicted(trial),
+            details.dataflow(trial),
+            details.settings(trial),
+            going_on(trial),
+            _footer(trial),
         ],
     )
 
 
-def going_on(story: TrialStory) -> str:
-    """Commands for what one may want next."""
+def going_on(trial: TrialReport) -> str:
+    """Returns useful next commands as HTML."""
     steps = {
-        AttemptOutcome.RUNNING: (f"realsys watch {story.trial}", "attach the live view"),
-        AttemptOutcome.UNKNOWN: (f"realsys status {story.trial}", "ask how it stands"),
+        AttemptOutcome.RUNNING: (f"realsys watch {trial.trial}", "attach the live view"),
+        AttemptOutcome.UNKNOWN: (f"realsys status {trial.trial}", "ask how it stands"),
     }
-    resume = (story.marker.resume if story.marker else "") or f"realsys resume {story.trial}"
+    resume = (trial.marker.resume if trial.marker else "") or f"realsys resume {trial.trial}"
     lines = []
-    if story.outcome in steps:
-        lines.append(steps[story.outcome])
-    elif story.outcome is not AttemptOutcome.COMPLETED:
-        lines.append((resume, "go on from the newest whole checkpoint"))
-    if checkpoint := _newest_checkpoint(story):
+    if trial.outcome in steps:
+        lines.append(steps[trial.outcome])
+    elif trial.outcome is not AttemptOutcome.COMPLETED:
+        lines.append((resume, "resume from the newest complete checkpoint"))
+    if checkpoint := _newest_checkpoint(trial):
         lines.append((str(checkpoint), "newest saved policy: a Hugging Face folder"))
         lines.append((f"realsys launch ppo-math actor.path={checkpoint}", "train it further"))
-    if story.main.files.tensorboard.is_dir():
-        lines.append((f"tensorboard --logdir {story.main.files.tensorboard}", "all curves"))
-    if story.main.files.timeline.exists():
-        lines.append((str(story.main.files.timeline), "timeline: open it in ui.perfetto.dev"))
-    lines.append((f"realsys logs {story.trial}", "log lines of every worker"))
+    if trial.main.files.tensorboard.is_dir():
+        lines.append((f"tensorboard --logdir {trial.main.files.tensorboard}", "all curves"))
+    if trial.main.files.timeline.exists():
+        lines.append((str(trial.main.files.timeline), "timeline: open it in ui.perfetto.dev"))
+    lines.append((f"realsys logs {trial.trial}", "log lines of every worker"))
     rows = "".join(
         f"<p><span class='soft small'>{escape(why)}</span><br><code>{escape(command)}</code></p>"
         for command, why in lines
@@ -92,9 +92,9 @@ def going_on(story: TrialStory) -> str:
     return section("How to go on", f'<div class="card">{rows}</div>')
 
 
-def _newest_checkpoint(story: TrialStory) -> Path | None:
-    """The newest saved folder of the run's product: its first role, or the only one."""
-    folder = story.main.files.checkpoints
+def _newest_checkpoint(trial: TrialReport) -> Path | None:
+    """Returns the newest saved folder of the run's product: its first role, or the only one."""
+    folder = trial.main.files.checkpoints
     if not folder.is_dir():
         return None
     roles = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -103,9 +103,9 @@ def _newest_checkpoint(story: TrialStory) -> Path | None:
     return steps[-1] if steps else None
 
 
-def _footer(story: TrialStory) -> str:
+def _footer(trial: TrialReport) -> str:
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
-    return f"<footer>Written {written} from <code>{escape(str(story.root))}</code>.</footer>"
+    return f"<footer>Written {written} from <code>{escape(str(trial.root))}</code>.</footer>"
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -123,7 +123,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m realsys.observability.report.report",
         description="Write a trial's report.html from its folder.",

@@ -1,6 +1,6 @@
-"""What the report shows further down: time, dataflow, settings. From the trial's story to HTML.
+"""Lower sections of the report: time, dataflow, settings. From a TrialStory to HTML.
 
-Every text of the trial is escaped.
+All text of the trial is escaped.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from realsys.observability.pictures.step_picture import step_png
 from realsys.observability.predicted import STEP, error_text, predicted_rows
 from realsys.observability.report.option_rows import ReportOptionRow, option_rows
 from realsys.observability.report.report_page import drawn, rows_table, section
-from realsys.observability.report.trial_story import TrialStory
+from realsys.observability.report.trial_report import TrialReport
 from realsys.observability.timeline import mean_ratio, mfc_summary, role_of, typical_step
 
 
-def time_spent(story: TrialStory) -> str:
-    """Seconds and share of each call, and the picture of a typical step."""
-    events = story.main.events
+def time_spent(trial: TrialReport) -> str:
+    """Renders seconds and share of each call, and the picture of a typical step."""
+    events = trial.main.events
     summary, ratio = mfc_summary(events), mean_ratio(events)
     if not summary or ratio is None:
         return ""
-    roles = mfc_roles(story)
+    roles = mfc_roles(trial)
     rows = [
         (
             f"<code>{escape(m.name)}</code>",
@@ -49,10 +49,10 @@ def time_spent(story: TrialStory) -> str:
     return section("Where the time went", words + f'<div class="card">{spent}</div><br>{gantt}')
 
 
-def predicted(story: TrialStory) -> str:
-    """What the launch predicted, beside what was measured."""
-    record = story.prediction
-    rows = predicted_rows(record, story.main.events) if record else []
+def predicted(trial: TrialReport) -> str:
+    """Renders the launch's prediction beside the measurement."""
+    record = trial.prediction
+    rows = predicted_rows(record, trial.main.events) if record else []
     if record is None or not rows:
         return ""
     body = rows_table(
@@ -72,15 +72,15 @@ def predicted(story: TrialStory) -> str:
     return section("Predicted and measured", words + f'<div class="card">{body}</div>')
 
 
-def mfc_roles(story: TrialStory) -> dict[str, str]:
-    """Call → role, as planned."""
-    plan = story.main_plan
+def mfc_roles(trial: TrialReport) -> dict[str, str]:
+    """Returns call → role, from the plan."""
+    plan = trial.main_plan
     return {rpc.name: rpc.role for rpc in plan.config.model_rpcs} if plan else {}
 
 
-def dataflow(story: TrialStory) -> str:
-    """Picture of the graph, and its text for those who can't see it."""
-    plan = story.main_plan
+def dataflow(trial: TrialReport) -> str:
+    """Renders the graph as a picture, and as text for screen readers."""
+    plan = trial.main_plan
     if plan is None:
         return ""
     try:
@@ -91,11 +91,11 @@ def dataflow(story: TrialStory) -> str:
     return section("Dataflow", drawn(lambda: graph_png(graph), "dataflow graph") + text)
 
 
-def settings(story: TrialStory) -> str:
-    """What differs from the defaults; every option, folded."""
-    if story.plan is None or not story.plan.options:
+def settings(trial: TrialReport) -> str:
+    """Renders the settings that differ from defaults, and all options, folded."""
+    if trial.plan is None or not trial.plan.options:
         return ""
-    rows = option_rows(story.plan.options, story.plan.experiment_name)
+    rows = option_rows(trial.plan.options, trial.plan.experiment_name)
     changed = [row for row in rows if row.differs]
     if changed:
         body = _option_table(changed)

@@ -9,14 +9,14 @@ from typing import Any
 from realsys.observability.evaluations import newest_rows
 from realsys.observability.report.report_page import duration_text, rows_table, section
 from realsys.observability.report.svg_chart import number_text
-from realsys.observability.report.trial_story import TrialStory
+from realsys.observability.report.trial_report import TrialReport
 
 MANY = 50
 
 
-def evaluations(story: TrialStory) -> str:
-    """A row a checkpoint, the newest first; nothing where none was evaluated."""
-    rows = newest_rows(story.main.evaluations)
+def evaluations(trial: TrialReport) -> str:
+    """Renders a row per checkpoint, newest first; nothing if there are none."""
+    rows = newest_rows(trial.main.evaluations)
     if not rows:
         return ""
     failed = sum(row.get("result") != "done" for row in rows)

@@ -1,4 +1,4 @@
-"""The report's frame: one self-contained HTML page with its style, no script and no outside file."""
+"""The report's frame: one self-contained HTML page with its style, no script and no external file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ footer { margin-top: 40px; color: var(--soft); font-size: .82rem; }
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """The whole document. ``sections`` are HTML; empty ones vanish."""
+    """Returns the whole document. ``sections`` are HTML; empty ones are omitted."""
     body = "\n".join(s for s in sections if s)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -95,12 +95,12 @@ def page(title: str, sections: Iterable[str]) -> str:
 
 
 def section(title: str, body: str) -> str:
-    """A headed part; nothing when its body is empty."""
+    """Returns a section with a heading; "" if its body is empty."""
     return f"<section>\n<h2>{escape(title)}</h2>\n{body}\n</section>" if body else ""
 
 
 def rows_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:
-    """A table of HTML cells; the last ``numbers`` columns are right-aligned."""
+    """Returns a table of HTML cells; the last ``numbers`` columns are right-aligned."""
     first = len(head) - numbers
 
     def line(tag: str, cells: Sequence[str]) -> str:
@@ -116,7 +116,7 @@ def rows_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: i
 
 
 def picture(png: bytes, description: str) -> str:
-    """A PNG inside the page, on white."""
+    """Returns an embedded PNG on white."""
     data = base64.b64encode(png).decode()
     return f'<div class="paper"><img alt="{escape(description)}" src="data:image/png;base64,{data}"></div>'
 
@@ -134,7 +134,7 @@ def drawn(draw: Callable[[], bytes], description: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """``42 s``, ``3 min 20 s``, ``2 h 05 min``, ``1 d 03 h``."""
+    """Formats ``42 s``, ``3 min 20 s``, ``2 h 05 min``, ``1 d 03 h``."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"

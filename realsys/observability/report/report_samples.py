@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from realsys.observability.report.report_page import section
-from realsys.observability.report.trial_story import TrialStory
+from realsys.observability.report.trial_report import TrialReport
 
 SHOWN = 10
 _LONGEST = 1500  # characters of a text; a page of samples must stay readable
@@ -15,9 +15,9 @@ _LONGEST = 1500  # characters of a text; a page of samples must stay readable
 Sample = Mapping[str, Any]
 
 
-def samples(story: TrialStory) -> str:
-    """The first prompts in the file's order, so that none is picked for its answer."""
-    rows = story.main.samples
+def samples(trial: TrialReport) -> str:
+    """Renders the first prompts in file order, so that none is selected by its answer."""
+    rows = trial.main.samples
     if not rows:
         return ""
     steps = sorted({row["step"] for row in rows})

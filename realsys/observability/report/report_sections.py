@@ -1,6 +1,6 @@
-"""What the report shows first: headline, failure, curves. From the trial's story to HTML.
+"""Top sections of the report: headline, failure, curves. From a TrialStory to HTML.
 
-Every text of the trial is escaped.
+All text of the trial is escaped.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from html import escape
 
-from realsys.observability.report.attempt_story import AttemptOutcome, without_colours
+from realsys.observability.report.attempt_outcomes import AttemptOutcome, without_colours
 from realsys.observability.report.curves import (
     ACCURACY,
     LOSS,
@@ -24,7 +24,7 @@ from realsys.observability.report.curves import (
 )
 from realsys.observability.report.report_page import duration_text, rows_table, section
 from realsys.observability.report.svg_chart import chart, number_text
-from realsys.observability.report.trial_story import TrialStory
+from realsys.observability.report.trial_report import TrialReport
 from realsys.observability.timeline import finished_steps, mean_ratio, step_rows
 from realsys.trial.records import Failure
 
@@ -40,62 +40,62 @@ BADGE = {
 }
 
 
-def headline(story: TrialStory) -> str:
-    """Trial, result and the figures that one looks for first."""
-    metrics = table(story.main.all_metrics)
-    figures = [_steps_figure(story), _duration_figure(story)]
+def headline(trial: TrialReport) -> str:
+    """Renders trial, result and the main figures."""
+    metrics = table(trial.main.all_metrics)
+    figures = [_steps_figure(trial), _duration_figure(trial)]
     accuracy = first_and_last(metrics, ACCURACY) or first_and_last(metrics, SAVED_ACCURACY)
     if ends := accuracy:
         figures.append(_accuracy_figure(*ends))
     if ends := first_and_last(metrics, REWARD):
         change = f"reward, from {number_text(ends[0])}"
         figures.append((number_text(ends[1]), change))
-    if (ratio := mean_ratio(story.main.events)) is not None:
+    if (ratio := mean_ratio(trial.main.events)) is not None:
         figures.append((f"{ratio * 100:.0f} %", "of step time in model function calls"))
     cells = "".join(
         f'<div class="card figure"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
         for big, small in figures
     )
-    badge = f'<span class="badge {BADGE[story.outcome]}">{story.outcome.value}</span>'
+    badge = f'<span class="badge {BADGE[trial.outcome]}">{trial.outcome.value}</span>'
     return (
-        f"<header><h1>{escape(story.trial)} {badge}</h1>"
-        f'<p class="soft small">{escape(_origin(story))}</p></header>'
+        f"<header><h1>{escape(trial.trial)} {badge}</h1>"
+        f'<p class="soft small">{escape(_origin(trial))}</p></header>'
         f'<div class="figures">{cells}</div>'
     )
 
 
-def _origin(story: TrialStory) -> str:
+def _origin(trial: TrialReport) -> str:
     parts = []
-    if story.record:
-        parts.append(f"launched {_clock(story.record.created_at)} by {story.record.user}")
-        parts.append(f"on {story.record.launch_host}, cluster {story.record.cluster}")
-        if story.record.realsys_version:
-            parts.append(f"realsys {story.record.realsys_version}")
-    if len(story.attempts) > 1:
-        parts.append(f"{len(story.attempts)} attempts")
-    for change in story.record.changes if story.record else ():
+    if trial.record:
+        parts.append(f"launched {_clock(trial.record.created_at)} by {trial.record.user}")
+        parts.append(f"on {trial.record.launch_host}, cluster {trial.record.cluster}")
+        if trial.record.realsys_version:
+            parts.append(f"realsys {trial.record.realsys_version}")
+    if len(trial.attempts) > 1:
+        parts.append(f"{len(trial.attempts)} attempts")
+    for change in trial.record.changes if trial.record else ():
         if change.settings:
             parts.append(f"{', '.join(change.settings)} changed at attempt {change.from_attempt}")
-    return " · ".join(parts) or str(story.root)
+    return " · ".join(parts) or str(trial.root)
 
 
 def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def _steps_figure(story: TrialStory) -> tuple[str, str]:
-    done = finished_steps(story.main.events)
-    rows = [row["step"] for row in story.main.metrics]
+def _steps_figure(trial: TrialReport) -> tuple[str, str]:
+    done = finished_steps(trial.main.events)
+    rows = [row["step"] for row in trial.main.metrics]
     last = max([*done, *rows], default=0)
-    plan = story.main_plan
+    plan = trial.main_plan
     total = plan.config.exp_ctrl.benchmark_steps if plan else None
     return str(last), f"steps of {total}" if total else "steps"
 
 
-def _duration_figure(story: TrialStory) -> tuple[str, str]:
-    if story.duration_s is None:
+def _duration_figure(trial: TrialReport) -> tuple[str, str]:
+    if trial.duration_s is None:
         return "–", "duration"
-    return duration_text(story.duration_s), "duration, all phases"
+    return duration_text(trial.duration_s), "duration, all phases"
 
 
 def _accuracy_figure(first: float, last: float) -> tuple[str, str]:
@@ -106,21 +106,21 @@ def _accuracy_figure(first: float, last: float) -> tuple[str, str]:
     )
 
 
-def failure_box(story: TrialStory) -> str:
-    """Which worker, where, why, its last log lines; nothing when nothing failed."""
-    if story.failure is None:
+def failure_box(trial: TrialReport) -> str:
+    """Renders the first failure: worker, host, reason, last log lines; nothing if there is none."""
+    if trial.failure is None:
         return ""
-    first = story.failure
+    first = trial.failure
     place = f"{first.worker} on {first.host}, process {first.pid}, {_clock(first.at)}"
-    if story.marker:
-        place += f", phase {story.marker.phase}, after step {story.marker.step}"
+    if trial.marker:
+        place += f", phase {trial.marker.phase}, after step {trial.marker.step}"
     parts = [f"<p><b>{escape(first.worker)}</b> {escape(first.why)}</p>"]
     parts.append(f'<p class="small soft">{escape(place)}</p>')
     if first.fix:
         parts.append(f"<p>What to do: {escape(first.fix)}</p>")
     if first.log_tail:
         parts.append(_log(first))
-    if followed := story.marker.other_failures if story.marker else ():
+    if followed := trial.marker.other_failures if trial.marker else ():
         others = rows_table(
             ("worker", "why"), [(escape(f.worker), escape(f.why)) for f in followed]
         )
@@ -129,7 +129,7 @@ def failure_box(story: TrialStory) -> str:
 
 
 def _log(failure: Failure) -> str:
-    """The last lines in sight, the ones before them folded."""
+    """Renders the last lines openly and those before folded."""
     lines = [escape(without_colours(line)) for line in failure.log_tail]
     earlier, last = lines[:-LOG_LINES], lines[-LOG_LINES:]
     name = f"Last lines of <code>{escape(failure.log)}</code>" if failure.log else "Last log lines"
@@ -141,20 +141,20 @@ def _log(failure: Failure) -> str:
     return f'<p class="small">{name}</p>{folded}<pre>{shown}</pre>'
 
 
-def notes_box(story: TrialStory) -> str:
-    """Files that could not be read."""
-    if not story.notes:
+def notes_box(trial: TrialReport) -> str:
+    """Lists files that could not be read."""
+    if not trial.notes:
         return ""
-    lines = "".join(f"<p>{escape(note)}</p>" for note in story.notes[:10])
-    if len(story.notes) > 10:
-        lines += f"<p>and {len(story.notes) - 10} more</p>"
+    lines = "".join(f"<p>{escape(note)}</p>" for note in trial.notes[:10])
+    if len(trial.notes) > 10:
+        lines += f"<p>and {len(trial.notes) - 10} more</p>"
     return section("Not readable", f'<div class="box warn small">{lines}</div>')
 
 
-def curves(story: TrialStory) -> str:
-    """The main curves, then every other metric, folded."""
-    metrics = table(story.main.all_metrics)
-    seconds = tuple((int(r["step"]), r["wall_s"]) for r in step_rows(story.main.events))
+def curves(trial: TrialReport) -> str:
+    """Renders the main curves, then every other metric, folded."""
+    metrics = table(trial.main.all_metrics)
+    seconds = tuple((int(r["step"]), r["wall_s"]) for r in step_rows(trial.main.events))
     shown = main_curves(metrics, seconds)
     if not shown and not metrics:
         return section("Curves", '<p class="empty">No step has finished yet.</p>')
@@ -183,10 +183,10 @@ def _card(curve: Curve) -> str:
     )
 
 
-def preparing(story: TrialStory) -> str:
-    """A small loss curve per phase that made the start; one that was cached says so."""
+def preparing(trial: TrialReport) -> str:
+    """Renders a small loss curve per preparing phase; a cached one is marked as such."""
     cards = []
-    for phase in story.preparing:
+    for phase in trial.preparing:
         metrics = table(phase.metrics)
         series: Table = find(metrics, LOSS)
         if series:

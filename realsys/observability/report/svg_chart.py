@@ -1,4 +1,4 @@
-"""A line chart as inline SVG that follows the page's colours (light, dark, print)."""
+"""Renders a line chart as inline SVG in the page's colours (light, dark, print)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SMOOTH_FROM = 40  # points; fewer are drawn as they are
 
 
 def chart(curve: Curve, *, height: int = HEIGHT) -> str:
-    """The chart of a curve; many noisy points get a pale line and their mean over neighbours."""
+    """Renders a curve; many noisy points get a pale line and their smoothed mean."""
     finite = [
         (step, value)
         for points in curve.series.values()
@@ -36,7 +36,7 @@ def chart(curve: Curve, *, height: int = HEIGHT) -> str:
 
 
 class _Frame:
-    """Data to pixels."""
+    """Maps data to pixels."""
 
     def __init__(
         self, x: tuple[float, float], y: Sequence[float], height: int, *, percent: bool
@@ -66,7 +66,7 @@ class _Frame:
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About ``count`` round numbers from at most ``low`` to at least ``high``, always two or more."""
+    """Returns about ``count`` round numbers from at most ``low`` to at least ``high``, at least two."""
     if high - low < 1e-12 * max(1.0, abs(high)):
         pad = abs(high) * 0.1 or 1.0
         low, high = low - pad, high + pad
@@ -79,7 +79,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def number_text(value: float, *, percent: bool = False) -> str:
-    """A short number: 0.0123, 1.5e-06, 12,345, 87 %."""
+    """Formats a number briefly: 0.0123, 1.5e-06, 12,345, 87 %."""
     if not math.isfinite(value):
         return str(value)
     if percent:
@@ -92,7 +92,7 @@ def number_text(value: float, *, percent: bool = False) -> str:
 
 
 def tick_texts(values: Sequence[float], *, percent: bool = False) -> list[str]:
-    """Labels of an axis: as many digits as tell neighbours apart, the same number for all."""
+    """Formats an axis' labels with as many digits as distinguish neighbours, the same number for all."""
     scale, sign = (100.0, " %") if percent else (1.0, "")
     shown = [value * scale + 0.0 for value in values]
     step, largest = abs(shown[1] - shown[0]), max(map(abs, shown))
@@ -142,7 +142,7 @@ def _series(frame: _Frame, points: Points, number: int) -> str:
 
 
 def _paths(frame: _Frame, points: Points, style: str) -> str:
-    """One polyline per run of finite values: a gap is shown as a gap."""
+    """Returns one polyline per run of finite values, so that a gap is shown as a gap."""
     runs: list[list[str]] = [[]]
     for step, value in points:
         if math.isfinite(value):

@@ -1,8 +1,8 @@
-"""Runs the preflight's steps on the nodes of an allocation, and collects what they say.
+"""Runs the preflight's steps on the nodes of an allocation, and collects their records.
 
-Every step has a deadline; what came until then counts, so that a node that hangs hides nobody else's
-numbers. ``python -m realsys.slurm.preflight.drive`` does so inside an allocation that `realsys doctor` has
-asked for; a job's supervisor calls ``examine``. What the records mean is decided in node_verdicts.py.
+Every step has a deadline; records that arrived until then count, so that a hanging node does not hide the
+numbers of others. ``python -m realsys.slurm.preflight.drive`` runs it inside an allocation requested by
+`realsys doctor`; a job's supervisor calls ``examine``. node_verdicts.py interprets the records.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ProbeTarget:
     """How the node program is started.
 
     Attributes:
-        by_srun: on the nodes of an allocation; else here.
+        by_srun: on the nodes of an allocation; else on this machine.
         options: of srun.
-        command: up to Python, with modules, set-up and container before it.
+        command: up to Python, including modules, set-up and container.
     """
 
     by_srun: bool
@@ -54,7 +54,7 @@ class ProbeTarget:
     command: tuple[str, ...]
 
     def argv(self, nodes: Sequence[str], request: Mapping[str, Any]) -> list[str]:
-        """One task on each of the nodes."""
+        """Returns the command that runs one task on each of the nodes."""
         told = [*self.command, "-c", program(), json.dumps(request)]
         if not self.by_srun:
             return told
@@ -73,11 +73,11 @@ def place_of(
     in_shell: bool,
     options: Sequence[str] = (),
 ) -> ProbeTarget:
-    """How it is started at a site (pure).
+    """Returns how the node program is started at a site (pure).
 
     Args:
-        python: outside containers.
-        in_shell: modules and set-up first, as the batch script would.
+        python: interpreter outside containers.
+        in_shell: run modules and set-up first, as the batch script does.
     """
     if spec.scheduler != "slurm":
         return ProbeTarget(by_srun=False, command=(python,))
@@ -96,7 +96,7 @@ def place_of(
 
 
 def in_site_shell(spec: ClusterSpec, argv: list[str]) -> list[str]:
-    """The command as the batch script would start it: modules and set-up first."""
+    """Returns the command with modules and set-up first, as the batch script would start it."""
     lines = ["module load " + shlex.join(spec.modules)] if spec.modules else []
     lines += spec.setup
     if not lines:
@@ -113,11 +113,11 @@ def examine(
     goes_on: Callable[[], bool] = lambda: True,
     note: Callable[[list[str]], None] = lambda argv: None,
 ) -> ProbeRecords:
-    """All of it, on all nodes; blocks for ``wanted.longest_s`` at most.
+    """Runs all steps on all nodes; blocks for at most ``wanted.longest_s``.
 
     Args:
-        goes_on: asked all the time; False ends the steps, and what was seen is returned.
-        note: gets each step's command line before it starts.
+        goes_on: called repeatedly; False ends the steps, and the records so far are returned.
+        note: called with each step's command line before it starts.
     """
     runner = _Runner(place, environ, goes_on, note)
     try:
@@ -156,7 +156,7 @@ class _Step:
     lines: list[tuple[float, str]] = field(default_factory=list)
 
     def listen(self) -> None:
-        """On a thread of its own, until the step's end."""
+        """Collects the step's lines until its end, in a thread of its own."""
         assert self.process.stdout is not None
         with self.process.stdout as stdout:
             for line in stdout:
@@ -179,7 +179,7 @@ class _Runner:
     def run(
         self, name: str, nodes: Sequence[str], request: Mapping[str, Any], limit_s: float
     ) -> list[dict[str, Any]]:
-        """One step to its end; its records."""
+        """Runs one step to its end; returns its records."""
         if not self.goes_on():
             return []
         step = self.start(name, nodes, request, limit_s)
@@ -209,7 +209,7 @@ class _Runner:
         return step
 
     def wait(self, step: _Step, *, until: Callable[[], bool]) -> None:
-        """Until the step ends, ``until`` says so, nobody wants to go on, or its time is over."""
+        """Waits until the step ends, ``until`` returns true, the run is to stop, or its time is over."""
         deadline = time.monotonic() + step.seen.limit_s
         while step.process.poll() is None and self.goes_on() and not until():
             if time.monotonic() > deadline:
@@ -218,7 +218,7 @@ class _Runner:
             time.sleep(POLL_S)
 
     def end(self, step: _Step) -> list[dict[str, Any]]:
-        """Ends what still runs, and keeps what was said."""
+        """Ends the step if it still runs, and keeps its records."""
         self._open.remove(step)
         deadline = time.monotonic() + ENDS_S
         if step.process.poll() is None:
@@ -236,7 +236,7 @@ class _Runner:
         return found
 
     def end_all(self) -> None:
-        """What an error has left."""
+        """Ends steps left by an error."""
         for step in list(self._open):
             self.end(step)
 
@@ -247,7 +247,7 @@ def _is_read(step: _Step) -> bool:
 
 
 def main() -> int:
-    """Inside an allocation: takes Wanted and Place as JSON, prints Seen as JSON."""
+    """Runs inside an allocation: takes Wanted and ProbeTarget as JSON, prints ProbeRecords as JSON."""
     told = json.loads(sys.argv[1])
     nodes = expand(os.environ["SLURM_JOB_NODELIST"])
     ports = tuple(told["wanted"]["ports"]) if told["wanted"]["ports"] else None

@@ -1,4 +1,4 @@
-"""What the preflight runs on each node: looks, measures, and prints records as lines.
+"""The program that the preflight runs on each node: checks, measures, and prints records as lines.
 
 It is not imported there: its text goes to whichever Python is found, on the host or in an image, which may
 lack realsys. So it uses the standard library only, of Python 3.7 and later, and torch in processes of
@@ -51,7 +51,7 @@ _serial = [0]
 
 
 def node_name() -> str:
-    """Slurm's name of this node; on a machine without Slurm the host's."""
+    """Returns Slurm's name of this node; on a machine without Slurm the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
@@ -71,7 +71,7 @@ def tell(what: str, **record: Any) -> None:
 
 
 def hold(request: dict[str, Any]) -> None:
-    """Holds the lock until it is ended; says whether it has it."""
+    """Holds the lock until it is ended; reports whether it has it."""
     error, handle = try_lock(request["lock"])
     tell("held", error=error)
     if not error:
@@ -80,7 +80,8 @@ def hold(request: dict[str, Any]) -> None:
 
 
 def try_lock(path: str) -> tuple[str, int]:
-    """(why not, the open file): "" if we have the lock, "held" if somebody else has it."""
+    """Tries to lock the file; returns (why not, the open file): "" if locked, "held" if another process
+    has it."""
     import fcntl
 
     handle = -1
@@ -95,7 +96,7 @@ def try_lock(path: str) -> tuple[str, int]:
 
 
 def look(request: dict[str, Any]) -> None:
-    """Everything about this node that needs no other one."""
+    """Checks and measures everything on this node that needs no other one."""
     deadline = time.monotonic() + request["limit_s"]
     tell("node", **host_facts(request))
     asked = [in_background("before")]
@@ -111,7 +112,7 @@ def look(request: dict[str, Any]) -> None:
 
 
 def reduce(request: dict[str, Any]) -> None:
-    """Our part of an all-reduce with other nodes."""
+    """Runs our part of an all-reduce with other nodes."""
     mine = [group for group in request["groups"] if node_name() in group["nodes"]]
     if mine:
         visible = devices(request)
@@ -122,7 +123,7 @@ def reduce(request: dict[str, Any]) -> None:
 
 
 def host_facts(request: dict[str, Any]) -> dict[str, Any]:
-    """Limits, shared memory, the lock, where others reach us."""
+    """Returns limits, shared memory, the lock, and the address for other nodes."""
     lock = None
     if request["lock"]:
         lock, handle = try_lock(request["lock"])
@@ -148,7 +149,7 @@ def host_facts(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def devices(request: dict[str, Any]) -> list[str]:
-    """Entries of CUDA_VISIBLE_DEVICES, one a process; made up where GPUs are not used."""
+    """Returns entries of CUDA_VISIBLE_DEVICES, one per process; made up if GPUs are not used."""
     if request["device"] == "cpu":
         return [""] * request["processes"]
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -158,14 +159,14 @@ def devices(request: dict[str, Any]) -> list[str]:
 
 
 def in_background(when: str) -> threading.Thread:
-    """Asks the driver while others go on."""
+    """Queries the driver in a thread."""
     thread = threading.Thread(target=tell_smi, args=(when,), name="nvidia-smi " + when, daemon=True)
     thread.start()
     return thread
 
 
 def tell_smi(when: str) -> None:
-    """The driver's program's own words about the GPUs."""
+    """Prints nvidia-smi's records of the GPUs."""
     if shutil.which("nvidia-smi") is None:
         tell("smi", when=when, error="no nvidia-smi on PATH", gpus="", rows="")
         return
@@ -175,7 +176,8 @@ def tell_smi(when: str) -> None:
 
 
 def smi(option: str, fields: list[str]) -> tuple[str, str]:
-    """(CSV with its head line, "" or what went wrong), without fields that this driver does not know."""
+    """Queries nvidia-smi; returns (CSV with its header, "" or the error), without fields unknown to this
+    driver."""
     while fields:
         code, text = answer(["nvidia-smi", option + ",".join(fields), "--format=csv,nounits"])
         unknown = _UNKNOWN.search(text)
@@ -191,7 +193,8 @@ def smi(option: str, fields: list[str]) -> tuple[str, str]:
 
 
 def answer(argv: list[str]) -> tuple[int, str]:
-    """Exit status and output. A program that hangs in the driver can't be killed: it is left behind."""
+    """Runs a command; returns exit status and output. One that hangs in the driver can't be killed: it is
+    abandoned."""
     try:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:
@@ -212,7 +215,7 @@ def run_ranks(
     request: dict[str, Any],
     at_load: Any = None,
 ) -> None:
-    """Starts a process a GPU, passes on what they say, and tells who was not done by the deadline."""
+    """Starts a process per GPU, passes on their records, and reports those not done by the deadline."""
     count, first = len(jobs), group["nodes"].index(node_name()) * len(jobs)
     said: queue.Queue[tuple[int, str]] = queue.Queue()
     running = {}
@@ -247,7 +250,7 @@ def run_ranks(
 
 
 def start_rank(job: dict[str, Any], visible: str, said: Any, request: dict[str, Any]) -> Any:
-    """A process of this text for one GPU; its lines come to ``said``, the empty one at its end."""
+    """Starts a process of this program for one GPU; its lines go to ``said``, the empty one at its end."""
     environment = {**os.environ, **request["environment"]}
     if request["device"] == "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = visible
@@ -287,7 +290,7 @@ def start_rank(job: dict[str, Any], visible: str, said: Any, request: dict[str, 
 
 
 def own_text() -> str:
-    """This program, as it stands on our own command line behind -c."""
+    """Returns this program's text from its own command line, behind -c."""
     with open("/proc/self/cmdline", "rb") as told:
         words = told.read().split(b"\0")
     if b"-c" in words[:3]:
@@ -297,13 +300,13 @@ def own_text() -> str:
 
 
 def last_words(process: Any, code: int) -> str:
-    """Why a rank ended, from its last line of error."""
+    """Returns why a rank ended, from its last line of error."""
     words = [line for line in process.words if line.strip()]
     return (words[-1] if words else f"it ended with {code}")[:300]
 
 
 def address(interface: str, nodes: list[str]) -> str:
-    """Where other nodes reach us: of the site's interface or subnet, else towards one of them."""
+    """Returns the address for other nodes: of the site's interface or subnet, else towards one of them."""
     found = addresses()
     for name, mine in found:
         if interface and (interface == name or ("/" in interface and within(mine, interface))):
@@ -329,7 +332,7 @@ def within(one: str, subnet: str) -> bool:
 
 
 def addresses() -> list[tuple[str, str]]:
-    """(name, IPv4 address) of every interface that has one, see netdevice(7)."""
+    """Returns (name, IPv4 address) of every interface that has one, see netdevice(7)."""
     import fcntl
     import struct
 
@@ -346,13 +349,13 @@ def addresses() -> list[tuple[str, str]]:
 
 
 def interface_of(mine: str) -> str:
-    """The name of the interface with that address; "" if it is none of ours."""
+    """Returns the name of the interface with that address; "" if there is none."""
     return next((name for name, found in addresses() if found == mine), "")
 
 
 def free_ports(wanted: Any, count: int) -> list[int]:
-    """So many that can be bound now, of the range if there is one. Where they begin differs from call to
-    call: two doctors on one node should not meet."""
+    """Returns ``count`` ports that can be bound now, of the range if there is one. The first one differs
+    from call to call, so that two doctors on one node don't collide."""
     if not wanted:
         found = []
         for _ in range(count):
@@ -380,7 +383,7 @@ def free_ports(wanted: Any, count: int) -> list[int]:
 
 
 def rank(job: dict[str, Any]) -> None:
-    """One GPU (or one CPU process): torch's word on it, a matmul's rate, and its part of an all-reduce."""
+    """Runs one GPU (or CPU process): torch's facts, the rate of a matmul, and its part of an all-reduce."""
     out, number = os.dup(1), job["rank"]
     os.dup2(2, 1)  # what libraries print is no record of ours
 
@@ -419,7 +422,7 @@ def rank(job: dict[str, Any]) -> None:
 
 
 def torch_facts(torch: Any, cuda: bool) -> dict[str, Any]:
-    """What torch was built for, and what it finds; an error's text where CUDA does not start."""
+    """Returns what torch was built for and what it finds; an error's text if CUDA does not start."""
     found: dict[str, Any] = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -442,7 +445,8 @@ def torch_facts(torch: Any, cuda: bool) -> dict[str, Any]:
 
 
 def matmul_seconds(torch: Any, cuda: bool, lasts_s: float) -> tuple[float, float]:
-    """(seconds, floating-point operations) of one product, bfloat16 on a GPU: the median of many."""
+    """Measures (seconds, floating-point operations) of one product, bfloat16 on a GPU: the median of
+    many."""
     n, dtype = (8192, torch.bfloat16) if cuda else (256, torch.float32)
     a = torch.ones(n, n, dtype=dtype, device="cuda" if cuda else "cpu")
     b = a @ a
@@ -464,7 +468,8 @@ def matmul_seconds(torch: Any, cuda: bool, lasts_s: float) -> tuple[float, float
 
 
 def allreduce_seconds(torch: Any, cuda: bool, job: dict[str, Any]) -> tuple[float, int]:
-    """(seconds, bytes) of one all-reduce: of the slowest rank, the mean over as many as fit in the time."""
+    """Measures (seconds, bytes) of one all-reduce: the slowest rank's, the mean over as many as fit in
+    the time."""
     import datetime
 
     dist, group = torch.distributed, job["group"]
@@ -491,7 +496,7 @@ def allreduce_seconds(torch: Any, cuda: bool, job: dict[str, Any]) -> tuple[floa
 
 
 def timed(torch: Any, cuda: bool, data: Any, rounds: int, where: str) -> float:
-    """Seconds of one all-reduce, the same number on all ranks."""
+    """Returns the seconds of one all-reduce, the same number on all ranks."""
     torch.distributed.barrier()
     synchronize(torch, cuda)
     start = time.perf_counter()
@@ -506,18 +511,18 @@ def timed(torch: Any, cuda: bool, data: Any, rounds: int, where: str) -> float:
 
 
 def synchronize(torch: Any, cuda: bool) -> None:
-    """Until the GPU has done all it was given."""
+    """Waits until the GPU has finished its work."""
     if cuda:
         torch.cuda.synchronize()
 
 
 def main() -> None:
-    """One stage."""
+    """Runs one stage."""
     request = json.loads(sys.argv[1])
     stages = {"hold": hold, "look": look, "reduce": reduce, "rank": rank}
     stages[request["stage"]](request)
     sys.stdout.flush()
-    os._exit(0)  # whoever hangs in a driver must not keep the others' numbers
+    os._exit(0)  # a thread that hangs in a driver must not delay the others' numbers
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the node program printed, put together again, and what the driver's program says in it (pure)."""
+"""Reassembles the records that the node program printed, and parses nvidia-smi's output in them (pure)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _UNIT = re.compile(r" \[.*\]$")
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeen:
-    """How one step went.
+    """Outcome of one step.
 
     Attributes:
         is_late: it was ended at its deadline.
-        said: by srun, the container runtime or Python, its last lines.
+        said: last lines of srun, the container runtime or Python.
     """
 
     name: str
@@ -34,17 +34,19 @@ class StepSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRecords:
-    """Everything that was said."""
+    """All records of a preflight."""
 
     records: tuple[Mapping[str, Any], ...] = ()
     steps: tuple[StepSeen, ...] = ()
 
 
 def records(lines: Iterable[tuple[float, str]]) -> list[dict[str, Any]]:
-    """The whole records among the lines, in the order of their ends; what was cut off is left out.
+    """Returns the complete records among the lines, in the order of their ends; truncated ones are
+    skipped.
 
     Args:
-        lines: when each was heard (seconds since the epoch, our clock: ``heard`` of its record), and it.
+        lines: (time received, text); the time is in seconds since the epoch on our clock and becomes
+            ``heard`` of the record.
     """
     parts: dict[str, dict[int, str]] = {}
     found = []
@@ -65,16 +67,16 @@ def records(lines: Iterable[tuple[float, str]]) -> list[dict[str, Any]]:
 
 
 def other_lines(lines: Iterable[str]) -> list[str]:
-    """What srun, the container runtime or Python said besides."""
+    """Returns the other output of srun, the container runtime or Python."""
     return [line.strip() for line in lines if line.strip() and MARK not in line]
 
 
 def smi_rows(text: str) -> list[dict[str, str]]:
-    """Rows of `nvidia-smi --query-… --format=csv`: field → value, without what is not told.
+    """Parses rows of `nvidia-smi --query-… --format=csv`: field → value, without missing values.
 
-    The head line repeats the fields as they were asked for, with a unit: ``clocks.current.sm [MHz]``. A
-    value that a GPU does not have is ``[N/A]``, in older drivers ``[Not Supported]``; one that fails
-    ``[Unknown Error]`` is left out as well.
+    The header repeats the requested fields with a unit: ``clocks.current.sm [MHz]``. A value that a GPU
+    does not have is ``[N/A]``, in older drivers ``[Not Supported]``; one that fails with
+    ``[Unknown Error]`` is skipped as well.
     """
     rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
     if not rows:
@@ -89,8 +91,8 @@ def smi_rows(text: str) -> list[dict[str, str]]:
 
 
 def own_rows(rows: list[dict[str, str]], visible: str | None) -> list[dict[str, str]]:
-    """Those of the GPUs that are ours by CUDA_VISIBLE_DEVICES: nvidia-smi knows nothing of it, and lists
-    those of other jobs, too, where Slurm does not hide them. All, where it can't be told."""
+    """Returns the rows of the GPUs in CUDA_VISIBLE_DEVICES: nvidia-smi ignores it, and also lists GPUs of
+    other jobs if Slurm does not hide them. All rows if they can't be matched."""
     entries = [entry.strip() for entry in (visible or "").split(",") if entry.strip()]
     if not entries or len(rows) <= len(entries):
         return rows
@@ -99,14 +101,14 @@ def own_rows(rows: list[dict[str, str]], visible: str | None) -> list[dict[str, 
 
 
 def number(row: Mapping[str, str], field: str) -> float | None:
-    """A number of a row, whether or not its unit was left out; None if it is not told."""
+    """Returns a number of a row, with or without its unit; None if it is missing."""
     match = re.match(r"-?\d+(\.\d+)?", row.get(field, ""))
     return float(match[0]) if match else None
 
 
 def able(nodes: Sequence[str], found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Nodes that have looked at themselves to the end, and none of whose processes broke or fell silent:
-    the others would only spoil an all-reduce (pure)."""
+    """Returns the nodes that completed their own checks without a failed or silent process: the others
+    would only spoil an all-reduce (pure)."""
     ended = {r["node"] for r in found if r["what"] == "end"}
     bad = {r["node"] for r in found if r["what"] in ("broken", "silent")}
     return [node for node in nodes if node in ended - bad]

@@ -1,8 +1,8 @@
-"""What the nodes' records mean: a check each, with the nodes it speaks against (pure).
+"""Evaluates the nodes' records: the checks, each with the nodes at fault (pure).
 
-A check that nobody could make is None, never True. A rate is judged against its own kind only: what is far
-below the median of equal GPUs, or equal nodes, of the same run. Which number a site should reach is not
-known here.
+A check that could not be made is None, never True. A rate is compared only with its own kind: it fails if
+it is far below the median of equal GPUs, or equal nodes, of the same run. The rate that a site should
+reach is not known here.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Check:
 
     Attributes:
         ok: None if it could not be made.
-        against: node → what speaks against it; empty where no node is to blame.
-        is_own: a fault of a node itself, though all may have it: a broken GPU.
+        against: node → the evidence against it; empty if no single node is at fault.
+        is_own: a fault of a node itself, even if all have it: a broken GPU.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Check:
 
 
 def judge(wanted: Wanted, seen: ProbeRecords) -> list[Check]:
-    """Every check, in an order for reading."""
+    """Returns every check, in reading order."""
     found = _Found(wanted, seen)
     checks = [found.answered()]
     if wanted.device == "cuda":
@@ -77,8 +77,8 @@ def judge(wanted: Wanted, seen: ProbeRecords) -> list[Check]:
 
 
 def to_leave_out(checks: Iterable[Check], nodes: Collection[str]) -> dict[str, str]:
-    """Node → why, for those to do without. What speaks against all of them is the site's fault, if it is
-    none of their own."""
+    """Returns node → why, for nodes to leave out. Evidence against all nodes is the site's fault, unless
+    it is a fault of the nodes themselves."""
     bad = [check for check in checks if check.ok is False]
     told = _told_by(bad)
     return told if set(nodes) - set(told) else _told_by(check for check in bad if check.is_own)
@@ -93,7 +93,7 @@ def _told_by(checks: Iterable[Check]) -> dict[str, str]:
 
 
 def slow(rates: Mapping[K, float], *, below: float) -> dict[K, tuple[float, float]]:
-    """Those under ``below`` times the median of all: (rate, median)."""
+    """Returns those under ``below`` times the median of all: (rate, median)."""
     if len(rates) < 2:
         return {}
     median = statistics.median(rates.values())
@@ -101,7 +101,8 @@ def slow(rates: Mapping[K, float], *, below: float) -> dict[K, tuple[float, floa
 
 
 def has_code_for(capability: Sequence[int], archs: Iterable[str]) -> bool:
-    """Whether a torch built for ``archs`` (``sm_90``, ``sm_90a``, ``compute_90``) runs on such a GPU.
+    """Returns whether a torch built for ``archs`` (``sm_90``, ``sm_90a``, ``compute_90``) runs on such a
+    GPU.
 
     Machine code runs on its own major version from its minor on, with an ``a`` only there, with an ``f`` in
     its family; PTX (``compute_``) is compiled for whatever is newer (CUDA C Programming Guide, Compute
@@ -125,14 +126,15 @@ def has_code_for(capability: Sequence[int], archs: Iterable[str]) -> bool:
 
 
 def too_old(driver: str, cuda: str) -> int | None:
-    """The least driver for that CUDA, where this one is older."""
+    """Returns the minimum driver for that CUDA, if this one is older."""
     least = LEAST_DRIVER.get(int(cuda.partition(".")[0]))
     mine = driver.partition(".")[0]
     return least if least is not None and mine.isdecimal() and int(mine) < least else None
 
 
 def gpu_troubles(row: Mapping[str, str], rows: Mapping[str, str]) -> list[str]:
-    """What the driver says of a GPU's memory: errors nobody corrected, and rows that wait to be replaced.
+    """Returns a GPU's memory faults reported by the driver: uncorrected errors, and rows that wait to be
+    remapped.
 
     Args:
         row, rows: of --query-gpu and --query-remapped-rows.
@@ -150,7 +152,7 @@ def gpu_troubles(row: Mapping[str, str], rows: Mapping[str, str]) -> list[str]:
 
 
 def slowdowns(row: Mapping[str, str]) -> list[str]:
-    """Why a GPU runs slower than it could, of the reasons that are a fault."""
+    """Returns the active slowdown reasons of a GPU that are faults."""
     found: list[str] = []
     for name, words in _SLOWDOWNS.items():
         told = {
@@ -186,7 +188,7 @@ class _Found:
         return {str(r["node"]): r for r in self.of("node")}
 
     def smi(self, when: str) -> dict[str, list[dict[str, str]]]:
-        """Node → a row for each of our GPUs."""
+        """Returns node → a row for each of our GPUs."""
         visible = {node: r["visible"] for node, r in self.looked.items()}
         return {
             str(r["node"]): own_rows(smi_rows(r["gpus"]), visible.get(str(r["node"])))
@@ -201,7 +203,7 @@ class _Found:
         )
 
     def kind_of(self) -> dict[tuple[str, int], str]:
-        """(node, GPU) → its name, by torch."""
+        """Returns (node, GPU) → its name, by torch."""
         return {
             (str(r["node"]), int(r["gpu"])): str(r.get("name", self.wanted.device))
             for r in self.of("torch")
@@ -224,7 +226,7 @@ class _Found:
                 against[node] = (
                     f"began, and was not done after {self.wanted.look_s + self.wanted.starts_s:.0f} s"
                 )
-        fix = "look at that node: is its driver hanging (dmesg), is the image there?"
+        fix = "check that node: does its driver hang (dmesg), does the image exist?"
         return _check("nodes", f"{len(ended)} answered: {compress(sorted(ended))}", against, fix)
 
     def driver(self) -> Check:
@@ -470,7 +472,7 @@ class _Found:
         against: Collection[str],
         best: Mapping[str, float],
     ) -> list[str]:
-        """Pairs that failed or are slow though neither node is."""
+        """Returns pairs that failed or are slow although neither node is."""
         median = statistics.median(best.values()) if best else 0.0
         told = {pair: words for pair, words in failed.items() if not set(pair) & set(against)}
         for pair, rate in rates.items():
@@ -508,7 +510,7 @@ class _Found:
         how: str,
         kinds: Mapping[tuple[str, int], str] | None = None,
     ) -> Check:
-        """Of rates by (node, GPU or -1): each among its kind."""
+        """Evaluates rates by (node, GPU or -1), each within its kind."""
         kinds = self.kind_of() if kinds is None else kinds
         against = dict(broken)
         for kind in sorted({kinds.get(key, "") for key in rates}):
@@ -518,11 +520,12 @@ class _Found:
                 against.setdefault(node, f"{which}{words(rate)}, the median is {words(median)}")
         if not rates and not against:
             return Check(name, None, "not checked: nobody came so far", "see the lines above")
-        fix = "leave the node out, and ask the site to look at it: cooling, power, cables, NVLink"
+        fix = "leave the node out, and ask the site to check it: cooling, power, cables, NVLink"
         return _check(name, f"{_span(rates.values(), words)}; {how}", against, fix)
 
     def _broken(self, *, before: str = "", doing: str = "") -> dict[str, str]:
-        """Node → which process broke or fell silent while it looked, before or in what it did."""
+        """Returns node → which process failed or fell silent during its own checks, before or while
+        ``doing``."""
         found: dict[str, str] = {}
         for r in self.of_look():
             if r["what"] not in ("broken", "silent"):
@@ -539,7 +542,8 @@ class _Found:
         return f"{record['doing']} was not done after {limit_s:.0f} s"
 
     def _failed_groups(self, size: int) -> dict[tuple[str, ...], str]:
-        """Groups of so many nodes whose all-reduce gave no number → why, in one rank's words."""
+        """Returns the groups of ``size`` nodes whose all-reduce gave no number → why, in one rank's
+        words."""
         done = {tuple(r["nodes"]) for r in self.of("reduce")}
         found: dict[tuple[str, ...], str] = {}
         for r in sorted(self.seen.records, key=lambda r: r["what"] == "silent"):
@@ -583,7 +587,7 @@ def _check(name: str, well: str, against: Mapping[str, str], fix: str) -> Check:
 
 
 def _span(rates: Iterable[float], words: Any) -> str:
-    """The least and the most."""
+    """Formats the lowest and the highest rate."""
     found = sorted(rates)
     low_high = list(dict.fromkeys(words(rate) for rate in (found[:1] + found[-1:])))
     return " to ".join(low_high) if low_high else "no number"

@@ -1,8 +1,8 @@
-"""What is asked of the nodes, in which order (pure): drive.py does it.
+"""Defines the requests to the nodes and their order (pure); drive.py executes them.
 
-1. One node holds a lock, and meanwhile 2. every node looks at itself and measures its GPUs and the
-all-reduce among them. 3. In rounds, pairs of nodes measure theirs, each in processes of their own, so that
-a node that hangs spoils its pairs and no others. 4. All nodes together.
+1. One node holds a lock, and meanwhile 2. every node checks itself and measures its GPUs and the
+all-reduce among them. 3. In rounds, pairs of nodes measure theirs, each in processes of their own, so
+that a hanging node spoils only its own pairs. 4. All nodes together.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Wanted:
     Attributes:
         nodes: Slurm's names, in its order.
         device: ``cuda`` (NCCL), or ``cpu`` (gloo), which measures the network only.
-        processes: a node: its GPUs, or so many processes on its CPUs.
-        gpus, gpu_type: of a node, by the site file; 0 and None: not compared.
-        lock: a file on the file root; "" if locks are not tried.
+        processes: per node: its GPUs, or this many processes on its CPUs.
+        gpus, gpu_type: of a node, from the site file; 0 and None: not compared.
+        lock: a file on the file root; "" if locks are not tested.
         interface, ports: as in the site file.
         environment: variables of the site.
-        look_s, reduce_s: what a node may take by itself, and for an all-reduce with others.
-        starts_s: beyond these, for srun and an image to start a step and to end it.
+        look_s, reduce_s: time limit of a node's own checks, and of an all-reduce with others.
+        starts_s: additional time for srun and an image to start a step and to end it.
     """
 
     nodes: tuple[str, ...]
@@ -51,12 +51,12 @@ class Wanted:
 
     @property
     def num_bytes(self) -> int:
-        """Of one all-reduce."""
+        """Bytes of one all-reduce."""
         return GPU_BYTES if self.device == "cuda" else CPU_BYTES
 
     @property
     def longest_s(self) -> float:
-        """All of it, if everything hangs."""
+        """Seconds for all steps if everything hangs."""
         several = len(self.nodes) > 1
         rounds = len(pair_rounds(self.nodes)) + (len(self.nodes) > 2)
         held_s = HELD_S + self.starts_s if several else 0
@@ -64,17 +64,17 @@ class Wanted:
 
 
 def program() -> str:
-    """The text that goes to the nodes; it is never imported here, where no torch is."""
+    """Returns the text that is sent to the nodes; it is never imported here, where no torch is."""
     return Path(__file__).with_name("node_program.py").read_text(encoding="utf-8")
 
 
 def hold_request(wanted: Wanted) -> dict[str, Any]:
-    """For the node that holds the lock."""
+    """Returns the request for the node that holds the lock."""
     return {"stage": "hold", "lock": wanted.lock, "limit_s": wanted.look_s + wanted.starts_s}
 
 
 def look_request(wanted: Wanted) -> dict[str, Any]:
-    """For every node by itself."""
+    """Returns the request for every node by itself."""
     return {
         **_request(wanted, wanted.look_s),
         "stage": "look",
@@ -89,11 +89,11 @@ def reduce_request(
     told: Mapping[str, Mapping[str, Any]],
     turn: int,
 ) -> dict[str, Any]:
-    """For all-reduces of several groups of nodes side by side.
+    """Returns the request for all-reduces of several groups of nodes side by side.
 
     Args:
-        told: node → what it said of itself (``node`` of the node program).
-        turn: which time, from 0: each takes another port.
+        told: node → its own record (``node`` of the node program).
+        turn: count from 0; each turn uses another port.
     """
     made = [
         {
@@ -108,8 +108,8 @@ def reduce_request(
 
 
 def pair_rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Rounds of pairs in which no node is twice; after at most ``MOST_ROUNDS`` each was in as many pairs,
-    with others each time (the circle method of tournaments)."""
+    """Returns at most ``MOST_ROUNDS`` rounds of pairs without repeated nodes; each node is in equally many
+    pairs, with another partner each time (the circle method of tournaments)."""
     ring: list[str | None] = list(nodes)
     if len(ring) < 2:
         return []
@@ -125,7 +125,8 @@ def pair_rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, ranks: int) -> float:
-    """Bytes a second that each link of a ring carries in an all-reduce: 2 (n - 1) / n · bytes / s.
+    """Returns bytes a second that each link of a ring carries in an all-reduce: 2 (n - 1) / n · bytes /
+    s.
 
     nccl-tests, doc/PERFORMANCE.md, "AllReduce": what the hardware does, whatever the number of ranks.
     """

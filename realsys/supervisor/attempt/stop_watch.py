@@ -35,7 +35,7 @@ class StopWatch:
     _watch: Watch | None = None
     _newest: bytes | None = None  # of the key
     _damaged: bytes | None = None  # a request that can't be understood
-    requested_by: str = ""  # who wanted the stop, as the request says
+    requested_by: str = ""  # ``by`` of the request
     _poller: StorePoller[StopRequest | None] = field(init=False)
 
     def start(self) -> None:

@@ -30,7 +30,7 @@ QUOTA_BYTES = 1 << 30  # a run writes a few MiB an hour, and history is thrown a
 _FLAGS = {
     "client-cert-auth": "true",
     "peer-client-cert-auth": "true",
-    # A watcher that was cut off for longer lists anew.
+    # A watcher that was cut off for longer lists all keys again.
     "auto-compaction-mode": "periodic",
     "auto-compaction-retention": "10m",
     "quota-backend-bytes": str(QUOTA_BYTES),
@@ -40,7 +40,7 @@ _FLAGS = {
     "logger": "zap",
     "log-level": "warn",
 }
-_FLAGS_IF_KNOWN = ("--enable-grpc-gateway=false",)  # JSON over HTTP: a door that nobody uses
+_FLAGS_IF_KNOWN = ("--enable-grpc-gateway=false",)  # JSON over HTTP, unused
 
 
 def find_program() -> str:
@@ -94,7 +94,7 @@ def write_certificates(folder: Path, host: str, address: str) -> EtcdAccess:
     server.to_files(folder / "server.pem", folder / "server.key")
     peer = peers.server("realsys etcd", (LOOPBACK,))
     peer.to_files(folder / "peer.pem", folder / "peer.key")
-    # etcd takes a certificate's name for the user's where there is no login: it is nobody's.
+    # Without a login, etcd uses the certificate's name as the user: this one is no user.
     client = clients.client("realsys client, no user")
     return EtcdAccess(
         endpoints=(),

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 PREFIX = "realsys-etcd-"
 NEW_S = 60.0
-# Between two starts of a server that ends again and again; one that lived for a minute begins anew.
+# Between two starts of a server that keeps ending; reset once it has run for a minute.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S = 0.5, 30.0, 60.0
 # etcd syncs each write and locks its files: it must not sit on what other hosts share.
 _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
@@ -51,7 +51,7 @@ class JobStore:
     server: PrivateEtcd | None = None
     certificates: CertificateWatch | None = None
     _folder: Path | None = None
-    _lock_fd: int = -1  # of the folder: says to other supervisors that it is in use
+    _lock_fd: int = -1  # of the folder: marks it as in use for other supervisors
     _pause_s: float = 0.0  # after the last start of our server
     _next_start_s: float = float("-inf")
 

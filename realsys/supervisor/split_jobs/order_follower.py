@@ -132,7 +132,7 @@ class OrderFollower:
         raise ClusterError(
             f"component {self.plan.job.components[self.component].name} was not needed: {why}",
             where=f"job {self.job.job_id}; the supervisor is the trial's first job",
-            fix=f"look at it: realsys status {self.plan.trial}",
+            fix=f"see realsys status {self.plan.trial}",
         )
 
     def _attempt(self) -> AttemptRecord | None:

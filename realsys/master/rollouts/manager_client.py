@@ -143,11 +143,11 @@ class GserverManagerClient:
                 continue
             told = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
             if told != before:
-                logger.warning("no generation server is well why=%s", told)
+                logger.warning("no healthy generation server reason=%s", told)
             before = told
             if time.monotonic() - well_s > NONE_WELL_S:
                 raise RolloutError(
-                    f"no generation server has been well for {NONE_WELL_S:g} s: {told}",
+                    f"no generation server has been healthy for {NONE_WELL_S:g} s: {told}",
                     where=MANAGER,
                     fix="see their logs (realsys logs TRIAL generation_server); then realsys resume",
                 )

@@ -11,8 +11,8 @@ import pytest
 from realsys.api.data import SequenceMeta
 from realsys.api.worker_configs import MakerRoute
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.master.rollouts import rollout_desk
-from realsys.master.rollouts.rollout_desk import RolloutDispatcher
+from realsys.master.rollouts import rollout_dispatcher
+from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
@@ -26,7 +26,7 @@ EMPTY = Scaling(attempt=1, token="ours", phase="main")
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that have passed beside the real ones."""
     ahead, real = [0.0], time.monotonic
-    monkeypatch.setattr(rollout_desk.time, "monotonic", lambda: real() + ahead[0])
+    monkeypatch.setattr(rollout_dispatcher.time, "monotonic", lambda: real() + ahead[0])
     return ahead
 
 

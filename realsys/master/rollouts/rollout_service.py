@@ -22,8 +22,8 @@ from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.graph.function_executor import AfterCall
 from realsys.master.graph.master_state import Rollouts
 from realsys.master.graph.model_workers import ModelWorkers
-from realsys.master.rollouts.manager_link import MANAGER, GserverManagerClient
-from realsys.master.rollouts.rollout_desk import RolloutDispatcher
+from realsys.master.rollouts.manager_client import MANAGER, GserverManagerClient
+from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.master.rollouts.server_weights import ServerWeights
 from realsys.rollout.staleness.ledger import StalenessLedger
@@ -93,7 +93,7 @@ class RolloutService:
     ) -> None:
         await self.desk.close()
         if kind is None:
-            await asyncio.sleep(0.2)  # those who wait for prompts hear that it is over
+            await asyncio.sleep(0.2)  # workers that wait for prompts get the end of work
             with suppress(RealsysError):
                 await self.manager.call(rm.Leave(), timeout_s=LEAVE_TIMEOUT_S, what="goodbye")
         for task in self._tasks:

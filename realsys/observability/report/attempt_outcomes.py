@@ -1,7 +1,7 @@
-"""How a trial's attempts went: result, first failure with its log's tail, time spent.
+"""Outcome of a trial's attempts: result, first failure with its log's tail, time spent.
 
-Judged from the trial's folder, and from /proc for a supervisor of this host. What can't be known is
-``UNKNOWN``, never "fine".
+Read from the trial's folder, and from /proc for a supervisor on this host. What can't be determined is
+``UNKNOWN``, never success.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class AttemptOutcome(StrEnum):
-    """How the trial stands."""
+    """State of a trial."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -42,14 +42,14 @@ _OUTCOMES = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt; ``marker`` is None until its supervisor's last act."""
+    """One attempt; ``marker`` is None until its supervisor has ended it."""
 
     record: AttemptRecord
     marker: ExitMarker | None
 
 
 def outcome(attempts: Sequence[Attempt]) -> AttemptOutcome:
-    """How the newest attempt stands."""
+    """Returns the state of the newest attempt."""
     if not attempts:
         return AttemptOutcome.UNKNOWN
     record, marker = attempts[-1].record, attempts[-1].marker
@@ -62,9 +62,9 @@ def outcome(attempts: Sequence[Attempt]) -> AttemptOutcome:
 
 
 def first_failure(files: TrialFiles, attempts: Sequence[Attempt]) -> Failure | None:
-    """The newest attempt's first failure with its last log lines; None when nothing failed.
+    """Returns the newest attempt's first failure with its last log lines; None if nothing failed.
 
-    A supervisor that was killed could not say so: then its log is all there is.
+    A killed supervisor leaves no marker: then its log is the only source.
     """
     if not attempts:
         return None
@@ -94,12 +94,12 @@ def _tail(log: Path) -> tuple[str, ...]:
 
 
 def without_colours(line: str) -> str:
-    """A log line without terminal escapes and control characters."""
+    """Removes terminal escapes and control characters from a log line."""
     return "".join(c for c in _ANSI.sub("", line) if c == "\t" or c.isprintable())
 
 
 def duration_s(attempts: Sequence[Attempt], events: Sequence[Event]) -> float | None:
-    """Seconds in attempts, the idle time between them left out; None before the first.
+    """Returns the total seconds of the attempts, without the time between them; None before the first.
 
     An attempt that left no exit marker ended at its last event; a running one ends now.
     """

@@ -141,7 +141,7 @@ class RolloutDispatcher:
         losses = self._losses[request.worker]
         while not (over := self._over or self._may_leave(request.worker)):
             if self._losses[request.worker] != losses:
-                break  # whoever asked is gone: what it left is not for it
+                break  # the requesting worker has ended
             while len(tickets) < request.room and (ticket := self._next_ticket(request.worker)):
                 tickets.append(ticket)
             left = deadline - time.monotonic()
@@ -190,7 +190,7 @@ class RolloutDispatcher:
             number, request.tries, oldest=request.oldest, newest=request.newest
         )
         if not verdict.kept:
-            logger.info("delivery refused id=%s why=%s", sample_id, verdict.why)
+            logger.info("delivery refused id=%s reason=%s", sample_id, verdict.why)
             self._unused.append((request.holder, sample_id))
         elif request.meta.ids != (sample_id,):
             raise InternalError(
@@ -228,7 +228,7 @@ class RolloutDispatcher:
                 if request.unscored:
                     self._unscored.add(number)
                 logger.warning(
-                    "rollout failed id=%s by=%s why=%s", request.id, request.worker, request.why
+                    "rollout failed id=%s by=%s reason=%s", request.id, request.worker, request.why
                 )
                 self._failures[number] += 1
                 if self._failures[number] >= MAX_FAILURES:
@@ -246,7 +246,7 @@ class RolloutDispatcher:
         self._unscored.discard(number)
         self._set_aside.append(request.id)
         logger.warning(
-            "record set aside id=%s num=%d why=%s", request.id, len(self._set_aside), request.why
+            "record set aside id=%s num=%d reason=%s", request.id, len(self._set_aside), request.why
         )
         num_aside, num_all = len(self._set_aside), len(self._set_aside) + self._num_kept
         if self._failed is None and too_many(num_aside, num_all):
@@ -277,7 +277,7 @@ class RolloutDispatcher:
     def _lose(self, worker: str) -> None:
         self._losses[worker] += 1
         if self._ledger is not None and (numbers := self._ledger.lost(worker)):
-            logger.warning("prompts given out anew worker=%s num=%d", worker, len(numbers))
+            logger.warning("prompts reassigned worker=%s num=%d", worker, len(numbers))
             for number in numbers:
                 self._left(number, self._given[number])
         self._changed.notify_all()

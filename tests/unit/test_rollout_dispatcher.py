@@ -7,8 +7,8 @@ import pytest
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import InternalError, RolloutError, WaitTimeout
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.master.rollouts import rollout_desk
-from realsys.master.rollouts.rollout_desk import RolloutDispatcher, base_ids
+from realsys.master.rollouts import rollout_dispatcher
+from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher, base_ids
 from realsys.master.rollouts.routes import Routes
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
@@ -121,7 +121,7 @@ def test_a_filtered_prompt_is_replaced_and_one_that_always_fails_ends_the_run():
         for ticket in (second, third):
             await desk.handle(delivery(ticket))
         assert await train(desk, 1) == [second.id, third.id]
-        for tries in range(rollout_desk.MAX_FAILURES):
+        for tries in range(rollout_dispatcher.MAX_FAILURES):
             failing = (await take(desk))[0]
             assert failing.tries == tries
             await desk.handle(rm.GiveUp(worker="w", id=failing.id, tries=tries, why="no such tool"))
@@ -136,7 +136,7 @@ def test_a_give_up_of_who_does_not_have_it_any_more_counts_for_nothing():
         desk, _ = await make_desk(max_staleness=0)
         first, _ = await take(desk)
         await desk.lost("w")
-        for _ in range(rollout_desk.MAX_FAILURES):
+        for _ in range(rollout_dispatcher.MAX_FAILURES):
             await desk.handle(rm.GiveUp(worker="w", id=first.id, tries=0, why="late"))
         for ticket in await take(desk, worker="other"):
             await desk.handle(delivery(ticket, worker="other"))
@@ -177,8 +177,8 @@ def test_a_full_buffer_holds_back_makers_until_a_step_has_trained():
 
 
 def test_waits_end_with_a_reason(monkeypatch):
-    monkeypatch.setattr(rollout_desk, "BATCH_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(rollout_desk, "SAY_EVERY_S", 0.02)
+    monkeypatch.setattr(rollout_dispatcher, "BATCH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(rollout_dispatcher, "SAY_EVERY_S", 0.02)
 
     async def story():
         desk, _ = await make_desk()

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from realsys.api.errors import WorkerLost
-from realsys.master.rollouts import manager_link
-from realsys.master.rollouts.manager_link import GserverManagerClient
+from realsys.master.rollouts import manager_client
+from realsys.master.rollouts.manager_client import GserverManagerClient
 from realsys.transport.generation_messages import WeightSource
 from realsys.transport.rollout_messages import ServersAt
 
@@ -48,7 +48,7 @@ class Manager:
 def link(monkeypatch: pytest.MonkeyPatch) -> tuple[GserverManagerClient, list[Manager]]:
     """With the managers that register one after another; the last is the one that lives."""
     managers = [Manager(pid=1)]
-    monkeypatch.setattr(manager_link, "RETRY_S", 0.02)
+    monkeypatch.setattr(manager_client, "RETRY_S", 0.02)
     made = GserverManagerClient(
         lambda s: None, sender="m", trial="t", attempt=1, token="", keypairs=None
     )  # type: ignore[arg-type, return-value]

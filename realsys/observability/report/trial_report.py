@@ -1,7 +1,7 @@
-"""What a trial folder says about its run: read once, leniently, for the report.
+"""Reads a trial folder once, leniently, for the report.
 
-A running or a killed trial lacks files and may hold damaged ones; what can't be read becomes a note
-and the rest is told. Reads the trial's folder only: no name resolution, no workers.
+A running or killed trial lacks files and may contain damaged ones; what can't be read becomes a note and
+the rest is shown. Reads only the trial's folder: no name resolution, no workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from realsys.api.plan import LaunchPlan, PhasePlan, read_plan
 from realsys.observability.evaluations import metric_rows
 from realsys.observability.events import Event, parse_events
 from realsys.observability.jsonl import parse_jsonl
-from realsys.observability.report.attempt_story import (
+from realsys.observability.report.attempt_outcomes import (
     Attempt,
     AttemptOutcome,
     duration_s,
@@ -51,13 +51,13 @@ class Phase:
 
     @property
     def all_metrics(self) -> list[dict[str, Any]]:
-        """The master's rows and those of evaluations."""
+        """Returns the master's rows and those of evaluations."""
         return [*self.metrics, *metric_rows(self.evaluations)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialStory:
-    """Everything the report tells."""
+class TrialReport:
+    """Everything that the report shows."""
 
     root: Path
     trial: str
@@ -74,7 +74,7 @@ class TrialStory:
 
     @property
     def main_plan(self) -> PhasePlan | None:
-        """The plan of the trial's own phase."""
+        """The plan of the main phase."""
         return self.plan.phases[-1] if self.plan and self.plan.phases else None
 
     @property
@@ -83,11 +83,11 @@ class TrialStory:
         return self.attempts[-1].marker if self.attempts else None
 
 
-def read_story(trial_dir: Path) -> TrialStory:
+def read_trial_report(trial_dir: Path) -> TrialReport:
     """Reads a trial folder.
 
     Raises:
-        NoSuchTrial: the folder is not there, or holds nothing of a trial.
+        NoSuchTrial: the folder is missing, or contains no trial.
     """
     files = TrialFiles(trial_dir)
     main_files = PhaseFiles(trial_dir)
@@ -103,7 +103,7 @@ def read_story(trial_dir: Path) -> TrialStory:
     read = [reader.attempt(a) for a in files.all_attempts()]
     attempts = tuple(a for a in read if a is not None)
     main = reader.phase("main", trial_dir)
-    return TrialStory(
+    return TrialReport(
         root=trial_dir,
         trial=_trial_name(trial_dir, plan, record),
         outcome=outcome(attempts),
@@ -139,7 +139,7 @@ def _preparing(root: Path, plan: LaunchPlan | None, reader: _Reader) -> tuple[Ph
 
 
 class _Reader:
-    """Reads what it can and collects a note for what it can't."""
+    """Reads what it can and collects a note for each failure."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -168,7 +168,7 @@ class _Reader:
         )
 
     def _rows(self, path: Path) -> list[dict[str, Any]]:
-        """Rows that have a step."""
+        """Returns the rows that have a step."""
         data = self.try_to(path.read_bytes) if path.exists() else None
         content = parse_jsonl(data or b"")
         if content.damaged:
@@ -177,7 +177,7 @@ class _Reader:
         return [row for row in content.rows if type(row.get("step")) is int]
 
     def _events(self, path: Path) -> list[Event]:
-        """One by one: a strange row must not cost the others."""
+        """Parses events one by one, so that an invalid row does not hide the others."""
         events: list[Event] = []
         for row in self._rows(path):
             try:
