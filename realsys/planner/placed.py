@@ -28,7 +28,7 @@ CUT_ALONG_ALL_AXES = ("fsdp", "megatron", "inference")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacedExperiment:
     """One experiment with its placement.
 
     Attributes:
@@ -46,7 +46,7 @@ class Placed:
     unknown: Mapping[str, str]
 
 
-def placed(plan: LaunchPlan) -> Placed:
+def place_experiment(plan: LaunchPlan) -> PlacedExperiment:
     """Builds the view of the trial's main phase."""
     config = plan.phases[-1].config
     built_in = model_made_before(plan)
@@ -56,7 +56,7 @@ def placed(plan: LaunchPlan) -> Placed:
             roles[name.role] = _role_model(name.role, shard, config, built_in)
         except (CheckpointError, ConfigError) as error:
             unknown[name.role] = error.what
-    return Placed(
+    return PlacedExperiment(
         graph=config.graph(),
         allocation=allocation_of(config),
         num_workers=len(config.model_worker),
@@ -192,7 +192,7 @@ def tiny_llama_shape(args: Mapping[str, Any]) -> ModelShape:
 # ---- limits ---------------------------------------------------------------------------------------
 
 
-def degrees_of(found: Placed, *, gpus_per_node: int) -> dict[str, Degrees]:
+def degrees_of(found: PlacedExperiment, *, gpus_per_node: int) -> dict[str, Degrees]:
     """Returns, per role, the axes that its backend supports; tensor parallelism stays within a node."""
     return {
         role: Degrees(tensor=gpus_per_node)
@@ -202,12 +202,12 @@ def degrees_of(found: Placed, *, gpus_per_node: int) -> dict[str, Degrees]:
     }
 
 
-def refusal(found: Placed, call: MFCDef, place: CallAllocation) -> str | None:
+def refusal(found: PlacedExperiment, call: MFCDef, place: CallAllocation) -> str | None:
     """Returns why a call can't run at a place; None if it can. For ``search.Limits``."""
     return next(_refusals(found, call, place), None)
 
 
-def _refusals(found: Placed, call: MFCDef, place: CallAllocation) -> Iterator[str]:
+def _refusals(found: PlacedExperiment, call: MFCDef, place: CallAllocation) -> Iterator[str]:
     topo, model = place.topology, found.roles.get(call.role)
     if model is None or model.shape is None:
         if topo.world_size > 1:

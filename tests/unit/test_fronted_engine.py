@@ -57,7 +57,7 @@ class SlowChild(FrontedEngine):
 
     async def _nothing(self, *args: Any, **more: Any) -> Any: ...
 
-    _answers = _abort = _name_version = flush = _healthy = _gets_on = _nothing  # type: ignore[assignment]
+    _answers = _abort = _name_version = flush = _healthy = _made_progress = _nothing  # type: ignore[assignment]
 
 
 def test_a_child_that_reads_weights_for_long_does_not_stand_still(

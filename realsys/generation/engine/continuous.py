@@ -40,7 +40,7 @@ _COMPACT_BELOW = 0.75
 
 
 @dataclass
-class _Banned:
+class _BannedTokens:
     """Stop tokens that rows must not sample yet.
 
     Attributes:
@@ -107,7 +107,7 @@ class ContinuousEngine:
             size = rounded(max_running, LARGEST_GRANULE)
             self._tokens = torch.full((size,), pad_token_id, device=self.device)
         self._sampler = SlotSampler(self.device)
-        self._banned = _Banned()
+        self._banned = _BannedTokens()
         self._waiting: deque[Row] = deque()
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
@@ -300,7 +300,7 @@ class ContinuousEngine:
             picking = Picking.of(request.gconfig)
             self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
             admitted.append(row)
-            self._banned = _Banned()
+            self._banned = _BannedTokens()
         if admitted and self.max_tokens is not None:
             most = max(row.most for row in self._running.values())
             self._crowded = not self._fit(max(self._running) + 1, most)
@@ -340,14 +340,14 @@ class ContinuousEngine:
         logits[torch.tensor(slots, device=self.device)] = new
         return logits
 
-    def _find_banned(self) -> _Banned:
+    def _find_banned(self) -> _BannedTokens:
         """Finds the stop tokens of rows that must not end yet, and for how many steps."""
         pairs, steps_left = [], sys.maxsize
         for slot, row in self._running.items():
             if (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
                 steps_left = min(steps_left, left)
                 pairs += [(slot, token) for token in row.stop_ids if token < self._vocabulary]
-        return _Banned(torch.tensor(pairs, device=self.device) if pairs else None, steps_left)
+        return _BannedTokens(torch.tensor(pairs, device=self.device) if pairs else None, steps_left)
 
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
@@ -386,7 +386,7 @@ class ContinuousEngine:
             del self._running[row.slot]
             heapq.heappush(self._free, row.slot)
             row.slot = -1
-        self._banned = _Banned()
+        self._banned = _BannedTokens()
 
     def _arrange(self) -> None:
         """Sorts rows by length, longest first, if that saves more than it costs."""
@@ -416,7 +416,7 @@ class ContinuousEngine:
         for slot, row in enumerate(by_length):
             row.slot = slot
         self._running = {row.slot: row for row in rows}
-        self._banned = _Banned()
+        self._banned = _BannedTokens()
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:

@@ -122,7 +122,7 @@ class Fleet:
         for index, member in self.members.items():
             if index not in found and member.listed:
                 member.listed = False
-                self.quarantine.look_at(index, self.now_s())
+                self.quarantine.schedule_check(index, self.now_s())
         for index in self.router.leaving - found.keys() & self.router.servers.keys():
             self._leaves(index)
         self.on_change()
@@ -145,10 +145,10 @@ class Fleet:
             client = self._make_client(one.address)
         except RealsysError as error:  # one bad registration must not affect the others
             logger.warning("server can't be used server=%d error=%s", index, error.what)
-            self.router.starts_anew(index, why=f"can't be used: {error.what}")
+            self.router.restarted(index, why=f"can't be used: {error.what}")
             return
         self.members[index] = Member(registered=one, client=client)
-        self.router.starts_anew(index, why="is being checked")
+        self.router.restarted(index, why="is being checked")
         self.quarantine.joined(index, now_s=self.now_s())
         logger.info("server registered server=%d again=%s", index, former is not None)
 
@@ -242,7 +242,7 @@ class Fleet:
         return asyncio.get_running_loop().time()
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Formats an error as one line."""
     if isinstance(error, RealsysError):
         text = error.what

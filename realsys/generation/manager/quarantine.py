@@ -108,7 +108,7 @@ class Quarantine:
         case.due_s = now_s + self.rules.check_every_s
         return former
 
-    def look_at(self, server: int, when_s: float) -> None:
+    def schedule_check(self, server: int, when_s: float) -> None:
         """Schedules the next check of a server."""
         self._cases[server].due_s = when_s
 

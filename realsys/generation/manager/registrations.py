@@ -112,12 +112,12 @@ class RegistrationWatch:
                         if found != told:
                             told = found
                             self._on_change(found)
-                        self._wait_for_news(watch)
+                        self._wait_for_changes(watch)
             except RealsysError as error:  # the store is away; servers are still checked meanwhile
                 logger.warning("registrations not read error=%s", error.what)
                 self._ended.wait(POLL_S)
 
-    def _wait_for_news(self, watch: Watch) -> None:
+    def _wait_for_changes(self, watch: Watch) -> None:
         for _ in range(int(LIST_EVERY_S / POLL_S)):
             if watch.poll(POLL_S) or self._ended.is_set():
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from realsys.generation.manager.fleet import Fleet, Member, told
+from realsys.generation.manager.fleet import Fleet, Member, error_line
 from realsys.generation.manager.updates import Updates
 
 logger = logging.getLogger(__name__)
@@ -23,21 +23,23 @@ async def check(member: Member, fleet: Fleet, updates: Updates) -> None:
     """Checks a server; afterwards it is well, with the newest weights, or sick with a reason."""
     began_s, num_updates = fleet.now_s(), member.num_updates
     try:
-        why = await _look(member, fleet, began_s=began_s)
+        why = await _find_fault(member, fleet, began_s=began_s)
     except Exception as error:  # whatever a client raises, it is looked at again
-        why = told(error)
+        why = error_line(error)
     if not fleet.is_current(member):
         return
     if why and (member.num_updates > num_updates or member.lock.locked()):
         # It stands still while it takes weights: that has a deadline of its own.
-        fleet.quarantine.look_at(member.index, fleet.now_s() + fleet.quarantine.rules.check_every_s)
+        fleet.quarantine.schedule_check(
+            member.index, fleet.now_s() + fleet.quarantine.rules.check_every_s
+        )
     elif why:
         fleet.sick(member, why)
     elif updates.has_turn(member) or await updates.bring_up(member):
         fleet.well(member)
 
 
-async def _look(member: Member, fleet: Fleet, *, began_s: float) -> str:
+async def _find_fault(member: Member, fleet: Fleet, *, began_s: float) -> str:
     """Returns what is wrong with the server; empty if nothing."""
     num_updates = member.num_updates
     async with asyncio.timeout(INFO_S + GRACE_S):

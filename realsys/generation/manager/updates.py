@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from realsys.api.errors import InternalError
-from realsys.generation.manager.fleet import Fleet, Member, told
+from realsys.generation.manager.fleet import Fleet, Member, error_line
 from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.runtime.transfer_time import transfer_time_s
 from realsys.transport.generation_messages import WeightSource
@@ -75,7 +75,7 @@ class Updates:
         self.newest = source
         now_s = self._fleet.now_s()
         for index in self._fleet.quarantine.sick:  # it may have been the source that was wrong
-            self._fleet.quarantine.look_at(index, now_s)
+            self._fleet.quarantine.schedule_check(index, now_s)
         self._fleet.on_change()
 
     async def bring_all(self, source: WeightSource) -> ServersAt:
@@ -164,7 +164,7 @@ class Updates:
             if taken.version < source.version:
                 raise InternalError(f"it took version {taken.version}", where=member.name)
         except Exception as error:  # whatever it is: the others go on, and this one is tried again
-            return told(error)
+            return error_line(error)
         if self._fleet.is_current(member):
             self._fleet.took(member, taken)
         return ""
@@ -184,4 +184,4 @@ class Updates:
             async with asyncio.timeout(ABORT_S):
                 await member.client.abort(every=True)
         except Exception as error:  # then they find out by their own deadline
-            logger.info("requests not ended server=%d error=%s", member.index, told(error))
+            logger.info("requests not ended server=%d error=%s", member.index, error_line(error))

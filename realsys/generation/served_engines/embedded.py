@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Open:
+class _OpenRequest:
     """An open request: its newest state, and the waiter to wake for it."""
 
     prompt_tokens: int
@@ -84,7 +84,7 @@ class EmbeddedEngine:
         self._wait_there = (
             self.settings.staging == "host"
         )  # new weights, until they are switched to
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._pause_mode: PauseMode | None = None
         self._over: WorkerLost | None = None
         self._thread = EngineThread(
@@ -121,7 +121,7 @@ class EmbeddedEngine:
             raise DataError(
                 f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
             )
-        entry = self._open[request.rid] = _Open(len(request.input_ids), stream)
+        entry = self._open[request.rid] = _OpenRequest(len(request.input_ids), stream)
         asked = engine_request(request, eos_token_ids=self._eos, base_seed=self._base_seed)
         finished = False
         try:
@@ -293,9 +293,9 @@ class EmbeddedEngine:
             if entry is not None and (output.finish or entry.stream):
                 news.append((entry, answer_of(output, prompt_tokens=entry.prompt_tokens)))
         if news:
-            self._loop.call_soon_threadsafe(self._tell, news)
+            self._loop.call_soon_threadsafe(self._notify, news)
 
-    def _tell(self, news: Sequence[tuple[_Open, EngineAnswer]]) -> None:
+    def _notify(self, news: Sequence[tuple[_OpenRequest, EngineAnswer]]) -> None:
         for entry, answer in news:
             if answer.finish is not None:
                 self.counters.count(answer)

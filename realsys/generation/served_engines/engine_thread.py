@@ -60,7 +60,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name="generation engine", daemon=True)
         self._closing = threading.Lock()
         self._over: WorkerLost | None = None
-        self._load_told_s = 0.0
+        self._load_published_s = 0.0
         self.paused = False  # set by commands
         self.load = Load()
 
@@ -98,14 +98,14 @@ class EngineThread:
             error = _lost(f"the engine failed: {type(failure).__name__}: {failure}")
         with self._closing:
             self._over = error or _lost("the engine was closed")
-            self._refuse_rest(self._over)
+            self._fail_pending(self._over)
         self._on_end(error)
 
     def _run(self, engine: ContinuousEngine) -> None:
         idle_s: float | None = None
-        while self._obey(engine, idle_s):
+        while self._run_commands(engine, idle_s):
             idle_s = self._step(engine)
-            self._tell_load(engine, now=idle_s != 0)
+            self._publish_load(engine, now=idle_s != 0)
 
     def _step(self, engine: ContinuousEngine) -> float | None:
         """Runs a step; returns how long to wait for a command: 0, a moment, or without limit (None)."""
@@ -117,7 +117,7 @@ class EngineThread:
             self._on_outputs(outputs)
         return 0.0 if outputs else _STUCK_WAIT_S
 
-    def _obey(self, engine: ContinuousEngine, wait_s: float | None) -> bool:
+    def _run_commands(self, engine: ContinuousEngine, wait_s: float | None) -> bool:
         """Runs pending commands; False if asked to end."""
         try:
             entry = (
@@ -144,12 +144,12 @@ class EngineThread:
         else:
             future.set_result(result)
 
-    def _tell_load(self, engine: ContinuousEngine, *, now: bool) -> None:
-        if now or time.monotonic() - self._load_told_s > _LOAD_EVERY_S:
-            self._load_told_s = time.monotonic()
+    def _publish_load(self, engine: ContinuousEngine, *, now: bool) -> None:
+        if now or time.monotonic() - self._load_published_s > _LOAD_EVERY_S:
+            self._load_published_s = time.monotonic()
             self.load = Load(engine.num_running, engine.num_waiting, engine.num_tokens)
 
-    def _refuse_rest(self, over: WorkerLost) -> None:
+    def _fail_pending(self, over: WorkerLost) -> None:
         for _, future, _ in _drain(self._commands):
             if future.set_running_or_notify_cancel():
                 future.set_exception(over)

@@ -50,14 +50,14 @@ REQUEST_S = 24 * 3600.0
 CONTROL_S = 60.0
 UPDATE_S = 1800.0  # to read a folder, if it is not too large for that
 TAKE_S = 300.0  # to copy from memory, likewise
-GOODBYE_S = 5.0
+SHUTDOWN_S = 5.0
 IDLE_S = (
     1.0  # of connections to a child: uvicorn closes them after 5 s, and one just closed looks open
 )
 _TICK_S = 5.0
 _ENDED_S = 0.25
 _RESUMES = 2  # a call that was lost may be made again
-_LOOK_S = 2.0  # between two questions whether a child that has requests gets on
+_POLL_S = 2.0  # between two questions whether a child that has requests gets on
 _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
 
 
@@ -134,7 +134,7 @@ class FrontedEngine(abc.ABC):
     async def _healthy(self) -> bool: ...
 
     @abc.abstractmethod
-    async def _gets_on(self) -> bool:
+    async def _made_progress(self) -> bool:
         """True if the child made progress since the last call; called while it has requests."""
 
     # ---- ServedEngine -----------------------------------------------------------------------
@@ -152,7 +152,7 @@ class FrontedEngine(abc.ABC):
             await asyncio.gather(self._watching, return_exceptions=True)
         self._staging.shutdown(wait=False, cancel_futures=True)
         with suppress(RealsysError, TimeoutError):
-            await asyncio.wait_for(self._abort("", every=True), GOODBYE_S)
+            await asyncio.wait_for(self._abort("", every=True), SHUTDOWN_S)
         await self._http.close()
         await self._control.close()
         await self._child.close()
@@ -199,10 +199,10 @@ class FrontedEngine(abc.ABC):
         long.
         """
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if self._open and not self._stands:
                 with suppress(RealsysError):
-                    self.counters.progress += await self._gets_on()
+                    self.counters.progress += await self._made_progress()
 
     async def abort(self, rid: str, *, every: bool = False) -> None:
         if every or rid in self._open:
@@ -214,7 +214,7 @@ class FrontedEngine(abc.ABC):
             await self._pause(mode)
         except BaseException:  # it may have heard us all the same
             with suppress(RealsysError):
-                await asyncio.shield(self._go_on())
+                await asyncio.shield(self._resume_or_abandon())
             self._stands = self._paused is not None
             raise
         self._paused = mode
@@ -273,7 +273,7 @@ class FrontedEngine(abc.ABC):
         keep = self._ours.get("kv_on_update") == "keep"
         mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
         timeout_s = transfer_time_s(num_bytes, at_least_s=at_least_s)
-        ticking = asyncio.create_task(_tick_along(), name="reading weights")
+        ticking = asyncio.create_task(_tick_while_loading(), name="reading weights")
         paused_from_s, loading = time.perf_counter(), False
         self._stands = True
         try:
@@ -293,11 +293,11 @@ class FrontedEngine(abc.ABC):
             ticking.cancel()
             # Also after a pause that failed: it may have heard us.
             if self._paused is None and self._broken is None:
-                await asyncio.shield(self._go_on())
+                await asyncio.shield(self._resume_or_abandon())
                 self._stands = False
         return time.perf_counter() - paused_from_s
 
-    async def _go_on(self) -> None:
+    async def _resume_or_abandon(self) -> None:
         """Resumes the child. If it can't be reached it is abandoned, since it may stay paused for ever."""
         for tries_left in reversed(range(_RESUMES)):
             try:
@@ -392,7 +392,7 @@ def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
     return structs.replace(request, sampling=clipped)
 
 
-async def _tick_along() -> None:
+async def _tick_while_loading() -> None:
     """Ticks while the child loads weights, which has a deadline of its own."""
     while True:
         tick()

@@ -130,7 +130,7 @@ class SGLangEngine(FrontedEngine):
         await self._control.call("GET", "/health", timeout_s=20.0)  # makes a token
         return True
 
-    async def _gets_on(self) -> bool:
+    async def _made_progress(self) -> bool:
         # A token for this call, or anything that its scheduler has said since.
         await self._control.call("GET", "/health_generate", timeout_s=CONTROL_S)
         return True

@@ -161,7 +161,7 @@ class VLLMEngine(FrontedEngine):
         await self._control.call("GET", "/health", timeout_s=20.0)
         return True
 
-    async def _gets_on(self) -> bool:
+    async def _made_progress(self) -> bool:
         text = await self._control.call("GET", "/metrics", timeout_s=CONTROL_S)
         steps = work_done(text.decode(errors="replace"))
         former, self._steps_seen = self._steps_seen, -1.0 if steps is None else steps

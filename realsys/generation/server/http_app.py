@@ -23,7 +23,7 @@ from realsys.generation.http.http_answers import (
     UNAUTHORIZED,
     answer_json,
     error_json,
-    event,
+    server_sent_event,
     status_of,
 )
 from realsys.generation.http.http_json import GenerateCall, read_generate
@@ -52,7 +52,7 @@ def generation_app(
         max_requests: answers on their way, running and waiting; more are refused with 503.
     """
     app = web.Application(
-        client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, _only_with(key)]
+        client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, _require_key(key)]
     )
     routes = [
         web.post("/generate", _Generate(engine, max_requests).handle),
@@ -138,12 +138,14 @@ class _Generate:
         try:
             while (item := await queue.get()) is not None:
                 if isinstance(item, RealsysError):  # the status is sent already: it is an event
-                    await response.write(event(error_json(item, status=status_of(item))))
+                    await response.write(
+                        server_sent_event(error_json(item, status=status_of(item)))
+                    )
                     break
                 index, answer = item
                 seconds = time.monotonic() - began_s
                 body = answer_json(answer, seconds=seconds, index=index if call.batch else None)
-                await response.write(event(body))
+                await response.write(server_sent_event(body))
             await response.write(DONE)
         finally:
             following.cancel()
@@ -155,7 +157,7 @@ class _Generate:
 # ---- middlewares ----------------------------------------------------------------------------------
 
 
-def _only_with(key: str) -> Any:
+def _require_key(key: str) -> Any:
     """Rejects callers that do not send the key."""
     expected = f"Bearer {key}".encode()
 

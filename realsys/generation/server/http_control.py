@@ -23,7 +23,7 @@ from realsys.transport.generation_messages import GenerateRequest, PauseMode, Sa
 logger = logging.getLogger(__name__)
 
 _HEALTH_S = 20.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class _Abort(msgspec.Struct):
@@ -117,7 +117,7 @@ class Control:
         try:
             async with asyncio.timeout(_HEALTH_S):
                 while not task.done():
-                    await asyncio.wait({task}, timeout=_LOOK_S)
+                    await asyncio.wait({task}, timeout=_POLL_S)
                     if self._engine.counters.progress != before:
                         return web.Response()
                     if (await self._engine.info()).paused:

@@ -113,7 +113,9 @@ class StepSizes:
 # ---- what stays -------------------------------------------------------------------------------------
 
 
-def staying(model: HeldModel, topo: ProcessTopology, stage: int, *, generates: bool) -> Terms:
+def permanent_terms(
+    model: HeldModel, topo: ProcessTopology, stage: int, *, generates: bool
+) -> Terms:
     """Bytes that a process of pipeline stage ``stage`` needs permanently, also between calls."""
     held, trained = held_numbers(model, topo, stage)
     item, learning, cut = model.item_bytes, model.learning_bytes, is_cut(model, topo)
@@ -190,7 +192,7 @@ def _adapter_numbers(model: HeldModel, weight: Weight) -> int:
 # ---- what a call adds -----------------------------------------------------------------------------------
 
 
-def passing(
+def call_terms(
     model: HeldModel,
     topo: ProcessTopology,
     stage: int,

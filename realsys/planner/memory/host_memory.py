@@ -19,7 +19,7 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ProcessTopology
 from realsys.api.worker_configs import RolloutControl
 from realsys.models.shape import DTYPE_BYTES, ModelShape
-from realsys.planner.memory.copy_memory import HeldModel, Terms, staying
+from realsys.planner.memory.copy_memory import HeldModel, Terms, permanent_terms
 from realsys.planner.memory.memory_of_workers import copies_of, held_models, model_shapes
 from realsys.planner.placed import allocation_of
 
@@ -68,7 +68,7 @@ def of_copy(model: HeldModel, topo: ProcessTopology, stage: int) -> dict[str, fl
     from it.
     """
     here = replace(model, cpu_offload=False)  # what would stay on the GPU
-    stays: Mapping[str, float] = staying(here, topo, stage, generates=False)
+    stays: Mapping[str, float] = permanent_terms(here, topo, stage, generates=False)
     largest = max(weight.numel for weight in model.shape.weights())
     saved = {what: n for what, n in stays.items() if what not in _NOT_SAVED}
     return {

@@ -17,7 +17,7 @@ from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.api.worker_configs import Evaluator, GenerationServer
 from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
 from realsys.models.shape import DTYPE_BYTES, ModelShape, read_shape
-from realsys.planner.memory.copy_memory import ROWS_OF_GPU, HeldModel, StepSizes, Terms, passing
+from realsys.planner.memory.copy_memory import ROWS_OF_GPU, HeldModel, StepSizes, Terms, call_terms
 from realsys.planner.memory.host_memory import PROCESS_BYTES
 from realsys.planner.memory.memory_of_workers import model_shapes, step_sizes
 
@@ -93,7 +93,7 @@ def _embedded(
     )
     weights = float(shape.num_params * model.item_bytes)
     row = shape.vocab_size * (model.item_bytes + 2 * 4)
-    call = passing(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
+    call = call_terms(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
     token = call["cache"] / min(sizes.sequences * sizes.length, sizes.length)
     terms = {
         "weights": weights,
@@ -137,7 +137,7 @@ def memory_of_evaluator(
         backend="inference",
         max_cache_tokens=bound.max_cache_tokens or sizes.length,
     )
-    call = passing(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
+    call = call_terms(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
     held = max(sizes.length, min(bound.max_cache_tokens or 0, sizes.sequences * sizes.length))
     weights = float(shape.num_params * model.item_bytes)
     largest = max(weight.numel for weight in shape.weights())
