@@ -125,7 +125,7 @@ class ContinuousEngine:
             )
         if quantize != "none":
             raise DataError(
-                f"{quantize} weights need a fast path, which this model has not: {obstacle}",
+                f"{quantize} weights need a fast path, which this model lacks: {obstacle}",
                 where="ContinuousEngine",
                 fix='use quantize="none", or a Llama, Qwen2 or Qwen3',
             )
@@ -423,9 +423,7 @@ class ContinuousEngine:
         check_request(request, vocabulary=self._vocabulary, rooms=self.rooms)
         where = f"{WHERE} {request.rid}"
         if request.rid in self._rows:
-            raise DataError(
-                "there is a request of this rid already", where=where, fix="choose another rid"
-            )
+            raise DataError("another request has this rid", where=where, fix="choose another rid")
         if request.stop_texts and self.tokenizer is None:
             raise DataError(
                 "stop texts, but the engine has no tokenizer",
@@ -436,7 +434,7 @@ class ContinuousEngine:
 
 def _refuse_nan(rid: str, version: int) -> NoReturn:
     raise InternalError(
-        "the model's probabilities are not numbers",
+        "the model's probabilities are not finite",
         where=f"{WHERE} {rid}, weights of version {version}",
-        fix="these weights hold NaN or infinity: look at the loss and the gradient norm of training",
+        fix="these weights hold NaN or infinity: check the loss and the gradient norm of training",
     )

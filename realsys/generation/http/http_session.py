@@ -143,7 +143,7 @@ class HttpSession:
         return WaitTimeout(
             f"no answer from {self.name} to {path} in {timeout_s:g} s",
             where=self.url,
-            fix=f"look at the log of {self.name}; give it longer if it is only slow",
+            fix=f"see the log of {self.name}; raise the timeout if it is only slow",
         )
 
     def _lost(self, path: str, why: object) -> WorkerLost:
@@ -153,7 +153,7 @@ class HttpSession:
         return WorkerLost(
             f"{self.name} was lost, no answer to {path}: {text}",
             where=self.url,
-            fix=f"the end of the log of {self.name} says why; the supervisor starts it again",
+            fix=f"see the end of the log of {self.name}; the supervisor restarts it",
         )
 
 
@@ -173,13 +173,13 @@ def _pin(url: str, fragment: str) -> aiohttp.Fingerprint | None:
             return aiohttp.Fingerprint(bytes.fromhex(digest if digest != fragment else "?"))
         except ValueError:
             raise ConfigError(
-                "the URL does not say which certificate the server has",
+                "the URL does not name the server's certificate",
                 where=f"{url}#{fragment}",
                 fix="use the URL that the server registered: https://host:port#sha256=…",
             ) from None
     if parts.scheme != "http" or not _is_loopback(parts.hostname or ""):
         raise ConfigError(
-            "without https the key could be read on its way",
+            "without https the key could be intercepted",
             where=url,
             fix="use https://host:port#sha256=…; http:// only to 127.0.0.1",
         )

@@ -29,7 +29,9 @@ from realsys.transport.generation_messages import (
 
 logger = logging.getLogger(__name__)
 
-LIMIT_FACTOR = 2.0  # held over running: the next request waits where it is needed
+LIMIT_FACTOR = (
+    2.0  # requests held beyond those running, so that a free row has its next request at once
+)
 CLOSE_S = 5.0
 MakeClient = Callable[[ServerAddress], GenerationClient]
 
@@ -197,7 +199,7 @@ class Fleet:
 
     def _left_out(self, member: Member, why: str) -> None:
         self.router.set_unfit(member.index, f"is sick: {why}")
-        logger.warning("server left out server=%d why=%s", member.index, why)
+        logger.warning("server quarantined server=%d reason=%s", member.index, why)
         self.record.write(ManagerEvent.SERVER_SICK, server=member.index, why=why)
 
     def well(self, member: Member) -> None:
@@ -207,7 +209,7 @@ class Fleet:
             return
         self.router.set_unfit(member.index, "")
         version = self.version(member)
-        logger.info("server takes requests server=%d version=%d", member.index, version)
+        logger.info("server available server=%d version=%d", member.index, version)
         event = ManagerEvent.SERVER_BACK if former is Condition.SICK else ManagerEvent.SERVER_UP
         self.record.write(event, server=member.index, version=version)
         self.on_change()

@@ -31,9 +31,9 @@ from realsys.worker.live_scaling import DrainDeadlines, Scaling, index_of
 logger = logging.getLogger(__name__)
 
 SERVER = "generation_server/"
-MAX_WAIT_S = 300.0  # of one AskServer, whatever it asks for
-IDLE_S = 1.0  # the loop wakes this often at least, and ticks
-DISMISS_EVERY_S = 5.0  # one that was told to go and is still there is told again
+MAX_WAIT_S = 300.0  # limit of one AskServer, whatever it requests
+IDLE_S = 1.0  # the loop wakes and ticks at least this often
+DISMISS_EVERY_S = 5.0  # a dismissed server that still exists is dismissed again
 
 
 Dismiss = Callable[[int], Coroutine[Any, Any, None]]
@@ -60,7 +60,7 @@ class Manager:
         self.fleet, self.updates, self._router = fleet, updates, fleet.router
         self._dismiss, self._leaving_servers = dismiss, DrainDeadlines()
         self._dismiss_at_s: dict[int, float] = {}
-        self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # of requests that wait
+        self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # futures of waiting requests
         self._rollout_workers: dict[str, str] = {}
         self._changed, self._leaving = asyncio.Event(), False
         fleet.on_change = self._servers_changed
@@ -96,7 +96,7 @@ class Manager:
         self._router.ask(asked)
         self._assign_servers()
         try:
-            # Not wait_for: a server that is given at the very deadline must not be lost.
+            # Not wait_for: a server that is assigned at the deadline must not be lost.
             await asyncio.wait({answer}, timeout=min(max(ask.wait_s, 0.0), MAX_WAIT_S))
             if answer.done():
                 return answer.result()
@@ -112,7 +112,9 @@ class Manager:
         if self._router.done(done.rid, done.server) and done.server in self.fleet.members:
             if done.broken:
                 self.fleet.request_broke(self.fleet.members[done.server], done.why)
-            elif done.num_new_tokens:  # else it was given up, which says nothing of the server
+            elif (
+                done.num_new_tokens
+            ):  # otherwise it was cancelled, which is no evidence about the server
                 self.fleet.quarantine.request_ended(done.server)
         self._assign_servers()
         return rm.Accepted()
@@ -155,7 +157,7 @@ class Manager:
         for worker in self._leaving_servers.hear(scaling, now_s=self.fleet.now_s()):
             if worker.startswith(SERVER):
                 self._router.leaving.add(index_of(worker))
-                logger.info("server is to go server=%d by=%s", index_of(worker), scaling.by)
+                logger.info("server leaving server=%d deadline=%s", index_of(worker), scaling.by)
                 self.fleet.record.write(ManagerEvent.SERVER_LEAVING, server=index_of(worker))
 
     def _worker_lost(self, worker: str) -> None:
@@ -164,7 +166,7 @@ class Manager:
         """
         for rid in self._router.worker_lost(worker):
             self._send_reply(rid, rm.UseServer(why=f"{worker} was lost"))
-        logger.info("rollout worker gone worker=%s", worker)
+        logger.info("rollout worker lost worker=%s", worker)
         self.fleet.record.write(ManagerEvent.WORKER_LOST, worker=worker)
 
     def _servers_changed(self) -> None:
@@ -207,7 +209,7 @@ class Manager:
             if member.checking or member.lock.locked():
                 quarantine.schedule_check(server, now_s + IDLE_S)
                 continue
-            quarantine.schedule_check(server, math.inf)  # the check says when next
+            quarantine.schedule_check(server, math.inf)  # the check schedules the next one
             member.checking = True
             task = tasks.create_task(self._check(member), name=f"check of {member.name}")
             checks.add(task)

@@ -93,7 +93,7 @@ class Quarantine:
         newly = case.condition is not Condition.SICK
         was_well_s = now_s - case.well_since_s if case.condition is Condition.WELL else 0.0
         if was_well_s >= rules.max_pause_s:
-            case.pause_s = rules.first_pause_s  # else it comes and goes: the pauses go on growing
+            case.pause_s = rules.first_pause_s  # otherwise it is unstable: the pauses keep growing
         case.condition, case.why, case.breaks_s = Condition.SICK, why, []
         case.due_s = now_s + case.pause_s
         case.pause_s = min(2 * case.pause_s, rules.max_pause_s)

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_GROUPS = 8192  # whose server is remembered; an older group is placed like a new one
-MAX_ARRIVALS = 65536  # whose place in the order is remembered over repeated asking
+MAX_GROUPS = 8192  # groups whose server is remembered; older ones are placed like new ones
+MAX_ARRIVALS = 65536  # requests whose place in the order survives repetition
 
 
 class RoutingPolicy(StrEnum):
@@ -100,16 +100,14 @@ class Router:
         self.policy = policy
         self._routes = {worker: frozenset(servers) for worker, servers in (routes or {}).items()}
         self.servers: dict[int, ServerLoad] = {i: ServerLoad() for i in range(num_servers)}
-        self.leaving: set[int] = (
-            set()
-        )  # servers that are to go: only for workers that have no other
+        self.leaving: set[int] = set()  # leaving servers: only for workers without another
         self._placed: dict[str, _Placed] = {}
         self._waiting: dict[str, tuple[int, RoutingRequest]] = {}
         self._queue: list[tuple[int, str]] = []  # (arrival, rid), sorted
         self._arrivals: OrderedDict[str, int] = OrderedDict()
         self._num_arrivals = 0
         self._homes: OrderedDict[str, int] = OrderedDict()  # group → server
-        self._last = -1  # of round_robin
+        self._last = -1  # position of round_robin
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -291,7 +289,7 @@ class Router:
             self._homes.move_to_end(request.group)
             return home
         chosen = self._lightest(able)
-        # A home that is only full stays the home: the rest of the group still finds its prefix there.
+        # A full home stays the home: the rest of the group can still reuse its prefix there.
         if request.group and (home is None or self._refusal(request, home)):
             self._homes[request.group] = chosen
             if len(self._homes) > MAX_GROUPS:

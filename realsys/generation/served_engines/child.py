@@ -22,11 +22,11 @@ _POLL_S = 0.25
 _END_S = 15.0
 _TAIL_BYTES = 64 * 1024
 _MAX_LINE_CHARS = 400
-# How a Python program, or argparse, says why it ends; before it, what loggers and vLLM put there.
+# Formats in which Python programs and argparse report their failure, after prefixes of loggers and vLLM.
 _REASON = re.compile(r"(?:^|[\s)\]])((?:[A-Za-z_][\w.]*(?:Error|Exception)|error): \S.*)$")
-_POINTER = "root cause"  # of what only says where to look
+_POINTER = "root cause"  # lines that only point elsewhere
 
-# A child is started through this, which ties its life to ours (the generation server's build wires it).
+# Starts a child so that it ends with this process (set by the generation server's build).
 Guard = Callable[[Sequence[str]], list[str]]
 
 
@@ -61,7 +61,7 @@ class ChildServer:
         deadline_s = loop.time() + timeout_s
         while True:
             self.check()
-            with suppress(RealsysError):  # not there yet
+            with suppress(RealsysError):  # not written yet
                 if await healthy():
                     return
             if loop.time() > deadline_s:
@@ -70,7 +70,7 @@ class ChildServer:
                     where=str(self._log),
                     fix="raise rollout.server_args.start_timeout_s if it is only slow",
                 )
-            tick()  # a process of its own works, and there is a deadline
+            tick()  # the child is a separate process, and there is a deadline
             await asyncio.sleep(_POLL_S)
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class ChildServer:
             raise WorkerLost(
                 f"{self.name} ended with status {code}: {self._last_log_line()}",
                 where=str(self._log),
-                fix=f"its log has the rest. It was started by {self._argv[0]} with rollout.server_args",
+                fix=f"see its log; it was started by {self._argv[0]} with rollout.server_args",
             )
 
     def _last_log_line(self) -> str:
@@ -105,7 +105,7 @@ class ChildServer:
         process = self._process
         if process is None or process.poll() is not None:
             return
-        process.terminate()  # the guard gives it some seconds
+        process.terminate()  # the guard allows it some seconds
         for _ in range(int(_END_S / _POLL_S)):
             if process.poll() is not None:
                 return
@@ -116,14 +116,14 @@ class ChildServer:
     def _spawn(self) -> None:
         descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # From the main thread, where the event loop is: the tie is to the thread that starts it.
+            # From the main thread, which runs the event loop: the child is tied to the starting thread.
             self._process = subprocess.Popen(
                 self._guard(self._argv),
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._env},
-                start_new_session=True,  # a Ctrl-C at our terminal is ours to handle
+                start_new_session=True,  # a Ctrl-C in the terminal is handled by this process
             )
         except OSError as error:
             raise WorkerLost(

@@ -21,7 +21,7 @@ from realsys.runtime.progress import tick
 
 logger = logging.getLogger(__name__)
 
-_STUCK_WAIT_S = 0.05  # a step that admitted nothing: something else must happen first
+_STUCK_WAIT_S = 0.05  # a step that admitted nothing: another event must happen first
 _LOAD_EVERY_S = 0.05
 _JOIN_S = 10.0
 
@@ -75,7 +75,7 @@ class EngineThread:
             fatal: if it fails, the engine's state is not to be trusted: the thread ends.
         """
         future: Future[T] = Future()
-        with self._closing:  # else a command could come behind the last look
+        with self._closing:  # otherwise a command could arrive after the last check
             if self._over is not None:
                 future.set_exception(self._over)
             else:
@@ -93,7 +93,7 @@ class EngineThread:
         error: WorkerLost | None = None
         try:
             self._run(self._make())
-        except BaseException as failure:  # outermost frame: told to everybody who waits
+        except BaseException as failure:  # outermost frame: raised to all waiting callers
             logger.exception("engine ended")
             error = _lost(f"the engine failed: {type(failure).__name__}: {failure}")
         with self._closing:
@@ -137,7 +137,7 @@ class EngineThread:
             return
         try:
             result = command(engine)
-        except Exception as error:  # the caller's, whatever it is
+        except Exception as error:  # any error is the caller's
             future.set_exception(error)
             if fatal:
                 raise
@@ -169,5 +169,5 @@ def _drain(
 
 def _lost(why: str) -> WorkerLost:
     return WorkerLost(
-        why, where="generation engine", fix="this worker's log says more; it is started again"
+        why, where="generation engine", fix="see this worker's log; the worker is restarted"
     )

@@ -154,7 +154,7 @@ class VLLMEngine(FrontedEngine):
         data = await self._control.call("POST", path, timeout_s=CONTROL_S)
         if running and b"true" not in data:
             raise RemoteError(
-                "vLLM kept caches of old weights", where=path, fix="its log says more"
+                "vLLM did not drop the caches of old weights", where=path, fix="see its log"
             )
 
     async def _healthy(self) -> bool:

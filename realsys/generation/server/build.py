@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 600.0
 _POLL_S = 0.5
-_SURE_S = 10.0  # for the end of the phase: a file that all servers look at
+_SURE_S = 10.0  # interval of the check for the end of the phase: a file that all servers read
 TICKS_WITHIN_S = 300.0  # one step of decoding, all caches computed anew, on a slow machine
 
 
@@ -112,7 +112,7 @@ async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
         )
         runner.move(WorkerEvent.FINISHED_CALL)
     finally:
-        await engine.close()  # answers end with what they have, and are sent
+        await engine.close()  # answers end with their tokens so far, and are sent
         await listener.stop()
 
 

@@ -35,7 +35,7 @@ from realsys.transport.generation_messages import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # they tell nothing but yes or no
+OPEN_PATHS = frozenset({"/health", "/ready"})  # they reveal only yes or no
 MAX_BODY_BYTES = 64 << 20
 MAX_REQUESTS = 4096
 
@@ -97,7 +97,7 @@ class _Generate:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._answer(r), name=r.rid) for r in call.requests]
             except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None  # the others were cancelled for it
+                raise failures.exceptions[0] from None  # the others were cancelled because of it
             answers = [task.result() for task in tasks]
         seconds = time.monotonic() - began_s
         bodies = [answer_json(answer, seconds=seconds) for answer in answers]
@@ -191,7 +191,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         what = error.text or error.reason
         return refused(what, kind=type(error).__name__, status=error.status, fix="see the API")
     except ConnectionError:
-        raise  # the client is gone: nobody to tell
+        raise  # the client has disconnected
     except Exception as error:  # the outermost frame of a request
         logger.exception("request failed path=%s", request.path)
         return json_response(error_json(_as_ours(error), status=500), status=500)

@@ -75,7 +75,7 @@ class Control:
         body = read_body(await request.read(), _Abort, where=request.path)
         if not body.rid and not body.abort_all:
             fix = "give rid, or abort_all=true"
-            raise DataError("nothing to abort is named", where=request.path, fix=fix)
+            raise DataError("the request names nothing to abort", where=request.path, fix=fix)
         await self._engine.abort(body.rid or "", every=body.abort_all)
         return web.Response()
 

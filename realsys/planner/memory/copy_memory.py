@@ -110,7 +110,7 @@ class StepSizes:
         return self.prompt_tokens + self.answer_tokens
 
 
-# ---- what stays -------------------------------------------------------------------------------------
+# ---- permanent --------------------------------------------------------------------------------------
 
 
 def permanent_terms(
@@ -123,7 +123,7 @@ def permanent_terms(
     if model.lora_rank:
         found["weights"] += trained * (learning - item)
     elif learning > item and not model.is_cast:
-        found["average"] = held * learning  # beside what computes
+        found["average"] = held * learning  # beside the compute weights
     if model.trained and model.backend == "megatron":
         found["gradients"] = trained * _FLOAT32
         masters = 0 if model.dtype == "float32" else _FLOAT32  # float32 weights are their own
@@ -189,7 +189,7 @@ def _adapter_numbers(model: HeldModel, weight: Weight) -> int:
     return model.lora_rank * sum(weight.shape) if fits else 0
 
 
-# ---- what a call adds -----------------------------------------------------------------------------------
+# ---- added by a call -------------------------------------------------------------------------------------
 
 
 def call_terms(
@@ -228,7 +228,7 @@ def _training(
         "gathered layers": _gathered(model, topo),
     }
     if _gathers(model, topo):
-        if is_one_piece(model):  # added up over micro-batches, and reduced with the last
+        if is_one_piece(model):  # summed over micro-batches, and reduced with the last
             _, trained = held_numbers(model, topo, stage)
             new = model.item_bytes if model.is_cast else 0
             found["whole gradients"] = trained * topo.data * (model.learning_bytes + new)
@@ -262,7 +262,7 @@ def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> di
         rows = min(rows, max(1, tokens // (sizes.prompt_tokens + 1)))
     shape, item = model.shape, model.item_bytes
     cache = 2 * shape.num_layers * shape.kv_size * item  # keys and values of a token
-    # Texts are read some at a time, into a cache of their own (realsys/generation/decoding/slots.py).
+    # Prompts are prefilled in parts, into a cache of their own (realsys/generation/decoding/slots.py).
     read = min(rows * sizes.prompt_tokens, max(READ_TOKENS, sizes.prompt_tokens))
     layer_twice = 1 + 1 / shape.num_layers  # while the cache grows
     return {

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from realsys.planner.meshes import Mesh, is_equivalent
 from realsys.planner.search.plan_evaluator import PlanEvaluator
 
-CHECK_EVERY = 256  # plans between two looks at the clock
+CHECK_EVERY = 256  # plans between two checks of the clock
 EPSILON = 1e-9
 
 

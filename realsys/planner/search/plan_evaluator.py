@@ -16,7 +16,7 @@ from realsys.planner.allocation import CallAllocation
 from realsys.planner.time.costs import Costs, release_s, works_of
 from realsys.planner.time.simulate_steps import simulate
 
-STEPS_AHEAD = 5  # simulated steps where calls run ahead: the second is in stride, the last is not
+STEPS_AHEAD = 5  # simulated steps if calls run ahead: the second is steady, the last is not
 
 
 class PlanEvaluator:
@@ -182,6 +182,8 @@ class PlanEvaluator:
         )
         return self._fetch_s(call, plan[call], elsewhere) if elsewhere else 0.0
 
-    def _fetch_cost_s(self, call: int, option: int, elsewhere: tuple[tuple[int, int], ...]) -> float:
+    def _fetch_cost_s(
+        self, call: int, option: int, elsewhere: tuple[tuple[int, int], ...]
+    ) -> float:
         sources = {self.graph.nodes[p].name: self.options[p][o] for p, o in elsewhere}
         return self.costs.fetch_s(self.graph.nodes[call], self.options[call][option], sources)

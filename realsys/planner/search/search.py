@@ -25,8 +25,8 @@ from realsys.planner.time.costs import Allocation, Costs
 
 BytesPerWorker = Callable[[Allocation], Mapping[int, float]]
 MiB = 1 << 20
-LARGE = 1e11  # plans: branch and bound will hardly end
-TOO_LARGE = 1e12  # seconds: no step takes so long
+LARGE = 1e11  # number of plans above which branch and bound rarely finishes
+TOO_LARGE = 1e12  # seconds: longer than any step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def search(
 
     plans = math.prod(len(each) for each in options)
     local = _LocalSearch(evaluator, over, random.Random(seed))
-    # The larger the space, the less is to be had from going through it.
+    # The larger the space, the less branch and bound gains.
     best = local.run(began + deadline_s * (0.5 if plans < LARGE else 0.9))
     exact = BranchAndBound(evaluator, lambda choice: over(choice) == 0)
     best, complete = exact.run(best, until=began + deadline_s)
@@ -133,7 +133,7 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
             problems.append(
                 ConfigError(
                     f"no layout of {call.name} is possible on {limits.num_workers} GPUs: "
-                    + (why or "no layout has so small degrees"),
+                    + (why or "no topology has such small degrees"),
                     where=f"plan search, {call.name}",
                     fix="change the batch, the model or the number of GPUs, or allow more axes",
                 )
@@ -166,7 +166,7 @@ class _LocalSearch:
             if starts:
                 plan = self._descend(starts.pop(), until)
             else:
-                assert best is not None  # there is a plain plan
+                assert best is not None  # a simple plan exists
                 plan = self._descend(self._shaken(best), until)
             quiet += not starts
             value = self._value(plan)
