@@ -34,7 +34,7 @@ class PlacedExperiment:
     Attributes:
         roles: role → its model; rules have no shape, other models without a known one neither.
         ahead: calls that run a step ahead.
-        unknown: roles whose model's sizes could not be read, with the reason.
+        unknown: roles with unreadable model sizes, with the reason.
     """
 
     graph: DataflowGraph
@@ -152,7 +152,7 @@ def _shape(model: ModelAbstraction, built_in: ModelShape | None) -> ModelShape |
     if path is not None:
         try:
             return read_shape(path, critic=critic)
-        except CheckpointError:  # an earlier phase is still to make it
+        except CheckpointError:  # an earlier phase will make it
             if built_in is None:
                 raise
     if built_in is None:
@@ -218,7 +218,7 @@ def _refusals(found: PlacedExperiment, call: MFCDef, place: CallAllocation) -> I
         yield f"{call.n_seqs} datapoints do not divide into d{topo.data} and the minibatches"
     if call.n_seqs < topo.data * call.min_n_seqs_per_pass:
         yield f"{call.n_seqs} datapoints are too few for d{topo.data}"
-    # A call beside the trained copy runs on a copy of backend inference.
+    # A call that is not on the trained copy runs on a copy of backend inference.
     backend = model.backend if call.is_train else "inference"
     if model.adapters and backend != "fsdp" and topo.tensor * topo.pipeline > 1:
         yield "adapters are not cut over tensor and pipeline axes"

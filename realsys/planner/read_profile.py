@@ -26,7 +26,7 @@ from realsys.planner.time.profiled import CallProfile, Profile
 from realsys.planner.time.simulated_timeline import Overheads
 from realsys.trial.records import TrialFiles
 
-NEWEST_BYTES = 1 << 20  # of the events: hundreds of steps
+NEWEST_BYTES = 1 << 20  # bytes of events that are read: hundreds of steps
 
 
 def read_profile(files: TrialFiles, device: Device) -> Profile:
@@ -172,7 +172,7 @@ def _gaps(calls: Sequence[MfcEvent], found: PlacedExperiment) -> Iterator[float]
         by_name.setdefault(call.name, []).append(call)
     for name, parts in by_name.items():
         slowest = max(parts, key=lambda e: e.end)
-        if found.ahead:  # what it waited behind is of another step, and not here
+        if found.ahead:  # it waited for a request of another step, which is not included
             yield max(0.0, slowest.end - slowest.start - slowest.compute_s)
             continue
         parents = [e.end for p in found.graph.parents.get(name, ()) for e in by_name.get(p, ())]

@@ -110,7 +110,7 @@ def rectangles(
     """Groups rows to prefill together, by index: similar lengths, and bounded tokens with padding.
 
     Args:
-        begins: tokens of each that are known already; they take cells beside those that are read.
+        begins: cached prefix tokens of each, which need cells in addition to those prefilled.
     """
     groups: list[list[int]] = []
     begin = 0  # the largest of the last group
@@ -176,7 +176,7 @@ def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
     left = most
     for i in reversed(range(len(sizes))):
         if sizes[i] > most:
-            continue  # too large for any place
+            continue  # larger than the whole cache
         if sizes[i] > left:
             break
         found.append(i)
@@ -306,7 +306,7 @@ class FastSlots:
         for begin in range(0, length, size):
             tick()
             columns = slice(begin, begin + size)
-            # Fused attention looks at all that it is given: later positions would be masked work.
+            # Fused attention processes all positions given to it: later ones would be masked work.
             seen = min(cache.width, seen_width(int(positions[:, columns].max()) + 1))
             buckets = [LengthBucket(0, num_rows, seen)] if self.forward.fused else whole
             first = fresh and begin == 0
@@ -406,7 +406,7 @@ class FastSlots:
     def reload(self) -> None:
         self.forward.reload()
         if not any(self.lengths):
-            # What weights gone wrong left in it (NaN) would spread: it is summed with weight 0.
+            # NaN left by bad weights would spread, since it is summed with weight 0.
             self.cache, self.lengths = self.forward.cache(0, 0), []
             self.positions = self.in_use = self.positions[:0]
 

@@ -34,7 +34,7 @@ class HttpSession:
         name: of the server, for errors.
         unix_socket: path to connect to in place of the URL's host.
         limit: connections at a time, more calls wait for one; 0: any number. Calls that must get through
-            need a session beside that of calls that last.
+            need a separate session from long calls.
         idle_s: a connection that was idle for longer is not used again; must be less than the server's own.
     Raises:
         ConfigError: the URL does not identify the server.
@@ -64,7 +64,7 @@ class HttpSession:
         Raises:
             WaitTimeout: no complete response in ``timeout_s``.
             WorkerLost: no connection, or it broke.
-            RemoteError, DataError: the server refused; as it says.
+            RemoteError, DataError: the server refused, with its reason.
         """
         try:
             async with (
@@ -90,7 +90,9 @@ class HttpSession:
                 response = await self._open().post(self.url + path, data=_encoded(body))
             async with response:
                 while True:
-                    async with asyncio.timeout_at(deadline_s):  # never while the caller works
+                    async with asyncio.timeout_at(
+                        deadline_s
+                    ):  # not while the caller processes an event
                         if response.status != 200:
                             raise self.refusal(await response.read(), response.status, path)
                         line = await response.content.readline()

@@ -83,12 +83,12 @@ class Fleet:
 
     Args:
         make_client: makes the client of a server that has registered; closed by ``close_left``.
-        server_limit: most requests of one server; 0: ``LIMIT_FACTOR`` times what it says it runs.
-        on_change: called when a server may take requests that it could not take before, or is due for a
-            check.
+        server_limit: maximum number of requests at one server; 0: ``LIMIT_FACTOR`` times its
+            ``max_running``.
+        on_change: called when a server may have become available for requests, or is due for a check.
 
     Attributes:
-        like: server that was added → the one of the plan whose weights it takes.
+        like: added server → the planned server with the same weight source.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Fleet:
         self._make_client, self._server_limit = make_client, server_limit
         self._left: list[Member] = []
 
-    # ---- who is there -----------------------------------------------------------------------
+    # ---- membership ------------------------------------------------------------------------
 
     def registered(self, found: Mapping[int, RegisteredServer]) -> None:
         """Applies all current registrations. A new process is checked before it gets requests.
@@ -167,7 +167,7 @@ class Fleet:
                 async with asyncio.timeout(CLOSE_S):
                     await member.client.close()
 
-    # ---- how they are -----------------------------------------------------------------------
+    # ---- health -----------------------------------------------------------------------------
 
     def seen(self, member: Member, info: ServerInfo) -> None:
         """Stores a server's information about itself."""

@@ -25,10 +25,10 @@ class Rules:
     """Thresholds and intervals of health checks.
 
     Attributes:
-        failures: requests that break, without one between them that ends well, before it is sick.
-        within_s: older breaks count no more.
-        check_every_s: a well server is looked at this often.
-        first_pause_s, max_pause_s: before a sick one is looked at again; doubles from first to last.
+        failures: consecutive failed requests after which a server is sick.
+        within_s: older failures are ignored.
+        check_every_s: interval between checks of a well server.
+        first_pause_s, max_pause_s: interval between checks of a sick server; doubles from first to last.
     """
 
     failures: int = 3

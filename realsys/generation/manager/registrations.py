@@ -69,8 +69,8 @@ class RegistrationWatch:
     """Follows the store. Use as a context manager.
 
     Args:
-        token: the attempt's; other attempts' registrations are not seen.
-        phase: whose workers come and go; "": any.
+        token: the attempt's token; registrations of other attempts are ignored.
+        phase: phase of the workers; "": any.
         on_change: called on the watching thread with all registrations, first when it starts.
     """
 

@@ -44,10 +44,10 @@ class ServerLoad:
     """State of one server for the router.
 
     Attributes:
-        version: of its weights; -1: not known.
-        unfit: why it takes nothing; empty: it is well.
-        draining: it takes nothing new for now.
-        limit: most requests at a time; 0: any number.
+        version: version of its weights; -1: unknown.
+        unfit: why it gets no requests; empty: it is well.
+        draining: gets no new requests for now.
+        limit: maximum number of requests at a time; 0: any number.
     """
 
     version: int = -1
@@ -87,7 +87,7 @@ class Router:
     capacity could take.
 
     Args:
-        routes: worker → servers that its requests may use; those of a worker without an entry: all.
+        routes: worker → servers that its requests may use; a worker without an entry may use all.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Updates:
     """Holds the newest source and updates servers to it.
 
     Args:
-        timeout_s: for one server; more where the weights are many bytes.
+        timeout_s: time limit for one server, extended for large weights.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ class ChildServer:
     Args:
         argv: program and arguments; no secret in them.
         name: for errors, e.g. ``SGLang of generation_server/0``.
-        log: its output is appended here, readable by us only.
-        env: variables beside our own.
-        guard: makes the command that is really started.
+        log: file to which its output is appended, readable by this user only.
+        env: environment variables in addition to this process's.
+        guard: makes the command that is actually started.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ChildServer:
         """Starts the process and waits until it is healthy.
 
         Raises:
-            WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its last words.
+            WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its last output.
         """
         self._spawn()
         loop = asyncio.get_running_loop()

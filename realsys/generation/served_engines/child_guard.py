@@ -41,7 +41,7 @@ def guarded(argv: Sequence[str]) -> list[str]:
 def main() -> int:
     """Runs the program; returns its exit code, 128 + signal if one ended it."""
     parent = int(sys.argv[1])
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # taken by sigtimedwait only
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # received by sigtimedwait only
     die_with_parent(parent, signal.SIGTERM)
     adopt_orphans()
     own_pid = os.getpid()

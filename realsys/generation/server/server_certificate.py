@@ -1,6 +1,6 @@
 """Self-signed certificate of a generation server, made at its start and pinned by its SHA-256.
 
-No authority stands behind it: who calls compares the SHA-256 with what the server registered. Neither
+It is not signed by an authority: clients compare the SHA-256 with the registered one. Neither
 certificate nor key is ever in a file system: ssl reads them from anonymous memory.
 """
 

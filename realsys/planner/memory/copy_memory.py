@@ -30,7 +30,7 @@ from realsys.weights.layouts.holdings import (
 GiB = 1 << 30
 KNOWN_BACKENDS = ("fsdp", "megatron", "inference")
 _FLOAT32 = 4
-# As realsys/generation says, which no planner imports: torch comes with it.
+# Same values as in realsys/generation, which is not imported because it needs torch.
 READ_TOKENS = 8192
 ROWS_OF_GPU = 1024
 
@@ -42,15 +42,15 @@ class HeldModel:
     """Properties of a model copy that determine its memory.
 
     Attributes:
-        dtype: what it computes in.
-        trained: False for a copy that computes only.
-        averaged: it follows another copy's weights.
-        lora_rank, lora_targets: 0 trains all weights.
-        cpu_offload: shards and optimizer are in CPU memory also while it computes.
+        dtype: compute dtype.
+        trained: False for a copy that is not trained.
+        averaged: the copy is a moving average of another.
+        lora_rank, lora_targets: rank 0 trains all weights.
+        cpu_offload: shards and optimizer stay in CPU memory even while it computes.
         offload: the whole copy is in CPU memory while it does not compute.
-        max_tokens_per_mb: None has no limit.
-        max_cache_tokens: kept while it generates; None: as many as ``max_tokens_per_mb`` must fit, and on a
-            GPU it takes what is left.
+        max_tokens_per_mb: None means no limit.
+        max_cache_tokens: cache size during generation; None: at least ``max_tokens_per_mb``, and on a GPU
+            whatever memory is left.
     """
 
     shape: ModelShape
@@ -214,7 +214,7 @@ def _training(
 ) -> dict[str, float]:
     rank_tokens = _tokens_of_a_rank(topo, sizes, parts=sizes.updates_per_pass)
     tokens = _microbatch_tokens(model, rank_tokens, sizes)
-    # Of a stage's micro-batches, those whose backward pass is still to come.
+    # Micro-batches of a stage that still await their backward pass.
     kept = min(tokens * (topo.pipeline - stage), rank_tokens)
     layer = layer_activation_bytes(model.shape, topo.tensor, model.item_bytes)
     layers = math.ceil(model.shape.num_layers / topo.pipeline)

@@ -26,7 +26,7 @@ from realsys.planner.memory.copy_memory import (
 )
 from realsys.planner.placed import allocation_of, tiny_llama_shape
 
-DEFAULT_TOKENS = 256  # of a prompt or answer whose limit the configuration does not say
+DEFAULT_TOKENS = 256  # assumed for a prompt or answer without a configured limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +258,7 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
     for call in config.model_rpcs:
         args = {**call.interface_impl.args, **args}
     data: dict[str, Any] = {}
-    # Where servers sample, rollout workers have the questions.
+    # If servers sample, rollout workers have the questions.
     given = [w.datasets for w in config.model_worker[:1]]
     given += [w.datasets for w in config.rollout_worker[:1]]
     for dataset in (dataset for datasets in given for dataset in datasets):

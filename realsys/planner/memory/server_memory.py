@@ -1,8 +1,9 @@
 """Bytes of generation servers and of evaluators: on their GPUs, and on their hosts (pure).
 
-An embedded server has the weights, new ones beside them while they come (or those in host memory, see
-``EmbeddedSettings.staging``), what is remembered of prompts, and a cache that takes what is left.
-SGLang and vLLM divide their GPUs themselves: only that the weights fit is looked at.
+An embedded server holds the weights, new ones beside them during an update (or in host memory, see
+``EmbeddedSettings.staging``), the prefix cache, and a key-value cache in the remaining memory.
+SGLang and vLLM
+manage their GPUs themselves: only the weights' size is checked.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class ServerMemory:
     """Memory needs of one server or evaluator.
 
     Attributes:
-        what: it is, in a word or two.
-        terms: of each of its GPUs; of the cache, the least that it can do with.
+        what: short description.
+        terms: bytes of each of its GPUs, with the minimum cache.
         cache_token: bytes of one token in the cache; 0: the engine divides its GPU itself.
         longest: tokens of the longest prompt and answer.
-        host: bytes of host memory beside its GPUs.
+        host: bytes of host memory.
     """
 
     what: str
@@ -60,7 +61,7 @@ def memory_of_server(
     unknown.
 
     Args:
-        usable: bytes of a GPU; None: not known.
+        usable: usable bytes of a GPU; None: unknown.
         made_before: sizes of the model that an earlier phase makes.
     """
     if not config.generation_server:

@@ -34,11 +34,11 @@ class Limits:
     """Constraints on plans.
 
     Attributes:
-        num_workers: model workers (GPUs) that there are.
-        degrees: per role, the largest degrees; a role that is not named: those of ``""``.
-        refusal: (call, place) → why the model, batch or backend can't be cut so; None: it can.
-        memory_bytes: of one worker; None: not looked at.
-        bytes_per_worker: what an allocation needs on each worker.
+        num_workers: number of model workers (GPUs).
+        degrees: largest degrees per role; ``""`` for other roles.
+        refusal: (call, place) → why the model, batch or backend does not support it; None if it does.
+        memory_bytes: limit of one worker; None: not checked.
+        bytes_per_worker: bytes that an allocation needs on each worker.
     """
 
     num_workers: int
@@ -77,7 +77,7 @@ def search(
 
     Args:
         ahead: calls that run a step ahead, see ``simulate``.
-        deadline_s: after so long the best plan so far is taken, and ``exact`` says no.
+        deadline_s: time limit, after which the best plan so far is returned and ``exact`` is False.
         slack: a plan of fewer places may take longer by this share of the best one's time.
     Raises:
         ConfigErrors: no plan satisfies the limits; names the binding limit.
