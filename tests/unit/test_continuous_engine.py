@@ -347,7 +347,7 @@ def test_weights_that_are_not_numbers_say_so(module):
         parameter.fill_(float("nan"))
     engine = ContinuousEngine(module, version=7)
     engine.submit(request_of("a"))
-    with pytest.raises(InternalError, match=r"(?s)not numbers.*version 7"):
+    with pytest.raises(InternalError, match=r"(?s)not finite.*version 7"):
         engine.step()
 
 
